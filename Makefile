@@ -1,0 +1,128 @@
+# RayMQ's make targets. A fresh machine needs Python 3.11 or newer and make; everything else goes into .venv.
+# All paths are relative, so that the tree may stand anywhere, also under a path with a space.
+
+# The folders at the root that are installed as raymq.<folder> (tests/unit/test_packaging.py compares with pyproject.toml).
+FOLDERS := storage actors client spark_bridge cluster configs datasets
+
+# make env PYTHON=/path/to/python3.12 takes that interpreter; without it the first suitable one in PATH.
+PYTHON ?=
+# make test-unit ARGS="-k record -x" hands more arguments to pytest, make demo ARGS="--json" to the demo.
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.complete
+PYTEST = $(PY) -m pytest
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+# A user's own settings must not lead around the hashes or out of the virtual environment.
+unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-unit lint fix types bench soak lock links clean distclean
+
+help:
+	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
+	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
+	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
+	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
+	@echo "make bench soak the measurements; the long endurance test"
+	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
+	@echo "make clean      caches and build outputs; make distclean: .venv too"
+
+env: $(STAMP)
+	@:
+
+# A tree that was moved or copied has scripts that point to the old place: .venv/.place tells.
+ifneq ($(shell cat $(VENV)/.place 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): requirements.lock pyproject.toml
+	@set -e; \
+	suits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, int(sys.argv[1])))'; \
+	python=; \
+	for upper in 14 99; do \
+	    for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11); do \
+	        if [ -z "$$python" ] && "$$each" -c "$$suits" $$upper 2>/dev/null; then python=$$each; fi; \
+	    done; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "RayMQ needs Python 3.11 or newer; $(if $(PYTHON),$(PYTHON) is not one,neither python3 nor python3.11 to python3.13 in PATH is one)." >&2; \
+	    echo "Install one or name it: make env PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	fi; \
+	here=$$(pwd); \
+	wanted="$$("$$python" -c 'import sys; print(sys.version_info[:2])')"; \
+	if [ ! -x $(PY) ] || [ "$$(cat $(VENV)/.place 2>/dev/null)" != "$$here" ] \
+	    || { [ -n "$(PYTHON)" ] && [ "$$($(PY) -c 'import sys; print(sys.version_info[:2])' 2>/dev/null)" != "$$wanted" ]; }; then \
+	    echo "env: .venv with $$("$$python" --version) ($$(command -v "$$python"))"; \
+	    "$$python" -m venv --clear $(VENV); \
+	    pwd > $(VENV)/.place; \
+	fi
+	@rm -f $(STAMP) $(VENV)/.failed
+	@# pyspark comes as source and is built here: by the setuptools of the lock, not by one that pip would fetch unchecked.
+	@awk '/^[^ #]/ { keep = /^(setuptools|wheel)==/ } keep' requirements.lock > $(VENV)/build-tools.lock
+	@echo "env: packages of requirements.lock (about 700 MB where pip's cache is empty; details in $(VENV)/install.log)"
+	@{ $(PY) -m pip install --require-hashes -r $(VENV)/build-tools.lock \
+	    && $(PY) -m pip install --require-hashes --no-build-isolation -r requirements.lock \
+	    || touch $(VENV)/.failed; } 2>&1 | tee $(VENV)/install.log | awk \
+	    '/^Collecting/ { print "  " $$2; fflush() } /^ *Building wheel|^Installing/ { print "  " $$1 " " $$2 " " $$3; fflush() } /^ERROR/ { print; fflush() }'
+	@if [ -e $(VENV)/.failed ]; then echo "env: pip failed, see $(VENV)/install.log" >&2; exit 1; fi
+	@echo "env: raymq itself, editable"
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(MAKE) --no-print-directory links
+	@touch $(STAMP)
+	@echo "env: ready ($(PY), $(VENV)/bin/raymq)"
+
+# Type checkers do not understand the mapping of root folders into the package raymq; they see it through links.
+links:
+	@mkdir -p .links/raymq
+	@for folder in $(FOLDERS); do ln -sfn "../../$$folder" ".links/raymq/$$folder"; done
+
+demo: env
+	@$(VENV)/bin/raymq demo $(ARGS)
+
+# One after the other also under make -j, and pytest last: its summary is what one wants to read.
+test: env
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(PYTEST) $(ARGS)
+
+test-unit: env
+	@$(PYTEST) tests/unit $(ARGS)
+
+lint: env
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+fix: env
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+types: env links
+	@$(PY) -m mypy
+
+bench: env
+	@$(PYTEST) -m bench -s $(ARGS)
+
+soak: env
+	@$(PYTEST) -m soak -s $(ARGS)
+
+# uv resolves for every Python and platform at once, which pip cannot; it lives in a directory of its own and is not
+# needed to install. --upgrade takes the newest versions that pyproject.toml allows. No index or host gets into the file.
+lock: env
+	@$(PY) -m venv .lock-env
+	@.lock-env/bin/python -m pip install --quiet "uv>=0.9"
+	@.lock-env/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \
+	    --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock
+	@rm -rf .lock-env
+	@echo "lock: requirements.lock is new; make env installs it"
+
+clean:
+	rm -rf build dist *.egg-info .links .lock-env .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

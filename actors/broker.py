@@ -1,0 +1,45 @@
+"""The broker actor: a thin shell around `BrokerService`. Ray's methods carry control; messages travel on its socket."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosting import start_patiently
+from raymq.actors.protocol import BrokerSpec, BrokerStatus, DueReport
+
+
+class Broker:
+    """Owns one store directory and one listening socket. Ray restarts it on the same machine with the same spec."""
+
+    def __init__(self, spec: BrokerSpec) -> None:
+        node_id = ray.get_runtime_context().get_node_id()
+        self._loop = EventLoopThread(spec.name)
+        self._service = start_patiently(self._loop, lambda: BrokerService.start(spec, node_id))
+
+    def address(self) -> str:
+        """Where it listens, "host:port"."""
+        return self._service.address
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+    def status(self) -> BrokerStatus:
+        """Who it is and how it does."""
+        return self._loop.run(self._status())
+
+    def deliver_due(self, scheduler_pid: int) -> DueReport:
+        """Put what is due into its real queues; called by the scheduler."""
+        return self._loop.run(self._service.deliver_due(scheduler_pid))
+
+    def stop(self) -> None:
+        """Flush, close the store (its abort file goes), free the port; the actor is killed next."""
+        self._loop.run(self._service.stop())
+        self._loop.stop()
+
+    async def _status(self) -> BrokerStatus:
+        return self._service.status()

@@ -1,0 +1,206 @@
+"""A broker without Ray: its store, its socket, its loop's duties. The actor `raymq.actors.broker.Broker` wraps it.
+
+One event loop owns everything: sockets, decisions and appends happen in order on it, without locks. What can block (a
+flush) runs on another thread.
+
+A broker's address is chosen once and kept in its directory, in `raymq/broker.json`, so that message ids and running
+clients stay valid over restarts; the epoch beside it rises with every start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.long_poll import LongPolls
+from raymq.actors.core.name_server import HEARTBEAT_SECONDS
+from raymq.actors.errors import RayMQError
+from raymq.actors.group_commit import GroupCommit
+from raymq.actors.naming import check_name
+from raymq.actors.protocol import MASTER_ID, BrokerSpec, BrokerStatus, Corruption, DueReport, SendStatus
+from raymq.actors.wire import admin, group, pull, query, route, send
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.storage import json_file
+from raymq.storage.config import StoreConfig
+from raymq.storage.store import Store
+
+_POLL_SWEEP_SECONDS = 0.1
+_GROUP_SWEEP_SECONDS = 0.5
+_NAME_SERVER_SECONDS = 1.0
+#: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
+_SYNC_FLUSH_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Identity:
+    port: int
+    epoch: int
+
+
+class BrokerService:
+    """One running broker. Made by `start`, used and stopped on its event loop."""
+
+    def __init__(self, spec: BrokerSpec, node_id: str, store: Store, identity: _Identity) -> None:
+        self.spec = spec
+        self.store = store
+        self.address = f"{spec.host}:{identity.port}"
+        self._node_id = node_id
+        self._epoch = identity.epoch
+        self._scheduler_pid: int | None = None
+        self._lateness = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._pool = ConnectionPool()
+        self._commits = GroupCommit(store.flush, _SYNC_FLUSH_SECONDS)
+        self.core = BrokerCore(spec.name, store, auto_create_topics=spec.auto_create_topics)
+        self.groups = GroupTable(time.monotonic)
+        self.polls = LongPolls(self._loop.time)
+        self.core.on_arrival = self.polls.arrived
+        context = BrokerContext(
+            core=self.core,
+            groups=self.groups,
+            polls=self.polls,
+            durable=self._durable,
+            announce=self.announce,
+            notify_group=self._notify_group,
+            status=self.status,
+        )
+        families = (send, pull, group, query, admin)
+        self._server = Server({code: h for family in families for code, h in family.handlers(context).items()})
+        self._duties: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(cls, spec: BrokerSpec, node_id: str) -> BrokerService:
+        """Open the store, listen, and register with the name servers.
+
+        Raises:
+            StoreLocked: another process owns the directory.
+            OSError: the broker's port is taken.
+            StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
+        """
+        check_name("broker", spec.name, 127)
+        directory = Path(spec.directory)
+        identity_file = directory / "raymq" / "broker.json"
+        known = json_file.load(identity_file)
+        identity = _Identity(int(known.get("port", 0)), int(known.get("epoch", 0)) + 1)
+        bound = bind(spec.host, identity.port)
+        try:
+            identity.port = int(bound.getsockname()[1])
+            config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
+            store = Store.open(directory, config)
+        except BaseException:
+            bound.close()
+            raise
+        try:
+            json_file.save(
+                identity_file,
+                {"name": spec.name, "cluster": spec.cluster, "port": identity.port, "epoch": identity.epoch},
+            )
+            service = cls(spec, node_id, store, identity)
+            await service._listen(bound)
+        except BaseException:
+            store.close()
+            bound.close()
+            raise
+        return service
+
+    async def stop(self) -> None:
+        """A clean stop: leave the routes, close the socket, flush and close the store."""
+        for duty in self._duties:
+            duty.cancel()
+        fields = {"brokerName": self.spec.name, "brokerId": MASTER_ID, "brokerAddr": self.address}
+        await self._tell_name_servers(lambda: Command(RequestCode.UNREGISTER_BROKER, dict(fields)))
+        await self._server.stop()
+        await self._pool.close()
+        self.store.close()
+
+    async def deliver_due(self, scheduler_pid: int) -> DueReport:
+        """Deliver what is due; the scheduler that asks is remembered for `status`."""
+        report = self.core.schedule.deliver_due()
+        self._scheduler_pid = scheduler_pid
+        self._lateness = report.lateness_ms / 1000
+        return report
+
+    def status(self) -> BrokerStatus:
+        """Who this is and how it does."""
+        usage = shutil.disk_usage(self.spec.directory)
+        return BrokerStatus(
+            name=self.spec.name,
+            replica=MASTER_ID,
+            role="master",
+            state="running",
+            epoch=self._epoch,
+            address=self.address,
+            pid=os.getpid(),
+            node_id=self._node_id,
+            store=self.spec.directory,
+            disk_ratio=usage.used / usage.total,
+            corruption=tuple(Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption),
+            scheduler_pid=self._scheduler_pid,
+            lateness=self._lateness,
+        )
+
+    async def announce(self) -> None:
+        """Register with every name server; those that do not answer learn it from a later heartbeat."""
+        await self._tell_name_servers(
+            lambda: route.register_command(
+                self.spec.cluster, self.spec.name, MASTER_ID, self.address, self.core.topics()
+            )
+        )
+
+    async def _listen(self, bound: socket.socket) -> None:
+        await self._server.start(bound)
+        await self.announce()
+        self._duties = [
+            self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
+            self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
+            self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
+        ]
+
+    async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await duty()
+            except Exception:  # noqa: BLE001 - a duty that fails once must not end all later ones
+                _log.exception("a periodic duty failed")
+
+    async def _sweep_polls(self) -> None:
+        self.polls.expire()
+
+    async def _sweep_groups(self) -> None:
+        for name in self.groups.expire():
+            self._notify_group(name)
+
+    def _notify_group(self, name: str) -> None:
+        for connection in self.groups.connections(name):
+            assert isinstance(connection, ServerConnection)
+            connection.push(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name}))
+
+    async def _durable(self) -> SendStatus:
+        if self.store.config.flush == "sync":
+            return await self._commits.wait()
+        return SendStatus.SEND_OK
+
+    async def _tell_name_servers(self, command: Callable[[], Command]) -> None:
+        async def tell(address: str) -> None:
+            try:
+                await self._pool.request(address, command(), _NAME_SERVER_SECONDS)
+            except RayMQError as error:
+                _log.debug("name server %s: %s", address, error)
+
+        await asyncio.gather(*(tell(address) for address in self.spec.name_servers))

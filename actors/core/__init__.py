@@ -1,0 +1,1 @@
+"""Decisions without I/O: plain classes with an injected clock. Nothing here knows Ray or a socket."""

@@ -1,0 +1,28 @@
+"""Exponential back-off: how long to wait after the n-th failure in a row; 1 s x 1.6, jitter 0.2, cap 120 s."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Waits that grow. `next_delay()` after each failure, `reset()` after a success; seconds."""
+
+    first: float = 1.0
+    factor: float = 1.6
+    jitter: float = 0.2
+    cap: float = 120.0
+    rng: random.Random = field(default_factory=random.Random)
+    failures: int = 0
+
+    def next_delay(self) -> float:
+        """Count a failure and return the wait that follows it: within +-`jitter` of first x factor^n, at most `cap`."""
+        delay = min(self.cap, self.first * self.factor**self.failures)
+        self.failures += 1
+        return min(self.cap, delay * (1.0 + self.rng.uniform(-self.jitter, self.jitter)))
+
+    def reset(self) -> None:
+        """Forget the failures."""
+        self.failures = 0

@@ -1,0 +1,34 @@
+"""When the scheduler asks a broker next. No I/O; times are seconds of the wall clock, as due times are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from raymq.actors.protocol import DueReport
+
+#: A broker with nothing due is asked this often: a message that was stored meanwhile may be due by then.
+IDLE_SECONDS = 0.1
+#: A broker that did not answer is left alone for this long.
+FAILURE_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Pace:
+    """One broker's next turn."""
+
+    clock: Callable[[], float]
+    _next: float = field(default=0.0)
+
+    def wait(self) -> float:
+        """Seconds until the broker should be asked; 0 or less means now."""
+        return self._next - self.clock()
+
+    def answered(self, report: DueReport) -> None:
+        """It delivered what was due: ask again when the next is, at most one idle period from now."""
+        due = float("inf") if report.next_due_ms is None else report.next_due_ms / 1000
+        self._next = min(due, self.clock() + IDLE_SECONDS)
+
+    def failed(self) -> None:
+        """It did not answer."""
+        self._next = self.clock() + FAILURE_SECONDS

@@ -1,0 +1,92 @@
+"""The rules of one send: how many tries, how long each may take, and what the outcome is called. No I/O.
+
+Source: design.md 4 "Producer rules", api.md 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from raymq.actors.core.backoff import Backoff
+from raymq.actors.errors import (
+    Attempt,
+    BrokerUnavailable,
+    ConnectionLost,
+    NotStored,
+    OutcomeUnknown,
+    RayMQError,
+    SendError,
+    ServerBusy,
+    Timeout,
+    TopicNotFound,
+)
+
+#: Answers after which another broker may take the message; any other answer is final.
+RETRIED_CODES = frozenset({"TOPIC_NOT_EXIST", "SERVICE_NOT_AVAILABLE", "SYSTEM_ERROR", "SYSTEM_BUSY", "NO_PERMISSION"})
+
+
+def is_unknown(error: BaseException) -> bool:
+    """Whether a try that ended so may have stored the message: it reached a socket and got no answer."""
+    return isinstance(error, ConnectionLost | Timeout)
+
+
+def never_arrived(error: BaseException) -> bool:
+    """Whether the try surely did not reach a broker."""
+    return isinstance(error, BrokerUnavailable) and not isinstance(error, ConnectionLost)
+
+
+@dataclass(slots=True)
+class SendPlan:
+    """One send's budget and history. `clock` in seconds; `timeout` is the one budget of all `1 + retries` tries."""
+
+    clock: Callable[[], float]
+    timeout: float
+    retries: int
+    backoff: Backoff = field(default_factory=Backoff)
+    attempts: list[Attempt] = field(default_factory=list)
+    _deadline: float = 0.0
+    _unknown: bool = False
+
+    def __post_init__(self) -> None:
+        self._deadline = self.clock() + self.timeout
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left of the budget, at least 0."""
+        return max(0.0, self._deadline - self.clock())
+
+    def try_timeout(self) -> float:
+        """What the next try may take: what is left, divided by the tries left; so a paused broker eats a share only."""
+        return self.remaining / max(1, 1 + self.retries - len(self.attempts))
+
+    def failed(self, broker: str | None, queue: int | None, error: RayMQError, elapsed: float) -> float | None:
+        """Count a failed try. Seconds to wait before the next, or None if there is none: then raise `outcome()`."""
+        self._unknown = self._unknown or is_unknown(error)
+        self.attempts.append(Attempt(broker, queue, error.code, _reason(error), elapsed))
+        unanswered = is_unknown(error) or never_arrived(error)
+        if len(self.attempts) > self.retries or not (unanswered or error.code in RETRIED_CODES):
+            return None
+        wait = self.backoff.next_delay() if isinstance(error, ServerBusy) else 0.0
+        return wait if wait < self.remaining else None
+
+    def outcome(self) -> SendError:
+        """The error of a send whose tries ran out."""
+        if self._unknown:
+            return OutcomeUnknown("no answer to a try: the message may or may not be stored", self.attempts)
+        return NotStored("not stored", self.attempts)
+
+
+def _reason(error: RayMQError) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def is_final_refusal(error: RayMQError, attempts: Sequence[Attempt]) -> bool:
+    """Whether `error`, the last one, says all there is to say: raise it rather than NotStored.
+
+    So it is where the first answer refuses the message itself, and where every try found no such topic.
+    """
+    if isinstance(error, TopicNotFound):
+        return all(attempt.code in (None, "TOPIC_NOT_EXIST") and attempt.broker is None for attempt in attempts)
+    refused = error.code not in RETRIED_CODES and not is_unknown(error) and not never_arrived(error)
+    return refused and len(attempts) == 1

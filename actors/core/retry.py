@@ -1,0 +1,43 @@
+"""What happens to a message that a consumer failed on: the ladder of waits, then the dead-letter queue.
+
+Source: design.md 4 "Consumer retry", RocketMQ's AbstractSendMessageProcessor.consumerSendMsgBack (facts C.7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The first retry waits level 3 (10 s in the default table), the next level 4, ...
+FIRST_RETRY_LEVEL = 3
+DEFAULT_MAX_RECONSUME_TIMES = 16
+STRAIGHT_TO_DLQ = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Come again after delay level `level` (1-based)."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """To the dead-letter queue; `reason` is kept with the message."""
+
+    reason: str
+
+
+def after_failure(reconsume_times: int, delay_level: int, max_reconsume_times: int, levels: int) -> Later | Dead:
+    """Decide for a message that was delivered for the (`reconsume_times` + 1)-th time and failed.
+
+    Args:
+        reconsume_times: how often it has been retried already.
+        delay_level: what the listener asked for: 0 the ladder, k >= 1 that level, below 0 the DLQ at once.
+        max_reconsume_times: retries allowed; the group's or the consumer's.
+        levels: length of the delay table; higher levels clamp to it.
+    """
+    if delay_level < 0:
+        return Dead("the listener asked for it")
+    if reconsume_times >= max_reconsume_times:
+        return Dead(f"failed {reconsume_times + 1} times")
+    return Later(min(delay_level or FIRST_RETRY_LEVEL + reconsume_times, levels))

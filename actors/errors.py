@@ -1,0 +1,154 @@
+"""The errors that need a cluster to happen, and how an error travels in an answer.
+
+The tree's root and the errors of a store are in `raymq.storage.errors`; this module adds
+
+    RayMQError
+    +-- SendError                      .attempts: what every try met
+    |   +-- NotStored                  every try was refused by an answer or never reached a socket
+    |   +-- OutcomeUnknown (TimeoutError)   one try got no answer: the message may be stored
+    +-- BrokerUnavailable              .broker
+    +-- Timeout (TimeoutError)         an answer did not come in time; for calls that store nothing
+    +-- SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  ProtocolError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raymq.storage.errors import (
+    GroupNotFound,
+    InvalidInput,
+    MessageExpired,
+    MessageNotFound,
+    NotFoundError,
+    OffsetOutOfRange,
+    QueueNotFound,
+    RayMQError,
+    StoreCorrupt,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreLocked,
+    TopicExists,
+    TopicNotFound,
+)
+
+__all__ = [
+    "Attempt",
+    "BrokerUnavailable",
+    "ClientClosed",
+    "GroupNotFound",
+    "InvalidInput",
+    "MessageExpired",
+    "MessageNotFound",
+    "NotFoundError",
+    "NotRecallable",
+    "NotStored",
+    "OffsetOutOfRange",
+    "OutcomeUnknown",
+    "PermissionDenied",
+    "ProtocolError",
+    "QueueNotFound",
+    "RayMQError",
+    "SendError",
+    "ServerBusy",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFailed",
+    "StoreFull",
+    "StoreLocked",
+    "SubscriptionMismatch",
+    "Timeout",
+    "TopicExists",
+    "TopicNotFound",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a send. `code` is the broker's answer (None: no answer), `elapsed` in seconds."""
+
+    broker: str | None
+    queue: int | None
+    code: str | None
+    error: str
+    elapsed: float
+
+
+class SendError(RayMQError):
+    """A send failed; `.attempts` lists each try."""
+
+    def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
+        lines = "".join(
+            f"\n  try {number}: broker {a.broker or '-'} queue {'-' if a.queue is None else a.queue}: "
+            f"{a.code or 'no answer'}: {a.error} ({a.elapsed:.3f} s)"
+            for number, a in enumerate(attempts, 1)
+        )
+        super().__init__(message + lines)
+        self.attempts = list(attempts)
+        self.code = next((a.code for a in reversed(self.attempts) if a.code), None)
+
+
+class NotStored(SendError):
+    """Surely not stored: every try was refused by a broker's answer or never reached a socket."""
+
+    retriable = True
+
+
+class OutcomeUnknown(SendError, TimeoutError):
+    """A try got no answer: the message may or may not be stored."""
+
+    retriable = True
+
+
+class BrokerUnavailable(RayMQError):
+    """A broker (or name server) cannot be reached; `.broker` is its name or address. Nothing was sent to it."""
+
+    retriable = True
+    wire_code = "SERVICE_NOT_AVAILABLE"
+
+    def __init__(self, broker: str, reason: str = "not reachable") -> None:
+        super().__init__(f"{broker}: {reason}")
+        self.broker = broker
+
+
+class ConnectionLost(BrokerUnavailable):
+    """The connection broke after a request went out: its outcome is unknown."""
+
+
+class Timeout(RayMQError, TimeoutError):
+    """No answer in time. The request may still be carried out."""
+
+    retriable = True
+
+
+class SubscriptionMismatch(RayMQError):
+    """A member's subscription differs from its group's; both are named."""
+
+    wire_code = "SUBSCRIPTION_PARSE_FAILED"
+
+
+class NotRecallable(RayMQError):
+    """The message is no timer, or its time had passed when it was sent."""
+
+
+class ClientClosed(RayMQError):
+    """The client or its connection was closed."""
+
+
+class PermissionDenied(RayMQError):
+    """The topic or group forbids it."""
+
+    wire_code = "NO_PERMISSION"
+
+
+class ServerBusy(RayMQError):
+    """Flow control: come again later."""
+
+    retriable = True
+    wire_code = "SYSTEM_BUSY"
+
+
+class ProtocolError(RayMQError):
+    """The peer sent what the protocol does not allow, or answered with a code that has no class of its own."""

@@ -1,0 +1,56 @@
+"""Remote calls as values: the only place that waits for Ray and knows Ray's exceptions.
+
+What a caller sees is ours: the error that the method raised, `BrokerUnavailable` where the actor is gone (nothing was
+done), `Timeout` where the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+    TaskCancelledError,
+)
+
+from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
+
+
+def find(name: str, namespace: str) -> ActorHandle:
+    """The handle of a named actor; BrokerUnavailable if there is none of that name."""
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError as error:
+        raise BrokerUnavailable(name, f"no such actor in namespace {namespace}") from error
+
+
+def call(name: str, handle: ActorHandle, method: str, *args: Any, timeout: float) -> Any:
+    """Call `method` of the actor called `name` and return its result.
+
+    Raises:
+        RayMQError: what the method raised.
+        Timeout: no answer within `timeout` seconds, or the actor broke off; it may have been carried out.
+        BrokerUnavailable: the actor is dead; it was not carried out.
+    """
+    return result(name, getattr(handle, method).remote(*args), timeout)
+
+
+def result(name: str, ref: ray.ObjectRef[Any], timeout: float) -> Any:
+    """The value of a call that was started; errors as `call` says."""
+    try:
+        return ray.get(ref, timeout=timeout)
+    except RayTaskError as error:
+        if isinstance(error.cause, RayMQError):
+            raise error.cause from None
+        raise RayMQError(f"{name}: {error.cause}") from error
+    except (GetTimeoutError, ActorUnavailableError, TaskCancelledError) as error:
+        raise Timeout(f"{name} did not answer within {timeout:.3g} s; the call may have been carried out") from error
+    except (ActorDiedError, ActorUnschedulableError, RayActorError) as error:
+        raise BrokerUnavailable(name, f"the actor is dead: {str(error).splitlines()[0]}") from error

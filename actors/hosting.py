@@ -1,0 +1,30 @@
+"""Bringing a service up inside an actor's process, where the one before it may not be gone yet."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from raymq.actors.errors import StoreLocked
+from raymq.actors.event_loop import EventLoopThread
+
+_Service = TypeVar("_Service")
+
+#: How long a restart waits for the directory's lock and the port of the process before it.
+PATIENCE_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
+
+
+def start_patiently(loop: EventLoopThread, start: Callable[[], Coroutine[Any, Any, _Service]]) -> _Service:
+    """Run `start` on `loop` until it succeeds; what is still in the way after `PATIENCE_SECONDS` is raised."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return loop.run(start())
+        except (StoreLocked, OSError) as error:
+            taken = isinstance(error, StoreLocked) or error.errno == errno.EADDRINUSE
+            if not taken or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,107 @@
+"""Names: what a topic, a group and an actor may be called, and which names are the system's.
+
+A topic's name becomes a directory's name, so nothing that is not in `NAME_PATTERN` may get past `check_topic`.
+Source of the rules: RocketMQ's TopicValidator and Validators (design.md 4, facts C.2).
+"""
+
+from __future__ import annotations
+
+import re
+
+from raymq.storage.errors import InvalidInput
+
+NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
+MAX_TOPIC_CHARACTERS = 127
+MAX_GROUP_CHARACTERS = 120
+#: Topics that the system derives from a group's name may be longer.
+MAX_DERIVED_TOPIC_CHARACTERS = 255
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+#: RocketMQ's NOT_ALLOWED_SEND_TOPIC_SET.
+UNSENDABLE_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+SYSTEM_TOPICS = UNSENDABLE_TOPICS | {"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+SYSTEM_PREFIX = "rmq_sys_"
+
+
+def check_name(field: str, name: object, max_characters: int) -> str:
+    """Return `name` if it may be used; InvalidInput names the rule that it breaks."""
+    if not isinstance(name, str):
+        raise TypeError(f"{field} must be str, not {type(name).__name__}")
+    if not name:
+        raise InvalidInput(field, "at least 1 character", name)
+    if len(name) > max_characters:
+        raise InvalidInput(field, f"at most {max_characters} characters", name)
+    if not NAME_PATTERN.fullmatch(name):
+        raise InvalidInput(field, "only letters, digits and the characters % | _ -", name)
+    return name
+
+
+def check_topic(name: object, field: str = "topic") -> str:
+    """A topic's name, derived ones (%RETRY%, %DLQ%) included."""
+    derived = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return check_name(field, name, MAX_DERIVED_TOPIC_CHARACTERS if derived else MAX_TOPIC_CHARACTERS)
+
+
+def check_group(name: object, field: str = "group") -> str:
+    """A consumer or producer group's name."""
+    return check_name(field, name, MAX_GROUP_CHARACTERS)
+
+
+def check_sendable(topic: object) -> str:
+    """A topic that a user may send to."""
+    name = check_topic(topic)
+    if name in UNSENDABLE_TOPICS:
+        raise InvalidInput("topic", "not one of the system's own topics", name)
+    return name
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether `topic` is hidden from `Admin.topics()`: the system's own, and those derived from groups."""
+    return (
+        topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or topic == SCHEDULE_TOPIC
+    )
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's failed messages come again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Where a group's dead messages rest."""
+    return DLQ_PREFIX + group
+
+
+def broker_name(index: int) -> str:
+    """broker-a, broker-b, ... broker-z, broker-aa, ..."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(ord("a") + rest) + letters
+    return f"broker-{letters}"
+
+
+def name_server_name(index: int) -> str:
+    """The actor name of the cluster's name server `index`."""
+    return f"name-server-{index}"
+
+
+SCHEDULER_NAME = "scheduler"
+
+
+def producer_name(group: str) -> str:
+    """The actor name of a group's shared producer."""
+    return f"producer:{group}"

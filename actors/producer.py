@@ -1,0 +1,50 @@
+"""The shared producer actor: one per group, for applications of many short tasks that would each learn the routes anew.
+
+It keeps connections, routes and what it learned of slow brokers; its callers hand it ready-made records.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.routing import Routes
+from raymq.actors.sending import Sender, SendOptions, Sent, make_sender
+from raymq.actors.wire.connection import ConnectionPool
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSpec:
+    """What a producer actor is started with."""
+
+    group: str
+    name_servers: tuple[str, ...]
+    isolation: str | None = "latency"
+
+
+class Producer:
+    """Ray restarts it with the same spec; what it had acknowledged lies in the brokers' logs."""
+
+    def __init__(self, spec: ProducerSpec) -> None:
+        self._loop = EventLoopThread("producer")
+        self._sender = self._loop.run(self._open(spec))
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+    def send(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], options: SendOptions) -> Sent:
+        """Send contiguous records of one topic; errors as `Sender.send` says."""
+        return self._loop.run(self._sender.send(topic, bytearray(records), sizes, options))
+
+    def stop(self) -> None:
+        """Close its sockets; the actor is killed next."""
+        self._loop.stop()
+
+    async def _open(self, spec: ProducerSpec) -> Sender:
+        pool = ConnectionPool()
+        return make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)

@@ -1,0 +1,181 @@
+"""The values that cross process borders: one module, so that both ends mean the same.
+
+All are frozen, picklable and free of behaviour beyond conversion to and from plain data.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+PERM_READ = 4
+PERM_WRITE = 2
+MASTER_ID = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageQueue:
+    """One ordered lane of a topic: named by topic, broker name and queue id."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+
+class SendStatus(enum.Enum):
+    """What became of a stored message; in all four it is in the master's log."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData:
+    """How many queues a topic has on one broker, and what may be done with them."""
+
+    broker: str
+    read_queues: int
+    write_queues: int
+    perm: int = PERM_READ | PERM_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """Where a topic lives. `addresses` maps a broker's name to its master's "host:port"."""
+
+    topic: str
+    queues: tuple[QueueData, ...]
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def readable(self) -> list[MessageQueue]:
+        """Every queue that may be read, sorted."""
+        return sorted(
+            MessageQueue(self.topic, data.broker, queue_id)
+            for data in self.queues
+            if data.perm & PERM_READ
+            for queue_id in range(data.read_queues)
+        )
+
+    def writable(self) -> list[MessageQueue]:
+        """Every queue that may be written, sorted."""
+        return sorted(
+            MessageQueue(self.topic, data.broker, queue_id)
+            for data in self.queues
+            if data.perm & PERM_WRITE
+            for queue_id in range(data.write_queues)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All brokers that the name server knows: name -> (cluster, {replica id: "host:port"})."""
+
+    brokers: dict[str, tuple[str, dict[int, str]]]
+
+    @property
+    def masters(self) -> dict[str, str]:
+        """Broker name -> the master's "host:port"."""
+        return {name: replicas[MASTER_ID] for name, (_, replicas) in self.brokers.items() if MASTER_ID in replicas}
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where appended records lie, one entry each. Delayed ones lie in the schedule topic: `topic` says so."""
+
+    topic: str
+    queue_ids: npt.NDArray[np.int32]
+    queue_offsets: npt.NDArray[np.int64]
+    physical_offsets: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DueReport:
+    """A broker's answer to "deliver what is due": how many went out, when the next one is due, how late they were.
+
+    `next_due_ms` is None where nothing waits; `lateness_ms` is the largest of this pass, 0 where nothing went out.
+    """
+
+    delivered: int
+    next_due_ms: int | None
+    lateness_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerSpec:
+    """What a name-server actor is started with; a restart gets the same.
+
+    `arguments` are those of the cluster's start, kept so that a second start can be compared with the first.
+    """
+
+    index: int
+    directory: str
+    host: str
+    port: int
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSpec:
+    """What a broker actor is started with; a restart gets the same.
+
+    `store` holds the fields of `raymq.storage.config.StoreConfig` that differ from their defaults.
+    """
+
+    name: str
+    cluster: str
+    directory: str
+    host: str
+    name_servers: tuple[str, ...]
+    auto_create_topics: bool = False
+    store: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSpec:
+    """What the scheduler actor is started with."""
+
+    namespace: str
+    brokers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Corruption:
+    """A place in a store where bytes are not what was written."""
+
+    file: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called."""
+
+    name: str
+    replica: int
+    role: str
+    state: str
+    epoch: int
+    address: str
+    pid: int
+    node_id: str
+    store: str
+    disk_ratio: float
+    corruption: tuple[Corruption, ...] = ()
+    scheduler_pid: int | None = None
+    lateness: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a command's header."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> BrokerStatus:
+        """The reverse of `as_dict`."""
+        return cls(**{**data, "corruption": tuple(Corruption(**item) for item in data["corruption"])})

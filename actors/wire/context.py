@@ -1,0 +1,48 @@
+"""What a broker's commands work on: its core, its tables, and what only the service around them can do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.long_poll import LongPolls
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import BrokerStatus, SendStatus
+from raymq.actors.wire.frame import Command
+
+
+@dataclass(slots=True)
+class BrokerContext:
+    """Passed to every family's `handlers`. All of it belongs to the broker's event loop."""
+
+    core: BrokerCore
+    groups: GroupTable
+    polls: LongPolls
+    #: Waits until what was appended so far is as safe as the configuration promises.
+    durable: Callable[[], Awaitable[SendStatus]]
+    #: Registers with every name server now, so that a new topic is in the routes before its creator is answered.
+    announce: Callable[[], Awaitable[None]]
+    #: Tells a group's members that its membership changed.
+    notify_group: Callable[[str], None]
+    status: Callable[[], BrokerStatus]
+
+
+def text(request: Command, name: str) -> str:
+    """A required field of a request; InvalidInput names it where it is missing."""
+    value = request.fields.get(name)
+    if value is None:
+        raise InvalidInput(name, "a required field of the request", None)
+    return str(value)
+
+
+def integer(request: Command, name: str, default: int | None = None) -> int:
+    """A whole number from a request's fields; `default` where the field is absent."""
+    value = request.fields.get(name)
+    if value is None and default is not None:
+        return default
+    try:
+        return int(text(request, name))
+    except ValueError:
+        raise InvalidInput(name, "a whole number", value) from None

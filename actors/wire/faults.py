@@ -1,0 +1,65 @@
+"""How an error travels in an answer, and becomes the same error on the other side.
+
+An answer to RayMQ's own client carries the error's class name and its fields as JSON in the ext field `raymqError`; a
+foreign client sees the code and the remark and ignores the rest. Nothing is unpickled: a name that is not in the table
+below becomes a ProtocolError, and only plain values are set on the error.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from raymq.actors import errors
+from raymq.actors.errors import ProtocolError, RayMQError
+from raymq.actors.wire.codes import ResponseCode, response_name
+from raymq.actors.wire.frame import Command
+
+FIELD = "raymqError"
+
+_CLASSES: dict[str, type[RayMQError]] = {
+    name: value
+    for name in errors.__all__
+    if isinstance(value := getattr(errors, name), type) and issubclass(value, RayMQError)
+}
+#: What a bare code of a foreign server (or of ours to a plain request) means.
+_BY_CODE: dict[int, type[RayMQError]] = {
+    ResponseCode.SYSTEM_BUSY: errors.ServerBusy,
+    ResponseCode.NO_PERMISSION: errors.PermissionDenied,
+    ResponseCode.TOPIC_NOT_EXIST: errors.TopicNotFound,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: errors.GroupNotFound,
+    ResponseCode.QUERY_NOT_FOUND: errors.MessageNotFound,
+}
+
+
+def to_response(request: Command, error: Exception) -> Command:
+    """The answer that carries `error`. What is not ours is told as SYSTEM_ERROR, by its text alone."""
+    if not isinstance(error, RayMQError):
+        return request.response(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+    state = {key: value for key, value in error.__dict__.items() if isinstance(value, str | int | float | None)}
+    told = json.dumps([type(error).__name__, Exception.__str__(error), state])
+    return request.response(ResponseCode[error.wire_code], {FIELD: told}, remark=str(error))
+
+
+def to_error(response: Command) -> RayMQError:
+    """The error in an answer whose code is not SUCCESS; its `.code` is the answer's."""
+    code = response_name(response.code)
+    told = response.fields.get(FIELD)
+    if told is None:
+        cls = _BY_CODE.get(response.code, ProtocolError)
+        return cls(response.remark or code, code=code)
+    name, message, state = _read(told)
+    cls = _CLASSES.get(name, ProtocolError)
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    error.__dict__.update(state)
+    error.code = code
+    return error
+
+
+def _read(told: Any) -> tuple[str, str, dict[str, Any]]:
+    try:
+        name, message, state = json.loads(told)
+        return str(name), str(message), dict(state)
+    except (TypeError, ValueError):
+        return "", str(told), {}

@@ -1,0 +1,89 @@
+"""RayMQ's client: what a program imports to send, receive and administrate."""
+
+from __future__ import annotations
+
+from raymq.actors.protocol import BrokerStatus as BrokerInfo
+from raymq.actors.protocol import Corruption, MessageQueue, SendStatus
+from raymq.client.admin import Admin
+from raymq.client.connection import Connection
+from raymq.client.consumer_settings import MessageModel
+from raymq.client.errors import (
+    Attempt,
+    BrokerUnavailable,
+    ClientClosed,
+    GroupNotFound,
+    InvalidInput,
+    MessageExpired,
+    MessageNotFound,
+    NotRecallable,
+    NotStored,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    PermissionDenied,
+    QueueNotFound,
+    RayMQError,
+    StoreCorrupt,
+    StoreLocked,
+    SubscriptionMismatch,
+    TopicExists,
+    TopicNotFound,
+)
+from raymq.client.listener import ConsumeResult, Retry
+from raymq.client.message import Message, ReceivedMessage
+from raymq.client.offsets import ConsumeFrom
+from raymq.client.producer import Producer
+from raymq.client.pull_consumer import PullConsumer
+from raymq.client.push_consumer import PushConsumer
+from raymq.client.results import (
+    ClusterInfo,
+    NameServerInfo,
+    QueueProgress,
+    QueueStats,
+    SchedulerInfo,
+    SendResult,
+    TableResult,
+)
+
+__all__ = [
+    "Admin",
+    "Attempt",
+    "BrokerInfo",
+    "BrokerUnavailable",
+    "ClientClosed",
+    "ClusterInfo",
+    "Connection",
+    "ConsumeFrom",
+    "ConsumeResult",
+    "Corruption",
+    "GroupNotFound",
+    "InvalidInput",
+    "Message",
+    "MessageExpired",
+    "MessageModel",
+    "MessageNotFound",
+    "MessageQueue",
+    "NameServerInfo",
+    "NotRecallable",
+    "NotStored",
+    "OffsetOutOfRange",
+    "OutcomeUnknown",
+    "PermissionDenied",
+    "Producer",
+    "PullConsumer",
+    "PushConsumer",
+    "QueueNotFound",
+    "QueueProgress",
+    "QueueStats",
+    "RayMQError",
+    "ReceivedMessage",
+    "Retry",
+    "SchedulerInfo",
+    "SendResult",
+    "SendStatus",
+    "StoreCorrupt",
+    "StoreLocked",
+    "SubscriptionMismatch",
+    "TableResult",
+    "TopicExists",
+    "TopicNotFound",
+]

@@ -1,0 +1,114 @@
+"""Reading queues over sockets: single fetches for consumers, whole ranges as Arrow tables for Spark and others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import pyarrow as pa
+
+from raymq.actors.core.backoff import Backoff
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.pull import Fetched, fetch_command, read_fetched
+from raymq.client.connection import Connection
+from raymq.storage.record_table import table_from_records
+
+#: Bytes of one chunk of a range.
+CHUNK_BYTES = 8 * 1024 * 1024
+#: How long an unreachable broker is asked again before a read gives up: a restart takes 2 s.
+PATIENCE_SECONDS = 30.0
+#: What an answer may take beyond the time for which the request may be parked.
+ANSWER_SECONDS = 10.0
+
+_T = TypeVar("_T")
+
+
+async def address_of(mq: Connection, topic: str, broker: str) -> str:
+    """Where a broker of `topic` listens; BrokerUnavailable if the routes do not know it."""
+    for fresh in (False, True):
+        address = (await mq.routes.get(topic, fresh=fresh)).addresses.get(broker)
+        if address is not None:
+            return address
+    raise BrokerUnavailable(broker, f"it is in no route of {topic}")
+
+
+async def fetch(
+    mq: Connection,
+    broker: str,
+    session: str,
+    wanted: Sequence[Wanted],
+    max_messages: int,
+    max_bytes: int,
+    wait_seconds: float,
+) -> list[Fetched]:
+    """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
+
+    Raises:
+        BrokerUnavailable, Timeout: no answer.
+    """
+    address = await address_of(mq, wanted[0].topic, broker)
+    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds)
+    answer = await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS)
+    return read_fetched(answer)
+
+
+async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:
+    """Repeat what only reads (or may be repeated) while the broker is unreachable, for up to `seconds`."""
+    deadline = time.monotonic() + seconds
+    backoff = Backoff(first=0.1, cap=1.0)
+    while True:
+        try:
+            return await attempt()
+        except (BrokerUnavailable, Timeout):
+            wait = backoff.next_delay()
+            if time.monotonic() + wait >= deadline:
+                raise
+            await asyncio.sleep(wait)
+
+
+class RangeReader:
+    """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
+
+    def __init__(self, name_servers: Sequence[str]) -> None:
+        self._mq = Connection(name_servers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
+        """The messages of offsets `start` (inclusive) to `end` (exclusive), in tables of about 8 MB.
+
+        Raises:
+            OffsetOutOfRange: part of the range is not there (any more).
+            BrokerUnavailable: the broker did not come back within 30 s.
+            StoreCorrupt: a record's CRC is wrong.
+        """
+        session = f"range-{id(self)}-{time.monotonic_ns()}"
+        position = start
+        while position < end:
+            part = self._mq.run(patiently(lambda at=position: self._part(session, queue, at, end)))  # type: ignore[misc]
+            yield table_from_records(part.records, part.sizes, broker=queue.broker)
+            position = part.next_offset
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._mq.close()
+
+    async def _part(self, session: str, queue: MessageQueue, position: int, end: int) -> Fetched:
+        wanted = [Wanted(queue.topic, queue.queue_id, position)]
+        parts = await fetch(self._mq, queue.broker, session, wanted, end - position, CHUNK_BYTES, 0.0)
+        if not parts:
+            raise RayMQError(f"{queue} ends at {position}, before the planned end {end}")
+        if parts[0].error is not None:
+            raise parts[0].error
+        return parts[0]

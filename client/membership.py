@@ -1,0 +1,118 @@
+"""A consumer's membership: heartbeats to every broker of its topics, and the list of its fellow members.
+
+Runs on the connection's event loop. A broker that restarts forgets its members; a new connection to a broker is
+therefore followed by a heartbeat at once, and the members are asked from all brokers and united.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from raymq.actors.errors import GroupNotFound, RayMQError
+from raymq.actors.wire import group as wire_group
+from raymq.actors.wire.connection import Connection as WireConnection
+from raymq.client.connection import Connection
+
+HEARTBEAT_SECONDS = 10.0
+_REQUEST_SECONDS = 3.0
+#: A member that is missing from the lists for less than this is still counted: its broker may have restarted.
+VANISHED_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Membership:
+    """One client id in one group."""
+
+    def __init__(
+        self,
+        mq: Connection,
+        client_id: str,
+        group: str,
+        subscriptions: Mapping[str, str],
+        *,
+        model: str,
+        start: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._mq = mq
+        self._client_id = client_id
+        self._group = group
+        self._subscriptions = subscriptions
+        self._model = model
+        self._start = start
+        self._clock = clock
+        self._greeted: dict[str, tuple[WireConnection, float]] = {}
+        self._last_seen: dict[str, float] = {}
+
+    async def heartbeat(self, *, strict: bool = False) -> None:
+        """Greet every broker whose connection is new or whose last heartbeat is old.
+
+        Args:
+            strict: raise if no broker could be greeted, as at the start.
+
+        Raises:
+            SubscriptionMismatch: the group subscribes to something else.
+        """
+        errors = await asyncio.gather(*(self._greet(address) for address in await self._addresses()))
+        failures = [error for error in errors if error is not None]
+        if strict and failures:
+            raise failures[0]
+        for error in failures:
+            _log.debug("heartbeat: %s", error)
+
+    async def members(self) -> list[str]:
+        """All members as any broker knows them, sorted; [] if no broker answers."""
+        lists = await asyncio.gather(*(self._ask(address) for address in await self._addresses()))
+        now = self._clock()
+        for member in (member for found in lists for member in found):
+            self._last_seen[member] = now
+        self._last_seen = {m: seen for m, seen in self._last_seen.items() if now - seen < VANISHED_SECONDS}
+        return sorted(self._last_seen) if any(lists) else []
+
+    async def leave(self) -> None:
+        """Tell the brokers, so that the others take over at once."""
+        command = wire_group.unregister_command
+        await asyncio.gather(
+            *(
+                self._mq.pool.request(address, command(self._client_id, self._group), _REQUEST_SECONDS)
+                for address in self._greeted
+            ),
+            return_exceptions=True,
+        )
+
+    async def _addresses(self) -> Sequence[str]:
+        found = set()
+        for topic in self._subscriptions:
+            try:
+                found.update((await self._mq.routes.get(topic)).addresses.values())
+            except RayMQError as error:
+                _log.debug("route of %s: %s", topic, error)
+        return sorted(found)
+
+    async def _greet(self, address: str) -> RayMQError | None:
+        try:
+            connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
+            known, at = self._greeted.get(address, (None, 0.0))
+            if known is connection and self._clock() - at < HEARTBEAT_SECONDS:
+                return None
+            command = wire_group.heartbeat_command(
+                self._client_id, self._group, self._subscriptions, model=self._model, start=self._start
+            )
+            await connection.request(command, _REQUEST_SECONDS)
+            self._greeted[address] = (connection, self._clock())
+        except RayMQError as error:
+            return error
+        return None
+
+    async def _ask(self, address: str) -> list[str]:
+        try:
+            command = wire_group.members_command(self._group)
+            return wire_group.read_members(await self._mq.pool.request(address, command, _REQUEST_SECONDS))
+        except GroupNotFound:
+            return []
+        except RayMQError as error:
+            _log.debug("members at %s: %s", address, error)
+            return []

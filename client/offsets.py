@@ -1,0 +1,60 @@
+"""A group's offsets in the brokers' keeping: where to start a queue, and committing what is done.
+
+"Never committed" and "could not be read" are different: only the former lets a consumer start by its own rule.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from raymq.actors.errors import MessageNotFound
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.frame import Command
+from raymq.client.connection import Connection
+from raymq.client.fetching import address_of
+
+_REQUEST_SECONDS = 5.0
+
+
+class ConsumeFrom(enum.Enum):
+    """Where a group starts in a queue in which it never committed; the values are RocketMQ's names."""
+
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+class GroupOffsets:
+    """One group's offsets. Runs on the connection's event loop."""
+
+    def __init__(self, mq: Connection, group: str) -> None:
+        self._mq = mq
+        self._group = group
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The committed offset, None if there is none. Any other failure raises."""
+        try:
+            command = wire_group.query_offset_command(self._group, queue.topic, queue.queue_id)
+            return int((await self._ask(queue, command)).fields["offset"])
+        except MessageNotFound:
+            return None
+
+    async def first(self, queue: MessageQueue, rule: ConsumeFrom, timestamp: float | None) -> int:
+        """Where `rule` starts in `queue`; `timestamp` in seconds."""
+        if rule is ConsumeFrom.TIMESTAMP:
+            timestamp_ms = int((timestamp or 0.0) * 1000)
+            command = wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms)
+        else:
+            newest = rule is ConsumeFrom.LAST
+            command = wire_query.bound_command(queue.topic, queue.queue_id, newest=newest)
+        return int((await self._ask(queue, command)).fields["offset"])
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Everything below `offset` is done; on the broker's disk when this returns."""
+        await self._ask(queue, wire_group.update_offset_command(self._group, queue.topic, queue.queue_id, offset))
+
+    async def _ask(self, queue: MessageQueue, command: Command) -> Command:
+        address = await address_of(self._mq, queue.topic, queue.broker)
+        return await self._mq.pool.request(address, command, _REQUEST_SECONDS)

@@ -1,0 +1,124 @@
+"""Consuming by listener: messages are brought to a function; what it fails on comes again, and at last rests in the
+group's dead-letter queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from raymq.actors.errors import ClientClosed, InvalidInput
+from raymq.client.connection import Connection
+from raymq.client.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.consuming import Consuming
+from raymq.client.listener import Listener, ListenerRunner
+from raymq.client.offsets import ConsumeFrom
+from raymq.client.subscription import parse_subscriptions
+
+
+class PushConsumer:
+    """A member of a consumer group. A context manager: enters started, leaves shut down.
+
+    Every message that was acknowledged to its producer is delivered to the group at least once. It may come again:
+    after a crash, or when queues move between members; a listener should not mind.
+
+    Args:
+        mq: the connection to the cluster.
+        group: members of one group share the messages; all must subscribe to the same.
+        subscriptions: topic to tag expression: "*", "paid", "paid || shipped".
+        listener: gets a list of at most `batch_size` messages of one queue, on one of `threads` threads; may be a
+            coroutine function. It returns `ConsumeResult.SUCCESS`, `ConsumeResult.RECONSUME_LATER` or `Retry(level)`,
+            one for all or a list with one per message. What it raises, and None, is a failure.
+        model: CLUSTERING shares out; BROADCASTING gives every member all messages, keeps its progress in the process
+            and does not retry.
+        consume_from, consume_timestamp: where to start in a queue in which the group never committed.
+        max_reconsume_times: retries before a message goes to the dead letters; None = 16.
+
+    Raises:
+        InvalidInput: a name, an expression or a number breaks its rule.
+    """
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        subscriptions: Mapping[str, str],
+        listener: Listener,
+        *,
+        ordered: bool = False,
+        model: MessageModel = MessageModel.CLUSTERING,
+        consume_from: ConsumeFrom = ConsumeFrom.FIRST,
+        consume_timestamp: float | None = None,
+        max_reconsume_times: int | None = None,
+        threads: int = 20,
+        batch_size: int = 1,
+    ) -> None:
+        if ordered:
+            raise InvalidInput("ordered", "False: ordered consumption is not in this version", ordered)
+        self._settings = ConsumerSettings(
+            group,
+            parse_subscriptions(subscriptions),
+            model,
+            consume_from,
+            consume_timestamp,
+            max_reconsume_times,
+            threads,
+            batch_size,
+        )
+        self.group = group
+        self._mq = mq
+        self._listener = listener
+        self._runner: ListenerRunner | None = None
+        self._consuming: Consuming | None = None
+        self._closed = False
+        mq.adopt(self)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def start(self) -> None:
+        """Join the group; returns when the brokers know this member and its start positions are fixed.
+
+        Raises:
+            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
+            ClientClosed: it was shut down.
+        """
+        if self._closed:
+            raise ClientClosed("the consumer was shut down")
+        if self._consuming is None:
+            runner = ListenerRunner(self._listener)
+            try:
+                self._consuming = self._mq.run(self._begin(runner))
+            except BaseException:
+                runner.close()
+                raise
+            self._runner = runner
+
+    def shutdown(self, timeout: float = 30.0) -> None:
+        """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group."""
+        self._closed = True
+        consuming, self._consuming = self._consuming, None
+        if consuming is not None:
+            self._mq.run(consuming.stop(timeout), timeout + 10.0)
+        if self._runner is not None:
+            self._runner.close()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """`shutdown`, as a connection calls it that is closed."""
+        self.shutdown(timeout)
+
+    async def _begin(self, runner: ListenerRunner) -> Consuming:
+        consuming = Consuming(self._mq, self._settings, runner)
+        try:
+            await consuming.start()
+        except BaseException:
+            await consuming.stop(0.0)
+            raise
+        return consuming

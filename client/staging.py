@@ -1,0 +1,99 @@
+"""All-or-nothing writes by many tasks: each stages its records on brokers, the driver commits those of the winners.
+
+Nothing is visible before the commit. Staging and committing may be repeated after any failure without a duplicate. A
+commit goes broker by broker: a driver that dies between two of them leaves the first one's part visible until the
+commit is repeated with the same transaction name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import send as wire_send
+from raymq.actors.wire.frame import Command
+from raymq.client.connection import Connection
+from raymq.client.fetching import address_of, patiently
+
+#: One staging or commit request may take this long; a commit copies every staged byte into the log.
+_REQUEST_SECONDS = 60.0
+
+
+class StagedWriter:
+    """For tasks of other processes: it needs addresses only."""
+
+    def __init__(self, name_servers: Sequence[str]) -> None:
+        self._mq = Connection(name_servers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def stage(
+        self,
+        transaction: str,
+        part: str,
+        number: int,
+        queue: MessageQueue,
+        records: bytes | bytearray | memoryview,
+        sizes: npt.NDArray[np.int32],
+    ) -> None:
+        """Keep chunk `number` (at most 8 MiB) of `part` on the broker of `queue`. On its disk when this returns.
+
+        Raises:
+            InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, BrokerUnavailable, Timeout.
+        """
+
+        def command() -> Command:
+            lane = (queue.topic, queue.queue_id)
+            return wire_send.stage_command(transaction, part, number, lane, records, sizes)
+
+        self._mq.run(patiently(lambda: self._request(queue.topic, queue.broker, command())))
+
+    def commit(self, transaction: str, topic: str, parts: Sequence[tuple[str, str]]) -> int:
+        """Make the chunks of `parts`, as (part, broker), visible; how many messages this call added.
+
+        Raises:
+            BrokerUnavailable, Timeout: a broker did not come back in time; repeat the call.
+        """
+        by_broker: dict[str, list[str]] = {}
+        for part, broker in parts:
+            by_broker.setdefault(broker, []).append(part)
+        added = 0
+        for broker, names in sorted(by_broker.items()):
+            answer = self._mq.run(
+                patiently(
+                    lambda broker=broker, names=names: self._request(  # type: ignore[misc]
+                        topic, broker, wire_send.commit_staged_command(transaction, names)
+                    )
+                )
+            )
+            added += int(answer.fields["added"])
+        return added
+
+    def abort(self, transaction: str, topic: str) -> None:
+        """Forget the transaction's chunks on every broker of `topic`; what is committed stays."""
+        for broker in self._mq.run(self._mq.routes.get(topic)).addresses:
+            self._mq.run(
+                patiently(
+                    lambda broker=broker: self._request(  # type: ignore[misc]
+                        topic, broker, wire_send.abort_staged_command(transaction)
+                    )
+                )
+            )
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._mq.close()
+
+    async def _request(self, topic: str, broker: str, command: Command) -> Command:
+        return await self._mq.pool.request(await address_of(self._mq, topic, broker), command, _REQUEST_SECONDS)

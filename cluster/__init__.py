@@ -1,0 +1,7 @@
+"""Start, find and stop a cluster; the `raymq` command."""
+
+from __future__ import annotations
+
+from raymq.cluster.bootstrap import Cluster, connect, start, stop
+
+__all__ = ["Cluster", "connect", "start", "stop"]

@@ -1,0 +1,78 @@
+"""A cluster's settings: one frozen dataclass, the keys of the files in configs/, checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import InvalidInput
+
+#: Settings of a store that the cluster decides itself or that have no effect on a broker yet.
+_NOT_SETTINGS = frozenset({"store_host", "flush_interval_ms", "flush_least_pages", "retention_hours", "delete_at_hour"})
+_STORE_DEFAULTS = {f.name: f.default for f in fields(StoreConfig) if f.name not in _NOT_SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What `cluster.start(config=...)` may set.
+
+    Attributes:
+        auto_create_topics: whether the first message of an unknown topic makes it, with 4 queues.
+        store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
+    """
+
+    auto_create_topics: bool = False
+    store: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, config: Mapping[str, Any] | str | os.PathLike[str] | ClusterConfig | None) -> ClusterConfig:
+        """Read a mapping, or the YAML file at a path; None is all defaults.
+
+        Raises:
+            InvalidInput: an unknown key, a value that breaks its rule, a file that is no YAML mapping.
+        """
+        if isinstance(config, ClusterConfig):
+            return config
+        if isinstance(config, str | os.PathLike):
+            config = _read(Path(config))
+        given = dict(config or {})
+        auto_create = given.pop("auto_create_topics", False)
+        if not isinstance(auto_create, bool):
+            raise InvalidInput("auto_create_topics", "true or false", auto_create)
+        unknown = sorted(set(given) - set(_STORE_DEFAULTS))
+        if unknown:
+            allowed = ", ".join(["auto_create_topics", *_STORE_DEFAULTS])
+            raise InvalidInput("config", f"only the keys {allowed}", ", ".join(map(str, unknown)))
+        try:
+            StoreConfig(**given)
+        except TypeError as error:
+            raise InvalidInput("config", "values of the settings' types", str(error)) from error
+        return cls(auto_create, {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]})
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Every key with its default, as the files in configs/ list them."""
+        return {"auto_create_topics": False, **_STORE_DEFAULTS}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for comparing."""
+        return dataclasses.asdict(self)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput("config", "a readable YAML file", f"{path}: {error}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InvalidInput("config", "a YAML mapping", f"{path}: {type(data).__name__}")
+    return data

@@ -1,0 +1,95 @@
+"""JSON lines for `raymq demo`: one JSON object a line, in UTF-8. The line as it stands is the message's body.
+
+The columns are the names of all objects, in the order in which they come; one without a name has an empty value there.
+Only JSON's own numbers make a number column: who writes "007" means text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from raymq.cluster.demo_plan import (
+    InputPlan,
+    InputRecord,
+    TypeSample,
+    check_key,
+    empty,
+    key_column,
+    key_text,
+    not_readable,
+    not_utf8,
+    too_large,
+)
+from raymq.cluster.demo_rule import ColumnType, is_empty, parse_json
+
+#: A file whose names are data (`{"<uuid>": 1}`) must not fill the memory: what comes later is no column.
+MAX_COLUMNS: Final = 10_000
+
+_BLANKS = b" \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
+    """Read the whole file: columns, types, number of records; raises InvalidInput as `demo_input.describe` says."""
+    samples: dict[str, TypeSample] = {}
+    rows = 0
+    for line in _lines(path, max_body_bytes):
+        rows += 1
+        values = parse_json(line)
+        if not isinstance(values, dict):
+            continue
+        for name, value in values.items():
+            if name not in samples and (len(samples) < MAX_COLUMNS or name == key):
+                samples[name] = TypeSample()
+            if name in samples and not is_empty(value):
+                samples[name].add(_type(value))
+        if samples:
+            check_key(key_text(values.get(next(iter(samples)) if key is None else key)), rows)
+    if rows == 0:
+        raise empty(path)
+    columns = tuple(samples)
+    types = {name: sample.column_type() for name, sample in samples.items()}
+    return InputPlan(path, "jsonl", rows, columns, types, key_column(key, columns), max_body_bytes)
+
+
+def read(plan: InputPlan) -> Iterator[InputRecord]:
+    """The records in order."""
+    rule = plan.rule
+    for number, line in enumerate(_lines(plan.path, plan.max_body_bytes), start=1):
+        values = parse_json(line)
+        if isinstance(values, dict):
+            yield plan.record(number, key_text(values.get(plan.key)), line, rule.reason_of(values), values)
+        else:
+            yield plan.record(number, "", line, rule.reason(line.encode()), {})
+
+
+def _lines(path: Path, max_body_bytes: int) -> Iterator[str]:
+    """The lines that are not blank, without the blanks around them."""
+    number = 0
+    at_start = True
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(max_body_bytes + 6):
+                if len(line) > max_body_bytes + 5:  # byte order mark and line end are not part of the body
+                    raise too_large(number + 1, max_body_bytes)
+                if at_start:
+                    line = line.removeprefix(_BYTE_ORDER_MARK)
+                    at_start = False
+                line = line.strip(_BLANKS)
+                if len(line) > max_body_bytes:
+                    raise too_large(number + 1, max_body_bytes)
+                if line:
+                    yield line.decode("utf-8")
+                    number += 1
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
+    except OSError as error:
+        raise not_readable(path, error) from error
+
+
+def _type(value: object) -> ColumnType:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "text"
+    return "int" if isinstance(value, int) else "float"

@@ -1,0 +1,1 @@
+"""Commented settings: files that `cluster.start(config=...)` reads and that a user copies and edits."""

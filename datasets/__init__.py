@@ -1,0 +1,1 @@
+"""Data that `raymq demo` reads without `--input`; datasets/README.md says where it comes from."""

@@ -1,0 +1,164 @@
+"""Bodies to typed columns, in Spark's Python workers: JSON, msgpack and Arrow, by each message's content type.
+
+A body that is no value of the schema (it does not parse, is no object, a field has a value that its column cannot
+hold) gives nulls in all decoded columns and itself in `_corrupt`. A field that is missing is null, one that the schema
+does not name is ignored.
+
+JSON goes through Arrow's own parser, block by block. What that refuses is halved down to small blocks, and those are
+decoded value by value: so one bad message costs its neighbours little, and both ways agree (tests compare them).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NoReturn
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from raymq.spark_bridge.convert import Convert, converter
+from raymq.storage.property_columns import gather, spans
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+
+#: What `format=` may say, and the content type it stands for.
+FORMATS: Final = {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}
+
+#: Blocks of up to so many messages are decoded one by one if Arrow's parser refuses them.
+_SMALL_BLOCK: Final = 64
+#: What Arrow's parser takes for a number and JSON does not know. It may also be text in a string: then it is only slow.
+_CONSTANT: Final = r"[:,\[]\s*[-+]?(NaN|Inf)"
+#: A field that is put into every JSON object to prove that object n came from body n.
+_ROW: Final = "\ufdd0row"
+
+
+class BodyDecoder:
+    """Decodes bodies into the columns of one schema. Picklable; not for use by several threads."""
+
+    def __init__(self, schema: pa.Schema, default: str) -> None:
+        """`default` is the content type of messages that do not say one."""
+        self._type = pa.struct(list(schema))
+        self._default = default
+        self._direct = all(_is_plain(field.type) for field in schema) and _ROW not in schema.names
+        self._convert: Convert | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BodyDecoder, (pa.schema(list(self._type)), self._default)
+
+    def decode(self, bodies: pa.Array, content_types: pa.Array) -> list[pa.Array]:
+        """The decoded columns and, last, `_corrupt`."""
+        kinds = content_types.fill_null(self._default).dictionary_encode()
+        codes = np.asarray(kinds.indices)
+        parts, order = [], []
+        for code, kind in enumerate(kinds.dictionary.to_pylist()):
+            rows = np.flatnonzero(codes == code)
+            chosen = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
+            parts.append(self._decode_kind(chosen, kind))
+            order.append(rows)
+        if not parts:
+            decoded = pa.array([], self._type)
+        elif len(parts) == 1:
+            decoded = parts[0]
+        else:
+            decoded = pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(order))))
+        columns = [pc.struct_field(decoded, index) for index in range(self._type.num_fields)]
+        return [*columns, pc.if_else(decoded.is_null(), bodies, pa.scalar(None, bodies.type))]
+
+    def _decode_kind(self, bodies: pa.Array, kind: str) -> pa.Array:
+        media_type = kind.partition(";")[0].strip().lower()
+        if media_type == JSON:
+            return self._decode_json(bodies)
+        if media_type == MSGPACK:
+            return self._one_by_one(bodies, _from_msgpack)
+        if media_type == ARROW:
+            return self._one_by_one(bodies, _from_arrow)
+        return pa.nulls(len(bodies), self._type)
+
+    def _decode_json(self, bodies: pa.Array) -> pa.Array:
+        if self._direct and len(bodies):
+            found = self._parse_block(bodies)
+            if found is not None:
+                return found
+            if len(bodies) > _SMALL_BLOCK:
+                size = max(_SMALL_BLOCK, -(-len(bodies) // 8))
+                pieces = [self._decode_json(bodies.slice(at, size)) for at in range(0, len(bodies), size)]
+                return pa.concat_arrays(pieces)
+        return self._one_by_one(bodies, _from_json)
+
+    def _parse_block(self, bodies: pa.Array) -> pa.Array | None:
+        """All bodies by Arrow's parser, or None if it refuses one or takes them for other objects than they are."""
+        if not pc.all(pc.starts_with(bodies, b"{")).as_py():
+            return None
+        starts, ends, data = spans(bodies)
+        # A line break can only stand between a JSON object's parts; here it ends an object.
+        lines = pc.replace_substring(gather(data, starts + 1, ends, pa.binary()), b"\n", b" ")
+        numbers = pa.array(np.arange(len(bodies))).cast(pa.string()).cast(pa.binary())
+        head = b'{"' + _ROW.encode() + b'":'
+        joined = pc.binary_join_element_wise(head, numbers, b",", lines, b"\n", b"")
+        block = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(joined)], pa.int32()), joined), b"")[0]
+        if pc.match_substring_regex(block, _CONSTANT).as_py():
+            return None
+        text = block.as_buffer()
+        try:
+            table = pj.read_json(
+                pa.BufferReader(text),
+                read_options=pj.ReadOptions(use_threads=False, block_size=text.size + 1),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=pa.schema([*self._type, (_ROW, pa.int64())]), unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows != len(bodies) or not np.array_equal(table[_ROW].to_numpy(), np.arange(len(bodies))):
+            return None
+        columns = [table.column(field.name).combine_chunks() for field in self._type]
+        return pa.StructArray.from_arrays(columns, fields=list(self._type))
+
+    def _one_by_one(self, bodies: pa.Array, parse: Any) -> pa.Array:
+        if self._convert is None:
+            self._convert = converter(self._type)
+        rows: list[Any] = []
+        for body in bodies.to_pylist():
+            try:
+                value = parse(body)
+                rows.append(self._convert(value) if isinstance(value, dict) else None)
+            except (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException, msgpack.UnpackException):
+                rows.append(None)
+        return pa.array(rows, self._type)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _from_json(body: bytes) -> Any:
+    return json.loads(body, parse_constant=_refuse_constant)
+
+
+def _from_msgpack(body: bytes) -> Any:
+    return msgpack.unpackb(body, timestamp=3)
+
+
+def _from_arrow(body: bytes) -> Any:
+    """The one row of an Arrow stream."""
+    with pa.ipc.open_stream(body) as reader:
+        table = reader.read_all()
+    if table.num_rows != 1:
+        raise ValueError(f"one message is one row, not {table.num_rows}")
+    return table.to_pylist()[0]
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow's JSON parser reads `kind` exactly as `converter` does."""
+    if pa.types.is_struct(kind):
+        return all(_is_plain(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _is_plain(kind.value_type)
+    return (
+        pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_string(kind)
+    )

@@ -1,0 +1,210 @@
+"""One Spark application on Ray: RayDP's parts, put together so that they start quietly and leave nothing behind.
+
+RayDP's own `init_spark` is not used: it takes the driver's Ray namespace (where the executors of two applications
+would take each other's names), keeps a process-wide singleton that fails every later start after a first failure, and
+leaves the driver's JVM running when it stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+from raydp.spark.ray_cluster import SparkCluster  # type: ignore[import-untyped]
+from raydp.spark.ray_cluster_master import RayDPSparkMaster  # type: ignore[import-untyped]
+
+from raymq.spark_bridge.java import lent_environment
+from raymq.spark_bridge.settings import python_settings
+from raymq.client.errors import RayMQError
+
+#: One Spark driver per process is pyspark's rule (SparkContext keeps its JVM in class attributes).
+_one_at_a_time = threading.Lock()
+
+_PlainMaster: Any = RayDPSparkMaster.__ray_metadata__.modified_class.__ray_actor_class__
+
+
+class QuietMaster(_PlainMaster):  # type: ignore[misc]
+    """RayDP's master, whose JVM writes to a file and whose executors are named in the application's own namespace."""
+
+    def __init__(self, configs: dict[str, str], namespace: str, log: str) -> None:
+        super().__init__(configs)
+        self._namespace = namespace
+        self._log = log
+
+    def start_up(self, popen_kwargs: dict[str, Any] | None = None) -> None:
+        """Start the JVM and in it RayDP's application master; returns when executors have been asked for."""
+        try:
+            output: Any = open(self._log, "ab")
+        except OSError:  # another machine, where the driver's directory is not
+            output = subprocess.DEVNULL
+        super().start_up({"stdout": output, "stderr": output})
+
+    def _generate_ray_configs(self) -> str:
+        options = json.loads(super()._generate_ray_configs())
+        options["ray.job.namespace"] = self._namespace
+        options["ray.logging.level"] = "ERROR"
+        return json.dumps(options)
+
+
+class _Application(SparkCluster):  # type: ignore[misc]
+    """RayDP's preparation of settings (class paths, agent), with our master and no session of its own."""
+
+    def __init__(self, name: str, settings: dict[str, str], log: Path, timeout: float) -> None:
+        self._namespace = name
+        self._log = log
+        self._timeout = timeout
+        self.master: Any = None
+        super().__init__(
+            name,
+            int(settings["spark.executor.instances"]),
+            int(settings["spark.executor.cores"]),
+            settings["spark.executor.memory"],
+            enable_hive=False,
+            configs=settings,
+        )
+
+    def _set_up_master(self, resources: dict[str, float], kwargs: Any) -> None:
+        extra = {name: amount for name, amount in resources.items() if name not in ("CPU", "memory")}
+        self.master = (
+            ray.remote(QuietMaster)
+            .options(
+                name=f"{self._namespace}_SPARK_MASTER",
+                namespace=self._namespace,
+                num_cpus=resources.get("CPU", 0),
+                resources=extra,
+                max_restarts=0,
+            )
+            .remote(self._configs, self._namespace, str(self._log))
+        )
+        ray.get(self.master.start_up.remote(), timeout=self._timeout)
+
+    def master_url(self) -> str:
+        url: str = ray.get(self.master.get_master_url.remote(), timeout=self._timeout)
+        return url
+
+    @property
+    def settings(self) -> dict[str, str]:
+        settings: dict[str, str] = self._configs
+        return settings
+
+
+class SparkApplication:
+    """A running Spark on Ray: `.session` until `close()`.
+
+    One per process at a time. Not for use by several threads while it starts or closes.
+
+    Raises:
+        RayMQError: another one runs in this process; the JVMs did not start; no executor came within `timeout`.
+    """
+
+    def __init__(
+        self, name: str, settings: dict[str, str], *, java: dict[str, str], log: Path, timeout: float
+    ) -> None:
+        if not _one_at_a_time.acquire(blocking=False):
+            raise RayMQError("a SparkBridge is open in this process", remedy="close it, or use its .spark")
+        self._interrupt = signal.getsignal(signal.SIGINT)
+        self._python_path = list(sys.path)
+        self._cluster: _Application | None = None
+        self._gateway: Any = None
+        self._session: SparkSession | None = None
+        try:
+            if SparkContext._active_spark_context is not None:  # type: ignore[attr-defined]
+                raise RayMQError("a Spark session is open in this process", remedy="stop it first")
+            deadline = time.monotonic() + timeout
+            self._cluster = _Application(name, settings, log, timeout)
+            self._session = self._open_session(name, self._cluster, java, log)
+            self._wait_for_executors(int(settings["spark.executor.instances"]), deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def session(self) -> SparkSession:
+        """The Spark session; RayMQError after close()."""
+        if self._session is None:
+            raise RayMQError("the Spark session is closed")
+        return self._session
+
+    def executors(self) -> int:
+        """How many executors are registered now."""
+        statuses = self.session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()  # type: ignore[union-attr]
+        return len(statuses) - 1  # the driver is one of them
+
+    def close(self, timeout: float = 20.0) -> None:
+        """Stop Spark and end all its processes: the executors, the master, the driver's JVM."""
+        if self._interrupt is None and self._cluster is None and self._gateway is None:
+            return
+        try:
+            self._close_session()
+            self._close_master(timeout)
+            self._close_gateway(timeout)
+        finally:
+            sys.path[:] = [entry for entry in sys.path if entry in self._python_path]
+            if threading.current_thread() is threading.main_thread() and self._interrupt is not None:
+                signal.signal(signal.SIGINT, self._interrupt)
+            self._interrupt = None
+            _one_at_a_time.release()
+
+    def _open_session(self, name: str, cluster: _Application, java: dict[str, str], log: Path) -> SparkSession:
+        conf = SparkConf(loadDefaults=False)
+        for key, value in cluster.settings.items():
+            conf.set(key, value)
+        conf.setAppName(name).setMaster(cluster.master_url())
+        with lent_environment({**java, **python_settings()}), log.open("ab") as output:
+            self._gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+            context = SparkContext(conf=conf, gateway=self._gateway)
+        return SparkSession(context)
+
+    def _wait_for_executors(self, wanted: int, deadline: float) -> None:
+        while (present := self.executors()) < wanted:
+            if time.monotonic() > deadline:
+                raise RayMQError(
+                    f"{present} of {wanted} Spark executors started in time",
+                    remedy="the Ray cluster may lack the memory they ask for: see `ray status`",
+                )
+            time.sleep(0.05)
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone: what it held is gone as well
+                session.stop()
+        type.__setattr__(SparkSession, "_instantiatedSession", None)
+
+    def _close_master(self, timeout: float) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is None or cluster.master is None or not ray.is_initialized():
+            return
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(cluster.master.stop.remote(True), timeout=timeout)
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(cluster.master)
+
+    def _close_gateway(self, timeout: float) -> None:
+        gateway, self._gateway = self._gateway, None
+        if gateway is None:
+            return
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        with contextlib.suppress(Py4JError, OSError):
+            gateway.shutdown()
+        process: subprocess.Popen[bytes] = gateway.proc
+        if process.stdin is not None:
+            process.stdin.close()  # the JVM ends when its standard input does
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,86 @@
+"""The columns of a topic's DataFrame, as Spark's types. The driver's part: envelope.py is that of the workers."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from raymq.client.errors import InvalidInput
+
+BODY = "body"
+CORRUPT = "_corrupt"
+
+#: What every message has beside its body.
+_ENVELOPE = [
+    StructField("topic", StringType(), nullable=False),
+    StructField("queue", StructType([StructField("broker", StringType()), StructField("id", IntegerType())])),
+    StructField("offset", LongType(), nullable=False),
+    StructField("message_id", StringType()),
+    StructField("unique_key", StringType()),
+    StructField("keys", ArrayType(StringType())),
+    StructField("tags", StringType()),
+    StructField("properties", MapType(StringType(), StringType())),
+    StructField("born_timestamp", TimestampType()),
+    StructField("store_timestamp", TimestampType()),
+]
+
+
+def message_schema(decoded: StructType | None = None) -> StructType:
+    """The columns of a read: the body as it is, or the columns that it is decoded into and `_corrupt`.
+
+    Raises:
+        InvalidInput: a decoded column has the name of another column, or a type that Arrow does not have.
+    """
+    if decoded is None:
+        return StructType([*_ENVELOPE, StructField(BODY, BinaryType())])
+    taken = {field.name.lower() for field in _ENVELOPE} | {CORRUPT}
+    for field in decoded.fields:
+        if field.name.lower() in taken:  # Spark's column names do not mind case
+            raise InvalidInput("schema", "column names that are not taken and not repeated", field.name)
+        taken.add(field.name.lower())
+    # A body may lack any field, whatever the schema says: all decoded columns can be null.
+    columns = [StructField(field.name, field.dataType) for field in decoded.fields]
+    schema = StructType([*_ENVELOPE, *columns, StructField(CORRUPT, BinaryType())])
+    arrow_schema(schema)
+    return schema
+
+
+def parse_schema(schema: str | DataType) -> StructType:
+    """A schema given as DDL text ("id INT, name STRING") or as a StructType.
+
+    Raises:
+        InvalidInput: neither, or text that Spark cannot parse.
+    """
+    if isinstance(schema, str):
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+        from pyspark.sql.types import _parse_datatype_string
+
+        try:
+            schema = _parse_datatype_string(schema)
+        except PySparkException as error:
+            raise InvalidInput("schema", "DDL such as 'id INT, name STRING'", str(error)) from None
+    if not isinstance(schema, StructType) or not schema.fields:
+        raise InvalidInput("schema", "DDL text or a StructType with at least one field", schema)
+    return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow types that Spark takes for `schema`; InvalidInput where it has none."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return to_arrow_schema(schema)
+    except (PySparkException, TypeError, ValueError) as error:
+        raise InvalidInput("schema", "types that Arrow has", str(error)) from None

@@ -1,0 +1,152 @@
+"""What runs in Spark's Python workers: pull a range of messages, stage rows as messages.
+
+Both talk to the brokers' sockets directly. Nothing here imports Ray, and nothing but Spark's own task context.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.client.errors import RayMQError
+from raymq.client.fetching import RangeReader
+from raymq.client.message import MessageQueue
+from raymq.client.staging import StagedWriter
+from raymq.spark_bridge.decode import BodyDecoder
+from raymq.spark_bridge.envelope import envelope_columns
+from raymq.spark_bridge.ranges import Range
+from raymq.storage.record_table import CONTENT_TYPE, records_from_table
+from raymq.storage.unique_keys import UniqueKeys
+
+#: Bytes of one staged chunk; the brokers take at most 8 MiB.
+_CHUNK_BYTES = 4 << 20
+#: What a record has beside its body, for cutting chunks. Properties of 32 KiB are rare: a chunk is checked again.
+_ROW_OVERHEAD_BYTES = 512
+_STAGED = pa.schema([("part", pa.string()), ("broker", pa.string()), ("rows", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRanges:
+    """For `spark.range(0, n, 1, n).mapInArrow`: row number i becomes the messages of range i."""
+
+    name_servers: tuple[str, ...]
+    ranges: tuple[Range, ...]
+    schema: pa.Schema
+    decoder: BodyDecoder | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Spark's entry: yields the messages, about 8 MB a batch."""
+        with RangeReader(self.name_servers) as reader:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from self._fetch(reader, self.ranges[number])
+
+    def _fetch(self, reader: RangeReader, wanted: Range) -> Iterator[pa.RecordBatch]:
+        at = wanted.start
+        for table in reader.table(wanted.queue, wanted.start, wanted.end):
+            offsets = table.column("offset")
+            if offsets[0].as_py() != at or offsets[-1].as_py() != at + table.num_rows - 1:
+                raise RayMQError(f"{wanted.queue}: offsets from {at} on were asked for, {offsets[0]} came")
+            at += table.num_rows
+            yield self._to_batch(table)
+        if at != wanted.end:
+            raise RayMQError(f"{wanted.queue} ended at {at}, before {wanted.end}")
+
+    def _to_batch(self, table: pa.Table) -> pa.RecordBatch:
+        columns = envelope_columns(table)
+        bodies = table.column("body").combine_chunks()
+        if self.decoder is None:
+            columns.append(bodies)
+        else:
+            own = table.column("properties").combine_chunks()
+            columns += self.decoder.decode(bodies, pc.map_lookup(own, CONTENT_TYPE, "last"))
+        return pa.RecordBatch.from_arrays(
+            [column.cast(field.type) for column, field in zip(columns, self.schema, strict=True)], schema=self.schema
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageRows:
+    """For `df.mapInArrow`: stages the rows of a partition and yields what it staged where (part, broker, rows).
+
+    Every attempt at a task has parts of its own. The driver commits only those that it got an answer from, so that
+    what a failed, killed or overtaken attempt left is never seen.
+    """
+
+    name_servers: tuple[str, ...]
+    transaction: str
+    queues: tuple[MessageQueue, ...]
+    columns: tuple[str, ...]
+    """Which of body, keys, tags, properties the rows have."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Spark's entry."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        part = f"{partition}-{uuid.uuid4().hex}"
+        staged: dict[str, int] = {}
+        unique_keys = UniqueKeys()
+        number = 0
+        with StagedWriter(self.name_servers) as writer:
+            for batch in batches:
+                for rows in _chunks(pa.Table.from_batches([batch])):
+                    # Partitions begin at different queues and go round: brokers share even a single partition.
+                    queue = self.queues[(partition + number) % len(self.queues)]
+                    self._stage(writer, part, number, queue, rows, unique_keys)
+                    staged[queue.broker] = staged.get(queue.broker, 0) + rows.num_rows
+                    number += 1
+        columns = [[part] * len(staged), list(staged), list(staged.values())]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, _STAGED, strict=True)], schema=_STAGED
+        )
+
+    def _stage(
+        self,
+        writer: StagedWriter,
+        part: str,
+        number: int,
+        queue: MessageQueue,
+        rows: pa.Table,
+        unique_keys: UniqueKeys,
+    ) -> None:
+        records, sizes = records_from_table(
+            rows,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            body="body",
+            keys="keys" if "keys" in self.columns else None,
+            tags="tags" if "tags" in self.columns else None,
+            properties="properties" if "properties" in self.columns else None,
+            unique_keys=unique_keys,
+        )
+        writer.stage(self.transaction, part, number, queue, records, sizes)
+
+
+def _chunks(table: pa.Table) -> Iterator[pa.Table]:
+    """Cut `table` into pieces whose records have about _CHUNK_BYTES; a piece has at least one row."""
+    weights = np.full(table.num_rows, _ROW_OVERHEAD_BYTES, np.int64)
+    body = table.column("body").combine_chunks()
+    if isinstance(body, pa.ChunkedArray):
+        body = pa.concat_arrays(body.chunks) if body.num_chunks else pa.array([], body.type)
+    if pa.types.is_struct(body.type):
+        weights += body.nbytes // max(1, table.num_rows)
+    else:
+        weights += np.asarray(pc.binary_length(body).fill_null(0))
+    for begin, end in _cuts(np.cumsum(weights)):
+        yield table.slice(begin, end - begin)
+
+
+def _cuts(ends: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while begin < len(ends):
+        base = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, base + _CHUNK_BYTES, "right")))
+        yield begin, end
+        begin = end

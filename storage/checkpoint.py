@@ -1,0 +1,97 @@
+"""What a restart may rely on: RocketMQ's checkpoint, and beside it our own `raymq/state.json`.
+
+The checkpoint holds times, so that RocketMQ knows where to begin. Ours says it exactly: the log up to
+`dispatched_to` is on disk and so are its queue entries and index entries; how far each queue reached; the sizes of
+the files; deleted topics; and during which boot of the machine the store was open, because the death of a process
+loses nothing that is in memory-mapped files, and the death of the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from raymq.storage import fileutil
+
+CHECKPOINT_BYTES: Final = 4096
+#: physical time, logic time, index time, master's flushed offset, confirm offset.
+_LONGS = struct.Struct(">5q")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Store times (ms) of what is surely on disk: log, queues, full index files; 0 = nothing known."""
+
+    physical_ms: int = 0
+    logic_ms: int = 0
+    index_ms: int = 0
+    master_flushed_offset: int = 0
+    confirm_offset: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """The checkpoint in `path`; all 0 if it is missing or too short."""
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return cls()
+        return cls(*_LONGS.unpack_from(content)) if len(content) >= _LONGS.size else cls()
+
+    def save(self, path: Path) -> None:
+        """Write it durably."""
+        longs = _LONGS.pack(
+            self.physical_ms, self.logic_ms, self.index_ms, self.master_flushed_offset, self.confirm_offset
+        )
+        fileutil.replace(path, longs.ljust(CHECKPOINT_BYTES, b"\0"))
+
+
+@dataclass(slots=True)
+class State:
+    """Our own checkpoint; see the module."""
+
+    dispatched_to: int = 0
+    indexed_to: int = -1
+    queues: dict[str, dict[int, int]] = field(default_factory=dict)
+    deleted_topics: dict[str, int] = field(default_factory=dict)
+    geometry: dict[str, int] = field(default_factory=dict)
+    boot: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> State | None:
+        """The state in `path`; None if it is not there or cannot be read (then all is worked out from the log)."""
+        try:
+            raw = json.loads(path.read_text("utf-8"))
+            return cls(
+                dispatched_to=int(raw["dispatched_to"]),
+                indexed_to=int(raw["indexed_to"]),
+                queues={t: {int(q): int(m) for q, m in queues.items()} for t, queues in raw["queues"].items()},
+                deleted_topics={t: int(p) for t, p in raw["deleted_topics"].items()},
+                geometry={k: int(v) for k, v in raw["geometry"].items()},
+                boot=str(raw["boot"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def save(self, path: Path) -> None:
+        """Write it durably."""
+        content = {
+            "dispatched_to": self.dispatched_to,
+            "indexed_to": self.indexed_to,
+            "queues": self.queues,
+            "deleted_topics": self.deleted_topics,
+            "geometry": self.geometry,
+            "boot": self.boot,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fileutil.replace(path, json.dumps(content).encode())
+
+
+def boot_id() -> str:
+    """What distinguishes this boot of the machine from all others; "" where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""

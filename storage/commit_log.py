@@ -1,0 +1,214 @@
+"""The commit log: all records of a store, one behind the other, in files of fixed size.
+
+A record never crosses a file's end; what does not fit is preceded by a BLANK that fills the file. Bytes behind the
+last record are zeros, and every append writes its first four bytes last: so a size of 0 is the end of the log, and an
+append cut short by the death of the process has not happened.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from raymq.storage import record as layout
+from raymq.storage.errors import MessageExpired, MessageNotFound, StoreCorrupt, StoreFailed
+from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.record import Record
+from raymq.storage.record_batch import Batch, Int64s, stamp
+
+_ALLOCATE_STEP_BYTES: Final = 16 << 20
+_SIZE_BYTES: Final = layout.OFFSET_MAGIC
+
+
+class CommitLog:
+    """The log's files and its end.
+
+    Thread rule: appending and reading belong to the store's writer; `flush` may run in another thread.
+    """
+
+    def __init__(self, folder: Path, file_bytes: int, store_host: bytes, *, writable: bool) -> None:
+        """Look at the files; the end is set by recovery (`set_end`)."""
+        self.folder = folder
+        self.files = MappedFileQueue(
+            folder, file_bytes, writable=writable, allocate_step_bytes=min(_ALLOCATE_STEP_BYTES, file_bytes)
+        )
+        self._store_host = int.from_bytes(store_host, "big", signed=True)
+        self._store_host_bytes = store_host
+        self.max_offset = self.files.start
+        self.flushed_offset = self.files.start
+        self.last_timestamp_ms = 0
+        self.failure: Exception | None = None
+
+    @property
+    def min_offset(self) -> int:
+        """Where the first file begins."""
+        return self.files.start
+
+    @property
+    def capacity(self) -> int:
+        """The largest record that a file can hold."""
+        return self.files.file_bytes - layout.BLANK.size
+
+    def set_end(self, end: int, last_timestamp_ms: int) -> None:
+        """Recovery's result: everything before `end` is there and on disk."""
+        self.max_offset = self.flushed_offset = end
+        self.last_timestamp_ms = last_timestamp_ms
+
+    def append(self, batch: Batch, queue_offsets: Int64s, store_timestamp_ms: int) -> Int64s:
+        """Write a checked batch, no record of it larger than `capacity`; the physical offsets of its records.
+
+        It goes into one file as a whole if a file can hold it, else into several, none cut.
+
+        Raises:
+            StoreFull: no room on the disk; of a batch that needs several files the first ones may be written.
+        """
+        capacity = self.capacity
+        physical_offsets = np.empty(len(batch), np.int64)
+        ends = batch.ends
+        first, count, total = 0, len(batch), int(ends[-1])
+        while first < count:
+            done = int(batch.starts[first])
+            file = self._room_for(total if total <= capacity else int(batch.sizes[first]))
+            at = self.max_offset - file.start
+            last = int(np.searchsorted(ends, done + capacity - at, "right")) if total > capacity else count
+            length = int(ends[last - 1]) - done
+            file.allocate(at, at + length)
+            target = file.view[at : at + length]
+            physical_offsets[first:last] = stamp(
+                target, batch, first, last, queue_offsets, self.max_offset, store_timestamp_ms, self._store_host
+            )
+            self.max_offset += length
+            first = last
+        self.last_timestamp_ms = store_timestamp_ms
+        return physical_offsets
+
+    def append_one(self, record: memoryview, sys_flag: int, queue_offset: int, store_timestamp_ms: int) -> int:
+        """Write one checked record without NumPy; its physical offset. Raises as `append`."""
+        size = len(record)
+        file = self._room_for(size)
+        physical_offset = self.max_offset
+        at = physical_offset - file.start
+        file.allocate(at, at + size)
+        view = file.view
+        view[at + _SIZE_BYTES : at + size] = record[_SIZE_BYTES:]
+        layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into(view, at + layout.OFFSET_QUEUE_OFFSET, queue_offset, physical_offset)
+        late = at + (layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0)
+        layout.STORE_TIMESTAMP.pack_into(view, late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms)
+        host_at = late + layout.OFFSET_STORE_HOST
+        view[host_at : host_at + len(self._store_host_bytes)] = self._store_host_bytes
+        view[at : at + _SIZE_BYTES] = record[:_SIZE_BYTES]
+        self.max_offset += size
+        self.last_timestamp_ms = store_timestamp_ms
+        return physical_offset
+
+    def _room_for(self, length: int) -> MappedFile:
+        """The file into which `length` bytes go at `max_offset`, after a BLANK and a new file if need be."""
+        file = self.files.extend(self.max_offset)
+        at = self.max_offset - file.start
+        rest = file.size - at
+        if length + layout.BLANK.size <= rest:
+            return file
+        file.allocate(at, at + layout.BLANK.size)
+        blank = layout.BLANK.pack(rest, layout.MAGIC_BLANK)
+        file.view[at + _SIZE_BYTES : at + len(blank)] = blank[_SIZE_BYTES:]
+        file.view[at : at + _SIZE_BYTES] = blank[:_SIZE_BYTES]
+        self.max_offset += rest
+        return self.files.extend(self.max_offset)
+
+    def view(self, physical_offset: int, length: int) -> memoryview:
+        """Bytes of the mapping, which they keep alive; they must lie in one file."""
+        file = self.files.file_at(physical_offset)
+        at = physical_offset - file.start
+        return file.view[at : at + length]
+
+    def record(self, physical_offset: int) -> Record:
+        """The record at that place.
+
+        Raises:
+            MessageExpired, MessageNotFound: below the log, beyond it, or not where a record begins.
+            StoreCorrupt: there is one, but not as it was written.
+        """
+        if physical_offset < self.min_offset:
+            raise MessageExpired(f"offset {physical_offset} is below the log's minimum {self.min_offset}")
+        if physical_offset >= self.max_offset:
+            raise MessageNotFound(f"offset {physical_offset} is beyond the log's end {self.max_offset}")
+        file = self.files.file_at(physical_offset)
+        at = physical_offset - file.start
+        if not is_marked(file, at):
+            raise MessageNotFound(f"no record begins at {physical_offset}")
+        try:
+            return layout.decode(file.view, at)
+        except StoreCorrupt as error:
+            raise StoreCorrupt(str(file.path), at, error.reason) from None
+
+    def properties(self, physical_offset: int) -> bytes:
+        """The stored properties of the sound record at that place."""
+        file = self.files.file_at(physical_offset)
+        _, _, _, begin, end = layout.locate(file.view, physical_offset - file.start, file.size, False)
+        return bytes(file.view[begin:end])
+
+    def walk(self, physical_offset: int) -> Iterator[Record]:
+        """The records in log order from there on; raises as `record`."""
+        position = max(physical_offset, self.min_offset)
+        while position < self.max_offset:
+            position = self.skip_blank(position)
+            if position >= self.max_offset:
+                return
+            record = self.record(position)
+            yield record
+            position += record.size
+
+    def skip_blank(self, position: int) -> int:
+        """`position`, or the next file's start if a BLANK is there."""
+        file = self.files.file_at(position)
+        at = position - file.start
+        if file.size - at < layout.BLANK.size:
+            return file.start + file.size
+        size, magic = layout.BLANK.unpack_from(file.view, at)
+        return file.start + file.size if magic == layout.MAGIC_BLANK and size == file.size - at else position
+
+    def store_timestamp(self, physical_offset: int) -> int:
+        """The store time of the record at that place, unchecked."""
+        file = self.files.file_at(physical_offset)
+        at = physical_offset - file.start
+        sys_flag = int.from_bytes(file.view[at + layout.OFFSET_SYS_FLAG : at + layout.OFFSET_SYS_FLAG + 4], "big")
+        late = at + (layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0)
+        return int(layout.STORE_TIMESTAMP.unpack_from(file.view, late + layout.OFFSET_STORE_TIMESTAMP)[0])
+
+    def flush(self) -> None:
+        """Bring to disk all that was appended before the call; from any thread, releases the GIL.
+
+        Raises:
+            StoreFailed: the disk failed, now or before.
+        """
+        if self.failure is not None:
+            raise StoreFailed(f"the store failed before: {self.failure}") from self.failure
+        end = self.max_offset
+        if end > self.flushed_offset:
+            try:
+                self.files.sync(self.flushed_offset, end)
+            except OSError as error:
+                self.failure = error
+                name = errno.errorcode.get(error.errno or 0, "")
+                raise StoreFailed(f"fdatasync of {self.folder} failed: {name} {error}") from error
+            self.flushed_offset = max(self.flushed_offset, end)
+
+    def close(self) -> None:
+        """Let go of the files; leases stay valid."""
+        self.files.close()
+
+
+def is_marked(file: MappedFile, at: int) -> bool:
+    """Whether a record claims to begin there: a record's magic, and its own physical offset."""
+    if not 0 <= at <= file.size - layout.MIN_RECORD_BYTES:
+        return False
+    magic = layout.BLANK.unpack_from(file.view, at)[1]
+    if magic not in (layout.MAGIC_V1, layout.MAGIC_V2):
+        return False
+    _, physical_offset = layout.QUEUE_AND_PHYSICAL_OFFSET.unpack_from(file.view, at + layout.OFFSET_QUEUE_OFFSET)
+    return bool(physical_offset == file.start + at)

@@ -1,0 +1,41 @@
+"""Bodies that a producer compressed: the sys flag says that, and how (facts of RocketMQ's MessageSysFlag)."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import pyarrow as pa
+
+from raymq.storage.record import SYS_FLAG_COMPRESSED
+
+#: What a body may grow to: a few compressed bytes can claim gigabytes.
+MAX_DECOMPRESSED_BYTES: Final = 64 << 20
+
+_KIND_MASK: Final = 0x700
+#: 0 is what producers wrote before there was a choice. LZ4 is its frame format.
+_KINDS: Final = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
+
+
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """The body as it was before it was compressed; one that was not comes back as it is.
+
+    Raises:
+        ValueError: it is not what the flag says, or grows beyond 64 MiB.
+    """
+    if not sys_flag & SYS_FLAG_COMPRESSED:
+        return body
+    kind = _KINDS.get(sys_flag & _KIND_MASK)
+    if kind is None:
+        raise ValueError(f"unknown compression {sys_flag & _KIND_MASK:#x}")
+    try:
+        if kind == "zlib":
+            plain = zlib.decompressobj().decompress(body, MAX_DECOMPRESSED_BYTES + 1)
+        else:
+            with pa.CompressedInputStream(pa.BufferReader(body), kind) as stream:
+                plain = stream.read(MAX_DECOMPRESSED_BYTES + 1)
+    except (zlib.error, OSError) as error:  # Arrow's errors of broken streams are OSErrors
+        raise ValueError(f"not {kind}: {error}") from None
+    if len(plain) > MAX_DECOMPRESSED_BYTES:
+        raise ValueError(f"more than {MAX_DECOMPRESSED_BYTES} bytes")
+    return plain

@@ -1,0 +1,199 @@
+"""The index of one queue: entry k says where in the commit log the queue's k-th message lies.
+
+Entry: physical offset i8, size i4, tags code i8. Derived data: it can be rebuilt from the commit log. A *filler*
+(offset 0, size 2**31 - 1) stands where no message is known: before the first one of a rebuilt queue, or for one that
+was lost.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file_queue import MappedFileQueue
+
+ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_ENTRY = struct.Struct(">qiq")
+ENTRY_BYTES: Final = _ENTRY.size
+FILLER_SIZE: Final = 0x7FFFFFFF
+_FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
+_ALLOCATE_STEP_BYTES = 64 * 1024
+
+Entries = npt.NDArray[np.void]
+
+
+def make_entries(physical_offsets: npt.ArrayLike, sizes: npt.ArrayLike, tags_codes: npt.ArrayLike) -> Entries:
+    """Entries as they lie in the file."""
+    entries: Entries = np.empty(np.shape(physical_offsets), ENTRY)
+    entries["physical_offset"] = physical_offsets
+    entries["size"] = sizes
+    entries["tags_code"] = tags_codes
+    return entries
+
+
+class ConsumeQueue:
+    """The entries of one queue; offsets count entries. Belongs to the store's writer; `sync` to any thread."""
+
+    def __init__(self, folder: Path, file_entries: int, *, writable: bool) -> None:
+        self._files = MappedFileQueue(
+            folder, file_entries * ENTRY_BYTES, writable=writable, allocate_step_bytes=_ALLOCATE_STEP_BYTES
+        )
+        self._first = self._files.start // ENTRY_BYTES
+        self.max_offset = self._find_end()
+        self.min_offset = self._first
+        self._synced = self._first
+        self._tail: MappedFile | None = None
+
+    def append(self, physical_offset: int, size: int, tags_code: int) -> None:
+        """One more entry."""
+        position = self.max_offset * ENTRY_BYTES
+        file = self._tail
+        if file is None or not 0 <= position - file.start < file.size:
+            file = self._tail = self._files.extend(position)
+        at = position - file.start
+        file.allocate(at, at + ENTRY_BYTES)
+        _ENTRY.pack_into(file.view, at, physical_offset, size, tags_code)
+        self.max_offset += 1
+
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` more entries can be written; StoreFull if not."""
+        position = self.max_offset * ENTRY_BYTES
+        end = position + count * ENTRY_BYTES
+        while position < end:
+            file = self._files.extend(position)
+            stop = min(end, file.start + file.size)
+            file.allocate(position - file.start, stop - file.start)
+            position = stop
+
+    def put(self, offset: int, entries: Entries) -> None:
+        """Write entries from `offset` on, over what is there or behind it; a gap before them gets fillers.
+
+        On an empty queue the first offset decides where the first file begins.
+        """
+        if self.max_offset == self._first == 0 and offset > 0 and not self._files.starts:
+            file_entries = self._files.file_bytes // ENTRY_BYTES
+            self._first = self.max_offset = self.min_offset = offset - offset % file_entries
+        if offset < self._first:
+            entries = entries[self._first - offset :]
+            offset = self._first
+        while offset > self.max_offset:
+            room = self._files.file_bytes // ENTRY_BYTES - self.max_offset % (self._files.file_bytes // ENTRY_BYTES)
+            self._write(self.max_offset, np.full(min(room, offset - self.max_offset), _FILLER, ENTRY))
+        self._write(offset, entries)
+
+    def _write(self, offset: int, entries: Entries) -> None:
+        content = memoryview(entries.tobytes())
+        position = offset * ENTRY_BYTES
+        while content:
+            file = self._files.extend(position)
+            at = position - file.start
+            part = content[: file.size - at]
+            file.allocate(at, at + len(part))
+            file.view[at : at + len(part)] = part
+            content = content[len(part) :]
+            position += len(part)
+        self.max_offset = max(self.max_offset, offset + len(entries))
+        self._synced = min(self._synced, offset)
+
+    def entries(self, offset: int, count: int) -> Entries:
+        """A copy of at most `count` entries from `offset` on; offset must be within min..max."""
+        end = min(offset + count, self.max_offset)
+        parts = [
+            np.frombuffer(file.view, ENTRY, (stop - start) // ENTRY_BYTES, start)
+            for file, start, stop in self._files.ranges(offset * ENTRY_BYTES, end * ENTRY_BYTES)
+        ]
+        if len(parts) == 1:
+            return parts[0].copy()
+        return np.concatenate(parts) if parts else np.empty(0, ENTRY)
+
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """Physical offset, size and tags code of one entry."""
+        file = self._files.file_at(offset * ENTRY_BYTES)
+        return _ENTRY.unpack_from(file.view, offset * ENTRY_BYTES - file.start)
+
+    def raise_max(self, max_offset: int) -> None:
+        """Believe that the queue reaches `max_offset`, though its entries may be lost (they are written again)."""
+        if self._files.starts and max_offset > self.max_offset:
+            self.put(max_offset, np.empty(0, ENTRY))
+
+    def trim(self, log_min: int) -> None:
+        """Set `min_offset` to the first entry whose message is at or behind `log_min`."""
+        low, high = self._first, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = self.entry(middle)
+            if physical_offset < log_min or size == FILLER_SIZE:
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
+    def truncate(self, log_end: int) -> int:
+        """Drop the entries at the tail whose messages do not end at or before `log_end`; how many these were."""
+        end = self.max_offset
+        while end > self._first:
+            physical_offset, size, _ = self.entry(end - 1)
+            if size == FILLER_SIZE or physical_offset + size <= log_end:
+                break
+            end -= 1
+        dropped = self.max_offset - end
+        if dropped:
+            self._tail = None
+            self._files.zero_from(end * ENTRY_BYTES)
+            self.max_offset = end
+            self._synced = min(self._synced, end)
+        return dropped
+
+    def hide_behind(self, log_end: int) -> None:
+        """`truncate` for a read-only queue: what lies behind is not shown."""
+        while self.max_offset > self._first:
+            physical_offset, size, _ = self.entry(self.max_offset - 1)
+            if size == FILLER_SIZE or physical_offset + size <= log_end:
+                break
+            self.max_offset -= 1
+
+    def end_physical(self) -> int:
+        """One past the last message's end in the commit log; 0 if there is none."""
+        if self.max_offset == self._first:
+            return 0
+        physical_offset, size, _ = self.entry(self.max_offset - 1)
+        return 0 if size == FILLER_SIZE else physical_offset + size
+
+    def sync(self) -> None:
+        """Wait until the entries of before the call are on disk."""
+        end = self.max_offset
+        if end > self._synced:
+            self._files.sync(self._synced * ENTRY_BYTES, end * ENTRY_BYTES)
+            self._synced = end
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._tail = None
+        self._files.close()
+
+    def delete(self) -> None:
+        """Remove the files and the folder."""
+        self._tail = None
+        self._files.delete()
+        self._files.folder.rmdir()
+
+    def _find_end(self) -> int:
+        """The number of the first empty entry: by halves within the last file that has an entry."""
+        for start in reversed(self._files.starts):
+            first = start // ENTRY_BYTES
+            low, high = first, first + self._files.file_bytes // ENTRY_BYTES
+            while low < high:
+                middle = (low + high) // 2
+                physical_offset, size, _ = self.entry(middle)
+                if physical_offset >= 0 and size > 0:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low > first:
+                return low
+        return self._first

@@ -1,0 +1,27 @@
+"""The table of delay levels, written as RocketMQ writes it: "1s 5s 10s 30s 1m ..."; level 1 is the first."""
+
+from __future__ import annotations
+
+import re
+
+from raymq.storage.errors import InvalidInput
+
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL = re.compile(r"([0-9]{1,9})([smhd])")
+
+
+def parse(text: str) -> tuple[int, ...]:
+    """The delay of each level in milliseconds; the delay of level k is at index k - 1.
+
+    Raises:
+        InvalidInput: no level at all, or one that is not a number and one of s, m, h, d.
+    """
+    delays_ms: list[int] = []
+    for word in text.split():
+        match = _LEVEL.fullmatch(word)
+        if match is None:
+            raise InvalidInput("delay_levels", 'numbers with a unit s, m, h or d, such as "1s 5s 1m"', text)
+        delays_ms.append(int(match[1]) * _UNIT_MS[match[2]])
+    if not delays_ms:
+        raise InvalidInput("delay_levels", "at least one level", text)
+    return tuple(delays_ms)

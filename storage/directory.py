@@ -1,0 +1,108 @@
+"""The names of a store directory's parts, its lock, and the file sizes that it was made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raymq.storage.checkpoint import State
+from raymq.storage.config import StoreConfig
+from raymq.storage.consume_queue import ENTRY_BYTES
+from raymq.storage.fileutil import DirectoryLock
+from raymq.storage.mapped_file_queue import files_of
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where everything is; RocketMQ's names, and `raymq/` for what is ours alone."""
+
+    root: Path
+
+    @property
+    def commit_log(self) -> Path:
+        return self.root / "commitlog"
+
+    @property
+    def consume_queue(self) -> Path:
+        return self.root / "consumequeue"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config"
+
+    @property
+    def topics(self) -> Path:
+        return self.config / "topics.json"
+
+    @property
+    def groups(self) -> Path:
+        return self.config / "subscriptionGroup.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "raymq" / "state.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "raymq" / "progress.journal"
+
+    @property
+    def damaged(self) -> Path:
+        return self.root / "raymq" / "damaged"
+
+
+def take_lock(paths: Paths) -> DirectoryLock:
+    """Make the directory if need be and take its lock; StoreLocked if somebody has it."""
+    paths.root.mkdir(parents=True, exist_ok=True)
+    return DirectoryLock(paths.lock, paths.abort)
+
+
+_GEOMETRY = ("commitlog_file_bytes", "consume_queue_file_entries", "index_slots", "index_entries")
+
+
+def geometry(config: StoreConfig) -> dict[str, int]:
+    """The settings that decide the sizes of files."""
+    return {field: getattr(config, field) for field in _GEOMETRY}
+
+
+def fitted(config: StoreConfig, paths: Paths, state: State | None) -> StoreConfig:
+    """`config` with the sizes that the directory was made with.
+
+    Ours are written down. A directory of RocketMQ's shows those of log and queues in its files; the index's two
+    cannot be told apart, there the configuration must be right.
+    """
+    if state is not None and all(field in state.geometry for field in _GEOMETRY):
+        kept = state.geometry
+        return replace(
+            config,
+            commitlog_file_bytes=kept["commitlog_file_bytes"],
+            consume_queue_file_entries=kept["consume_queue_file_entries"],
+            index_slots=kept["index_slots"],
+            index_entries=kept["index_entries"],
+        )
+    log_files = files_of(paths.commit_log)
+    if len(log_files) > 1:
+        config = replace(config, commitlog_file_bytes=int(log_files[1].name) - int(log_files[0].name))
+    elif log_files and log_files[0].stat().st_size:
+        config = replace(config, commitlog_file_bytes=log_files[0].stat().st_size)
+    for queue_file in paths.consume_queue.glob("*/*/[0-9]*"):
+        size = queue_file.stat().st_size
+        if size and size % ENTRY_BYTES == 0:
+            return replace(config, consume_queue_file_entries=size // ENTRY_BYTES)
+    return config

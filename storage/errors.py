@@ -1,0 +1,166 @@
+"""Every error of RayMQ, as one tree.
+
+The tree is rooted here, in the lowest room, so that an error raised by a store is the very class that a client's
+`except` names: nothing is translated on the way. `raymq.actors.errors` and `raymq.client.errors` add nothing but
+their own leaves.
+
+    RayMQError
+    +-- InvalidInput (ValueError)      the caller's fault; nothing was sent or stored
+    +-- NotFoundError
+    |   +-- TopicNotFound  QueueNotFound  GroupNotFound  MessageNotFound  MessageExpired
+    +-- TopicExists
+    +-- OffsetOutOfRange
+    +-- StoreError
+        +-- StoreLocked                another process owns the directory
+        +-- StoreCorrupt               bytes on disk are not what was written
+        +-- StoreFailed                the disk failed; writes are refused until the store is opened again
+        +-- StoreFull                  the disk is above the refusal mark
+
+Errors cross processes, so each survives pickle with all its fields (`__reduce__` below; tests/unit/test_errors.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+_E = TypeVar("_E", bound="RayMQError")
+
+
+def _rebuild(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
+    """Make `cls` again without calling its `__init__`, whose signature differs from `args`."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class RayMQError(Exception):
+    """Base of all errors that RayMQ raises.
+
+    Attributes:
+        code: RocketMQ's response-code name such as "SYSTEM_BUSY", or None where no broker answered.
+        retriable: whether the same call may succeed later without a change by the caller.
+        remedy: what the caller can do about it, one sentence; empty where the message says all.
+    """
+
+    code: str | None = None
+    retriable: bool = False
+    remedy: str = ""
+
+    #: The code that a broker answers when this error leaves a command; a wire name, see actors/wire/codes.py.
+    wire_code: ClassVar[str] = "SYSTEM_ERROR"
+
+    def __init__(self, message: str = "", *, code: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        if remedy is not None:
+            self.remedy = remedy
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message} ({self.remedy})" if self.remedy else message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+class InvalidInput(RayMQError, ValueError):
+    """An argument breaks a rule; nothing was sent or stored. `.field` broke `.limit` with `.actual`."""
+
+    wire_code = "INVALID_PARAMETER"
+
+    def __init__(self, field: str, limit: object, actual: object, *, remedy: str | None = None) -> None:
+        shown = repr(actual)
+        super().__init__(f"{field}: {limit}; got {shown if len(shown) <= 200 else shown[:200] + '...'}", remedy=remedy)
+        self.field = field
+        self.limit = limit
+        self.actual = actual
+
+
+class NotFoundError(RayMQError):
+    """What was asked for is not there, and the place where it would be was read."""
+
+
+class TopicNotFound(NotFoundError):
+    """No broker has the topic."""
+
+    wire_code = "TOPIC_NOT_EXIST"
+
+
+class QueueNotFound(NotFoundError):
+    """The topic has no such queue on that broker, or nothing was ever written to it."""
+
+    wire_code = "QUERY_NOT_FOUND"
+
+
+class GroupNotFound(NotFoundError):
+    """No broker knows the consumer group."""
+
+    wire_code = "SUBSCRIPTION_GROUP_NOT_EXIST"
+
+
+class MessageNotFound(NotFoundError):
+    """There is no message at that place or of that id."""
+
+    wire_code = "QUERY_NOT_FOUND"
+
+
+class MessageExpired(NotFoundError):
+    """The message's place lies below the commit log's minimum: retention deleted it."""
+
+    wire_code = "QUERY_NOT_FOUND"
+
+
+class TopicExists(RayMQError):
+    """The topic exists with other settings."""
+
+
+class OffsetOutOfRange(RayMQError):
+    """A queue offset below the minimum or beyond the maximum (the next message's offset)."""
+
+    wire_code = "PULL_OFFSET_MOVED"
+
+    def __init__(self, offset: int, min_offset: int, max_offset: int) -> None:
+        super().__init__(f"offset {offset} is outside {min_offset}..{max_offset}")
+        self.offset = offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+
+
+class StoreError(RayMQError):
+    """Base of what a store directory or its disk can do wrong."""
+
+
+class StoreLocked(StoreError):
+    """Another process owns the directory; `.pid` is its process id, or None where it did not say."""
+
+    def __init__(self, directory: object, pid: int | None) -> None:
+        super().__init__(
+            f"{directory} is in use by process {pid}" if pid else f"{directory} is in use by another process",
+            remedy="stop that process or open another directory",
+        )
+        self.pid = pid
+
+
+class StoreCorrupt(StoreError):
+    """Bytes on disk are not what was written; `.file` and `.offset` (within the file) say where."""
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        super().__init__(f"{file} at byte {offset}: {reason}")
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+
+
+class StoreFailed(StoreError):
+    """A write or fsync failed: what is on disk is unknown, so the store refuses writes until it is opened again."""
+
+    wire_code = "SERVICE_NOT_AVAILABLE"
+
+
+class StoreFull(StoreError):
+    """The disk is fuller than `disk_refuse_ratio`: writes are refused until it falls."""
+
+    wire_code = "SERVICE_NOT_AVAILABLE"
+    retriable = True

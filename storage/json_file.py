@@ -1,0 +1,84 @@
+"""A configuration file as RocketMQ keeps it: JSON, with the content before the last write beside it as `.bak`.
+
+RocketMQ's writer leaves integer keys unquoted (`{"offsetTable":{1:17}}`), which strict JSON forbids; it reads quoted
+ones as well. So we read both and write quoted ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raymq.storage import fileutil
+from raymq.storage.errors import StoreCorrupt
+
+_STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The JSON object in `text`, integer keys quoted or not (they arrive as strings); ValueError if it is none."""
+    quoted = _STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
+    value = json.loads(quoted)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - the text is at fault, not its type
+    return value
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The object in `path`, or in its `.bak` if it is missing or broken; {} if neither exists.
+
+    Raises:
+        StoreCorrupt: what exists cannot be read.
+    """
+    problem: StoreCorrupt | None = None
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        try:
+            text = candidate.read_text("utf-8")
+            if text.strip():
+                return parse(text)
+            raise ValueError("empty")
+        except FileNotFoundError:
+            continue
+        except (ValueError, OSError) as error:
+            problem = problem or StoreCorrupt(str(candidate), getattr(error, "pos", 0), f"not readable: {error}")
+    if problem is not None:
+        raise problem
+    return {}
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` durably and keep what was there as `.bak`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        before = path.read_bytes()
+    except FileNotFoundError:
+        before = b""
+    if before.strip():
+        fileutil.replace(path.with_name(path.name + ".bak"), before)
+    fileutil.replace(path, json.dumps(content, ensure_ascii=False, indent="\t").encode())
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion:
+    """RocketMQ's version of a table: how often and when (ms) it changed."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+    state_version: int = 0
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any] | None) -> DataVersion:
+        raw = raw or {}
+        return cls(int(raw.get("counter", 0)), int(raw.get("timestamp", 0)), int(raw.get("stateVersion", 0)))
+
+    def to_json(self) -> dict[str, int]:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp_ms}
+
+    def next(self) -> DataVersion:
+        """After one more change, now."""
+        return DataVersion(self.counter + 1, int(time.time() * 1000), self.state_version)

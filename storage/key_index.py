@@ -1,0 +1,250 @@
+"""The index of keys: RocketMQ's index files, from `topic#key` to physical offsets.
+
+Derived data: rebuilt from the commit log as far as it is missing. What a look-up returns are candidates (other keys
+may have the same hash), newest first; the caller compares topic and key.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage import fileutil
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.java_hash import index_hash
+from raymq.storage.mapped_file import MappedFile
+
+#: begin time, end time, begin physical offset, end physical offset, used slots, number of the next entry.
+_HEADER = struct.Struct(">qqqqii")
+_SLOT = struct.Struct(">i")
+_ENTRY = struct.Struct(">iqii")
+ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_ALLOCATE_STEP_BYTES = 1 << 20
+_MAX_SECONDS = 0x7FFFFFFF
+
+
+class _IndexFile:
+    """One index file; the header is kept in attributes and written after the entries it counts."""
+
+    def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
+        self.path = path
+        self._slot_count = slots
+        self._capacity = entries
+        self._entries_at = _HEADER.size + slots * _SLOT.size
+        size = file_bytes(slots, entries)
+        if path.exists() and path.stat().st_size != size:
+            raise StoreCorrupt(str(path), 0, f"an index of {path.stat().st_size} bytes, not {size}")
+        self._file = MappedFile(path, 0, size, writable=writable, allocate_step_bytes=_ALLOCATE_STEP_BYTES)
+        self._slots = np.frombuffer(self._file.view, ">i4", slots, _HEADER.size)
+        self._entries = np.frombuffer(self._file.view, ENTRY, entries, self._entries_at)
+        (self.begin_ms, self.end_ms, self.begin_physical, self.end_physical, self._used_slots, count) = (
+            _HEADER.unpack_from(self._file.view)
+        )
+        self.count = max(1, count)
+
+    @property
+    def room(self) -> int:
+        return int(self._capacity - self.count)
+
+    def put(
+        self,
+        hashes: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        timestamps_ms: npt.NDArray[np.int64],
+        end_physical: int,
+    ) -> None:
+        """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
+        first, n = self.count, len(hashes)
+        self._file.allocate(0, self._entries_at + (first + n) * _ENTRY.size)
+        if first == 1:
+            self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
+        numbers = np.arange(first, first + n, dtype=np.int32)
+        slots = hashes % self._slot_count
+        order = np.argsort(slots, kind="stable")
+        sorted_slots = slots[order]
+        run_starts = np.empty(n, np.bool_)
+        run_starts[0] = True
+        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=run_starts[1:])
+        before = self._slots[sorted_slots].astype(np.int32)
+        before[(before <= 0) | (before >= first)] = 0
+        before = np.where(run_starts, before, np.concatenate((numbers[:1], numbers[order][:-1])))
+        previous = np.empty(n, np.int32)
+        previous[order] = before
+        self._used_slots += int(np.count_nonzero(run_starts & (before == 0)))
+        entries = self._entries[first : first + n]
+        entries["hash"] = hashes
+        entries["physical_offset"] = offsets
+        entries["seconds"] = np.clip((timestamps_ms - self.begin_ms) // 1000, 0, _MAX_SECONDS)
+        entries["previous"] = previous
+        run_ends = np.append(run_starts[1:], True)
+        self._slots[sorted_slots[run_ends]] = numbers[order][run_ends]
+        self._finish(first + n, end_physical, int(timestamps_ms[-1]))
+
+    def put_one(self, key_hash: int, physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
+        """Write one entry; there must be room. Records up to `end_physical` are then wholly indexed."""
+        number, view = self.count, self._file.view
+        at = self._entries_at + number * _ENTRY.size
+        self._file.allocate(0, at + _ENTRY.size)
+        if number == 1:
+            self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
+        slot_at = _HEADER.size + key_hash % self._slot_count * _SLOT.size
+        previous = _SLOT.unpack_from(view, slot_at)[0]
+        if not 0 < previous < number:
+            previous = 0
+            self._used_slots += 1
+        seconds = min(max(0, (timestamp_ms - self.begin_ms) // 1000), _MAX_SECONDS)
+        _ENTRY.pack_into(view, at, key_hash, physical_offset, seconds, previous)
+        _SLOT.pack_into(view, slot_at, number)
+        self._finish(number + 1, end_physical, timestamp_ms)
+
+    def _finish(self, count: int, end_physical: int, end_ms: int) -> None:
+        self.count, self.end_physical, self.end_ms = count, end_physical, end_ms
+        _HEADER.pack_into(
+            self._file.view,
+            0,
+            self.begin_ms,
+            end_ms,
+            self.begin_physical,
+            end_physical,
+            self._used_slots,
+            count,
+        )
+
+    def find(self, key_hash: int) -> Iterator[int]:
+        """Physical offsets of the entries of that hash, newest first."""
+        number = _SLOT.unpack_from(self._file.view, _HEADER.size + key_hash % self._slot_count * _SLOT.size)[0]
+        # A slot may point at entries that the header does not count yet; the chain itself is whole.
+        while 0 < number < self._capacity:
+            found, physical_offset, _, previous = _ENTRY.unpack_from(
+                self._file.view, self._entries_at + number * _ENTRY.size
+            )
+            if found == key_hash and number < self.count:
+                yield physical_offset
+            if previous >= number:
+                return
+            number = previous
+
+    def cap(self, log_end: int) -> None:
+        if self.count > 1 and self.end_physical >= log_end:
+            self._finish(self.count, log_end - 1, self.end_ms)
+
+    def repair(self) -> None:
+        """After a crash: point slots whose newest entries the header does not count at the ones it does."""
+        slots = self._slots
+        ahead = np.flatnonzero(slots >= self.count)
+        while len(ahead):
+            numbers = slots[ahead].astype(np.int64)
+            previous = self._entries["previous"][np.minimum(numbers, self._capacity - 1)]
+            slots[ahead] = np.where((previous < numbers) & (numbers < self._capacity), previous, 0)
+            ahead = ahead[slots[ahead] >= self.count]
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        if hasattr(self, "_slots"):
+            del self._slots, self._entries
+        self._file.close()
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    """The size of an index file."""
+    return _HEADER.size + slots * _SLOT.size + entries * _ENTRY.size
+
+
+class KeyIndex:
+    """All index files of a store. Belongs to the store's writer; `sync` to any thread."""
+
+    def __init__(self, folder: Path, slots: int, entries: int, *, writable: bool) -> None:
+        self._folder = folder
+        self._slots = slots
+        self._capacity = entries
+        self._writable = writable
+        names = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 17) if folder.is_dir() else []
+        self._files = [_IndexFile(path, slots, entries, writable=writable) for path in names]
+
+    @property
+    def end_physical(self) -> int:
+        """Physical offset of the newest record that is indexed; -1 if none is."""
+        return max((file.end_physical for file in self._files if file.count > 1), default=-1)
+
+    @property
+    def end_ms(self) -> int:
+        """Store time of the newest record that is indexed; 0 if none is."""
+        return max((file.end_ms for file in self._files if file.count > 1), default=0)
+
+    def put(
+        self, hashes: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
+    ) -> None:
+        """Index keys in log order, three parallel arrays; rolls to new files as needed."""
+        at = 0
+        while at < len(hashes):
+            file = self._file_with_room()
+            stop = min(len(hashes), at + file.room)
+            last = int(offsets[stop - 1])
+            complete = stop == len(hashes) or int(offsets[stop]) != last
+            file.put(hashes[at:stop], offsets[at:stop], timestamps_ms[at:stop], last if complete else last - 1)
+            at = stop
+
+    def put_record(self, hashes: list[int], physical_offset: int, timestamp_ms: int) -> None:
+        """Index the keys of one record."""
+        for number, key_hash in enumerate(hashes, 1):
+            end_physical = physical_offset if number == len(hashes) else physical_offset - 1
+            self._file_with_room().put_one(key_hash, physical_offset, timestamp_ms, end_physical)
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Physical offsets of records that may have the key, newest first; the time window only skips whole files."""
+        key_hash = index_hash(f"{topic}#{key}")
+        for file in reversed(self._files):
+            if file.count > 1 and file.begin_ms <= end_ms and begin_ms <= file.end_ms:
+                yield from file.find(key_hash)
+
+    def drop_after(self, timestamp_ms: int) -> None:
+        """Delete the files with records stored later than that: after a crash of the machine they are not trusted."""
+        for file in [file for file in self._files if file.count <= 1 or file.end_ms > timestamp_ms]:
+            file.close()
+            fileutil.remove(file.path)
+            self._files.remove(file)
+
+    def cap(self, log_end: int) -> None:
+        """Forget that records at or behind `log_end` were indexed: the log has lost them.
+
+        Their entries stay as candidates that no record confirms.
+        """
+        for file in self._files:
+            file.cap(log_end)
+
+    def repair(self) -> None:
+        """After a crash of the process: see `_IndexFile.repair`."""
+        if self._files:
+            self._files[-1].repair()
+
+    def sync(self) -> None:
+        """Wait until the entries of before the call are on disk."""
+        for file in list(self._files[-2:]):
+            file.sync()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+    def _file_with_room(self) -> _IndexFile:
+        if self._files and self._files[-1].room > 0:
+            return self._files[-1]
+        now = time.time()
+        while True:
+            name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
+            if not self._files or name > self._files[-1].path.name:
+                break
+            now += 0.001
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._files.append(_IndexFile(self._folder / name, self._slots, self._capacity, writable=True))
+        return self._files[-1]

@@ -1,0 +1,45 @@
+"""A message's id: the store host's address and the record's physical offset, in upper-case hexadecimal.
+
+IPv4: 4 bytes address, 4 bytes port, 8 bytes offset = 32 digits; IPv6: 16 + 4 + 8 bytes = 56 digits.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+
+from raymq.storage.errors import InvalidInput
+
+_TAIL = struct.Struct(">iq")
+_LENGTHS = (2 * (4 + _TAIL.size), 2 * (16 + _TAIL.size))
+
+
+def encode(host: str, port: int, physical_offset: int) -> str:
+    """The id of the record at `physical_offset` in the store of `host` (a numeric address).
+
+    Raises:
+        InvalidInput: `host` is not an address.
+    """
+    try:
+        packed = ipaddress.ip_address(host).packed
+    except ValueError:
+        raise InvalidInput("host", "a numeric IP address", host) from None
+    return (packed + _TAIL.pack(port, physical_offset)).hex().upper()
+
+
+def decode(message_id: str) -> tuple[str, int, int]:
+    """Host, port and physical offset of an id in either case.
+
+    Raises:
+        InvalidInput: not 32 or 56 hexadecimal digits, or no port or offset in range.
+    """
+    try:
+        data = bytes.fromhex(message_id)
+    except (ValueError, TypeError):
+        raise InvalidInput("message_id", "hexadecimal digits", message_id) from None
+    if len(message_id) not in _LENGTHS or len(data) * 2 != len(message_id):
+        raise InvalidInput("message_id", f"{_LENGTHS[0]} or {_LENGTHS[1]} hexadecimal digits", message_id)
+    port, physical_offset = _TAIL.unpack(data[-_TAIL.size :])
+    if not 0 <= port <= 0xFFFF or physical_offset < 0:
+        raise InvalidInput("message_id", "a port up to 65535 and an offset from 0", message_id)
+    return str(ipaddress.ip_address(data[: -_TAIL.size])), port, physical_offset

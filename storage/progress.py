@@ -1,0 +1,234 @@
+"""How far consumers and delay levels have come: what is committed survives the death of the process at once.
+
+A commit appends one frame to `raymq/progress.journal` with a single write; from then on the kernel has it. The
+journal is folded into RocketMQ's config/consumerOffset.json and config/delayOffset.json when it has grown, at opening
+and at closing. Frame: length of the payload u4 | CRC-32 of the payload u4 | payload (msgpack). A frame that is cut off
+or does not match its CRC ends the journal; only the newest one can be.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from raymq.storage import fileutil, json_file
+from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage.json_file import DataVersion
+
+_FRAME = struct.Struct(">II")
+_FOLD_BYTES: Final = 4 << 20
+_CONSUMER: Final = "c"
+_CONSUMER_GONE: Final = "g"
+_DELAY: Final = "d"
+
+
+class Journal:
+    """The file of frames. One thread."""
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        """Read what is there (`entries`) and, if writable, cut off a torn end."""
+        self._path = path
+        self._fd = -1
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        self.entries, self.length = _read(content)
+        if writable:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if self.length < len(content):
+                os.ftruncate(self._fd, self.length)
+
+    def append(self, entry: tuple[Any, ...]) -> None:
+        """Hand a frame to the kernel; it survives the process when this returns.
+
+        Raises:
+            StoreError: opened read-only.
+            OSError: not written; the journal is as before.
+        """
+        if self._fd < 0:
+            raise StoreError("the store was opened read-only, or closed")
+        payload = msgpack.packb(entry)
+        try:
+            fileutil.write_all(self._fd, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        except OSError:
+            os.ftruncate(self._fd, self.length)
+            raise
+        self.length += _FRAME.size + len(payload)
+
+    def clear(self) -> None:
+        """Drop all frames: they are in the JSON files."""
+        os.ftruncate(self._fd, 0)
+        self.entries, self.length = [], 0
+
+    def sync(self) -> None:
+        """Wait until the frames are on disk."""
+        if self._fd >= 0:
+            fileutil.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fileutil.close(self._fd)
+            self._fd = -1
+
+
+def _read(content: bytes) -> tuple[list[tuple[Any, ...]], int]:
+    """The entries of a journal and how many of its bytes are whole frames."""
+    entries: list[tuple[Any, ...]] = []
+    at = 0
+    while at + _FRAME.size <= len(content):
+        length, crc = _FRAME.unpack_from(content, at)
+        payload = content[at + _FRAME.size : at + _FRAME.size + length]
+        if len(payload) < length or length == 0 or zlib.crc32(payload) != crc:
+            break
+        entries.append(tuple(msgpack.unpackb(payload)))
+        at += _FRAME.size + length
+    return entries, at
+
+
+class Progress:
+    """Both kinds of progress over one journal; `consumer_offsets` and `delay_progress` are its two faces."""
+
+    def __init__(self, config: Path, journal: Path, *, writable: bool) -> None:
+        """Load the JSON files and replay the journal over them.
+
+        Raises:
+            StoreCorrupt: a JSON file and its .bak are unreadable.
+        """
+        self._consumer_path = config / "consumerOffset.json"
+        self._delay_path = config / "delayOffset.json"
+        raw = json_file.load(self._consumer_path)
+        self._version = DataVersion.from_json(raw.get("dataVersion"))
+        raw_delay = json_file.load(self._delay_path)
+        self._delay_version = DataVersion.from_json(raw_delay.get("dataVersion"))
+        self.consumers: dict[str, dict[str, dict[int, int]]] = {}
+        self.delays: dict[int, int] = {}
+        self.log_end = 0
+        try:
+            for key, queues in (raw.get("offsetTable") or {}).items():
+                topic, _, group = key.partition("@")
+                if topic and group:
+                    offsets = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+                    self.consumers.setdefault(group, {})[topic] = offsets
+            self.log_end = int(raw_delay.get("raymqLogEnd") or 0)
+            self.delays = {int(level): int(offset) for level, offset in (raw_delay.get("offsetTable") or {}).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StoreCorrupt(str(config), 0, f"an offset table of another form: {error}") from None
+        self.journal = Journal(journal, writable=writable)
+        for entry in self.journal.entries:
+            self._apply(entry)
+        self.consumer_offsets = ConsumerOffsets(self)
+        self.delay_progress = DelayProgress(self)
+        if writable and self.journal.length:
+            self.fold()
+
+    def commit(self, entry: tuple[Any, ...]) -> None:
+        """Write an entry to the journal, then apply it."""
+        self.journal.append(entry)
+        self._apply(entry)
+        if self.journal.length >= _FOLD_BYTES:
+            self.fold()
+
+    def _apply(self, entry: tuple[Any, ...]) -> None:
+        kind, *rest = entry
+        if kind == _CONSUMER:
+            group, topic, queue_id, offset = rest
+            self.consumers.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
+        elif kind == _CONSUMER_GONE:
+            group, topic = rest
+            self.consumers.get(group, {}).pop(topic, None)
+            if not self.consumers.get(group):
+                self.consumers.pop(group, None)
+        elif kind == _DELAY:
+            level, offset, self.log_end = rest
+            self.delays[level] = offset
+
+    def fold(self) -> None:
+        """Write the JSON files and empty the journal; a crash in between only means that it is replayed."""
+        self._version = self._version.next()
+        self._delay_version = self._delay_version.next()
+        table = {
+            f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
+            for group, topics in self.consumers.items()
+            for topic, queues in topics.items()
+        }
+        groups = {group: list(topics) for group, topics in self.consumers.items()}
+        json_file.save(
+            self._consumer_path,
+            {"dataVersion": self._version.to_json(), "groupTopicMap": groups, "offsetTable": table},
+        )
+        delays = {str(level): offset for level, offset in self.delays.items()}
+        json_file.save(
+            self._delay_path,
+            {"dataVersion": self._delay_version.to_json(), "offsetTable": delays, "raymqLogEnd": self.log_end},
+        )
+        self.journal.clear()
+
+    def close(self, *, fold: bool) -> None:
+        if fold and self.journal.length:
+            self.fold()
+        self.journal.close()
+
+
+class ConsumerOffsets:
+    """The next offset that each group will consume, by topic and queue."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the offset, also to a lower one; it survives the death of the process when this returns."""
+        if self.get(group, topic, queue_id) != offset:
+            self._progress.commit((_CONSUMER, group, topic, queue_id, offset))
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The committed offset; None if there is none."""
+        return self._progress.consumers.get(group, {}).get(topic, {}).get(queue_id)
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offsets by queue id."""
+        return dict(self._progress.consumers.get(group, {}).get(topic, {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics of which the group has committed something."""
+        return list(self._progress.consumers.get(group, {}))
+
+    def groups(self) -> list[str]:
+        """All groups that have committed something."""
+        return list(self._progress.consumers)
+
+    def delete(self, group: str, topic: str) -> None:
+        """Forget the group's offsets of one topic."""
+        if topic in self._progress.consumers.get(group, {}):
+            self._progress.commit((_CONSUMER_GONE, group, topic))
+
+
+class DelayProgress:
+    """The next offset of each delay level's queue that is to be delivered."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def commit(self, level: int, next_offset: int, log_end: int) -> None:
+        """Set it; it survives the death of the process when this returns.
+
+        Args:
+            log_end: the log's end at this moment: all copies that were delivered lie before it.
+        """
+        if self.get(level) != next_offset:
+            self._progress.commit((_DELAY, level, next_offset, log_end))
+
+    def get(self, level: int) -> int | None:
+        """The next offset; None if the level has no progress yet."""
+        return self._progress.delays.get(level)
+
+    @property
+    def log_end(self) -> int:
+        """The log's end at the newest commit; copies behind it may be delivered and not committed."""
+        return self._progress.log_end

@@ -1,0 +1,404 @@
+"""Records as Arrow tables and back, thousands at a time: what `fetch_table`, `send_table` and Spark move.
+
+Nothing here takes a Python step per message, with two exceptions: compressed bodies are decompressed one by one, and
+a struct column is packed into bodies one by one.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.storage import properties, record, record_batch
+from raymq.storage.compression import decompress
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.property_columns import gather, split_properties
+from raymq.storage.record import Buffer
+from raymq.storage.unique_keys import UniqueKeys, hexadecimal
+
+__all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records"]
+
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+
+#: The columns of a table of messages.
+SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker", pa.string()),
+        ("queue_id", pa.int32()),
+        ("offset", pa.int64()),
+        ("message_id", pa.string()),
+        ("unique_key", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("tags", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("born_timestamp", TIMESTAMP),
+        ("store_timestamp", TIMESTAMP),
+        ("body", pa.binary()),
+    ]
+)
+
+CONTENT_TYPE: Final = "content-type"
+MSGPACK: Final = "application/msgpack"
+MAX_BODY_BYTES: Final = 4 << 20
+
+_STORE_HOST_AND_OFFSET_BYTES: Final = 16
+
+#: The header as NumPy fields, of records with IPv4 hosts: the same fields as `record.HEADER`.
+_HEADER: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">i4"),
+        ("body_crc", ">i4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_timestamp", ">i8"),
+        ("born_host", "V8"),
+        ("store_timestamp", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"),
+        ("body_length", ">i4"),
+    ]
+)
+
+
+def table_from_records(records: Buffer, sizes: npt.NDArray[np.int32], *, broker: str) -> pa.Table:
+    """Decode contiguous records into a table of `SCHEMA`. It owns its bytes: `records` may be released.
+
+    Of a retried or dead-lettered message topic and message_id are the original's, as are its unique key, keys, tags,
+    properties and born timestamp; queue, offset and store timestamp are this copy's. Compressed bodies are
+    decompressed.
+
+    Raises:
+        StoreCorrupt: a record is not sound or its body has another CRC; `.file` is the broker, `.offset` the place in
+            `records`.
+    """
+    if len(sizes) == 0:
+        return SCHEMA.empty_table()
+    try:
+        batch = record_batch.parse(records, sizes)
+    except record_batch.BadRecord as error:
+        place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
+        raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
+    count = len(batch)
+    fours = record_batch.strided(batch.records, ">i4")
+    born_ms = record_batch.strided(batch.records, ">i8")[batch.starts + record.OFFSET_BORN_TIMESTAMP]
+    block = pa.py_buffer(batch.records)
+    parsed = split_properties(gather(block, batch.properties_at, batch.ends, pa.binary()))
+    topic = _topics(batch)
+    if parsed.names.index(properties.RETRY_TOPIC).as_py() >= 0:
+        topic = pc.coalesce(parsed.last(properties.RETRY_TOPIC), topic)
+    ids = _message_ids(batch)
+    if parsed.names.index(properties.ORIGIN_MESSAGE_ID).as_py() >= 0:
+        ids = pc.coalesce(parsed.last(properties.ORIGIN_MESSAGE_ID), ids)
+    columns = [
+        topic,
+        pa.repeat(broker, count),
+        pa.array(fours[batch.starts + record.OFFSET_QUEUE_ID].astype(np.int32)),
+        pa.array(batch.queue_offsets),
+        ids,
+        parsed.first(properties.UNIQ_KEY),
+        parsed.keys(),
+        parsed.last(properties.TAGS),
+        parsed.user(),
+        _timestamps(born_ms),
+        _timestamps(batch.store_timestamps_ms),
+        _bodies(batch, block, broker),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def records_from_table(
+    table: pa.Table,
+    *,
+    topic: str,
+    queue_id: int,
+    body: str,
+    unique_keys: UniqueKeys,
+    keys: str | None = None,
+    tags: str | None = None,
+    properties: str | None = None,
+    content_type: str | None = None,
+    born_host: tuple[str, int] = ("127.0.0.1", 0),
+    born_timestamp_ms: int | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> tuple[memoryview, npt.NDArray[np.int32]]:
+    """Encode the rows of a table as records of one queue, ready for `Store.append`; returns (records, sizes).
+
+    Args:
+        body: the column of bodies: binary, string, or struct (packed as msgpack, content type application/msgpack).
+        unique_keys: gives every row its UNIQ_KEY.
+        keys: the column of keys: one a row (string, integer) or several (list of them).
+        tags: the column of tags.
+        properties: the column of the user's own properties, map<string, string>; null values are left out.
+        content_type: what the property content-type says; None leaves it out unless `body` is a struct.
+        born_host: the sender's address (IPv4) and port.
+        born_timestamp_ms: now if None.
+
+    The properties are written in the order UNIQ_KEY, content-type, the user's, KEYS, TAGS.
+
+    Raises:
+        InvalidInput: a limit is broken (body 1 byte to `max_body_bytes`, properties 32,767 bytes, separators, blanks
+            in keys, reserved names), a column is missing or of another type. Nothing was made.
+    """
+    count = table.num_rows
+    name = topic.encode()
+    if not 0 < len(name) <= record.MAX_TOPIC_BYTES:
+        raise InvalidInput("topic", f"1 to {record.MAX_TOPIC_BYTES} bytes", topic)
+    column = _column(table, "body", body)
+    if pa.types.is_struct(column.type):
+        content_type = content_type or MSGPACK
+        column = _packed(column)
+    bodies, body_lengths = _checked_bodies(column, max_body_bytes)
+    texts = _property_texts(
+        count,
+        _key_texts(None if keys is None else _column(table, "keys", keys)),
+        None if tags is None else _tag_texts(_column(table, "tags", tags)),
+        unique_keys,
+        content_type,
+        None if properties is None else _column(table, "properties", properties),
+    )
+    property_lengths = _lengths(texts)
+    if count and int(property_lengths.max()) > record.MAX_PROPERTIES_BYTES:
+        raise InvalidInput("properties", f"at most {record.MAX_PROPERTIES_BYTES} bytes", int(property_lengths.max()))
+    version_2 = len(name) > record.MAX_TOPIC_BYTES_V1
+    middle = len(name).to_bytes(2 if version_2 else 1, "big") + name
+    sizes = body_lengths + property_lengths + (_HEADER.itemsize + len(middle) + 2)
+    if int(sizes.sum()) >= 1 << 31:
+        raise InvalidInput("table", "less than 2 GiB of records at a time", int(sizes.sum()))
+
+    header = np.zeros(count, _HEADER)
+    header["size"] = sizes
+    header["magic"] = record.MAGIC_V2 if version_2 else record.MAGIC_V1
+    header["body_crc"] = _checksums(bodies)
+    header["queue_id"] = queue_id
+    header["born_timestamp"] = time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms
+    host = record.pack_host(*born_host)
+    if len(host) != 8:
+        raise InvalidInput("born_host", "an IPv4 address and a port", born_host)
+    header["born_host"] = np.void(host)
+    header["body_length"] = body_lengths
+    joined = pc.binary_join_element_wise(
+        _fixed_width(header),
+        bodies,
+        pa.scalar(middle, pa.binary()),
+        _fixed_width(property_lengths.astype(">u2")),
+        texts.cast(pa.binary()),
+        pa.scalar(b"", pa.binary()),
+    )
+    data = joined.buffers()[2] if count else pa.py_buffer(b"")
+    return memoryview(data)[: int(sizes.sum())], sizes.astype(np.int32)
+
+
+def _topics(batch: record_batch.Batch) -> pa.Array:
+    if len(batch.groups) == 1:
+        return pa.repeat(batch.groups[0].topic, len(batch))
+    codes = np.zeros(len(batch), np.int32)
+    for code, group in enumerate(batch.groups):
+        codes[slice(None) if group.members is None else group.members] = code
+    return pa.array([group.topic for group in batch.groups]).take(pa.array(codes))
+
+
+def _message_ids(batch: record_batch.Batch) -> pa.Array:
+    eights = record_batch.strided(batch.records, ">i8")
+    born_ipv6 = (batch.sys_flags & record.SYS_FLAG_BORN_IPV6) != 0
+    host_at = batch.starts + record.OFFSET_STORE_HOST + born_ipv6 * np.int64(record.IPV6_SHIFT)
+    pairs = np.empty((len(batch), 2), ">i8")
+    pairs[:, 0] = eights[host_at]
+    pairs[:, 1] = eights[batch.starts + record.OFFSET_PHYSICAL_OFFSET]
+    ids = hexadecimal(pairs.view(np.uint8).reshape(len(batch), _STORE_HOST_AND_OFFSET_BYTES))
+    store_ipv6 = (batch.sys_flags & record.SYS_FLAG_STORE_IPV6) != 0
+    if not store_ipv6.any():
+        return ids
+    long_ids = [_long_message_id(batch, row) for row in np.flatnonzero(store_ipv6).tolist()]
+    return pc.replace_with_mask(ids, pa.array(store_ipv6), pa.array(long_ids))
+
+
+def _long_message_id(batch: record_batch.Batch, row: int) -> str:
+    return record.decode(batch.records, int(batch.starts[row]), check_crc=False).message_id
+
+
+def _timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(milliseconds.astype(np.int64) * 1000).cast(TIMESTAMP)
+
+
+def _bodies(batch: record_batch.Batch, block: pa.Buffer, broker: str) -> pa.Array:
+    ipv6_hosts = ((batch.sys_flags & record.SYS_FLAG_BORN_IPV6) != 0).astype(np.int64)
+    ipv6_hosts += (batch.sys_flags & record.SYS_FLAG_STORE_IPV6) != 0
+    length_at = batch.starts + record.OFFSET_BODY_LENGTH + ipv6_hosts * record.IPV6_SHIFT
+    body_at = length_at + _HEADER["body_length"].itemsize
+    lengths = record_batch.strided(batch.records, ">i4")[length_at]
+    bodies = gather(block, body_at, body_at + lengths, pa.binary())
+    compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
+    if not compressed.any():
+        return bodies
+    plain = []
+    for row in np.flatnonzero(compressed).tolist():
+        try:
+            plain.append(decompress(bodies[row].as_py(), int(batch.sys_flags[row])))
+        except ValueError as error:
+            raise StoreCorrupt(broker, int(batch.starts[row]), f"a body that does not decompress: {error}") from None
+    return pc.replace_with_mask(bodies, pa.array(compressed), pa.array(plain, pa.binary()))
+
+
+def _column(table: pa.Table, field: str, name: str) -> pa.Array:
+    if name not in table.column_names:
+        raise InvalidInput(field, f"a column of {table.column_names}", name)
+    column = table.column(name).combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _packed(structs: pa.Array) -> pa.Array:
+    """Every struct as a msgpack map; what msgpack does not know (decimals, dates) as text."""
+    pack = msgpack.Packer(datetime=True, default=str).pack
+    return pa.array([None if value is None else pack(value) for value in structs.to_pylist()], pa.binary())
+
+
+def _checked_bodies(column: pa.Array, limit: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    kind = column.type
+    accepted = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if not any(check(kind) for check in (*accepted, pa.types.is_fixed_size_binary)):
+        raise InvalidInput("body", "a column of binary, string or struct", str(kind))
+    if column.null_count:
+        raise InvalidInput("body", "no nulls", f"{column.null_count} nulls")
+    bodies = column if pa.types.is_binary(kind) else column.cast(pa.binary())
+    lengths = _lengths(bodies)
+    if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
+        worst = int(lengths.min()) or int(lengths.max())
+        raise InvalidInput("body", f"1 to {limit} bytes", worst)
+    return bodies, lengths
+
+
+def _text(column: pa.Array, field: str) -> pa.Array:
+    """A column as strings without separators; an empty string becomes null."""
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_integer(column.type) or pa.types.is_large_string(column.type):
+        column = column.cast(pa.string())
+    if not pa.types.is_string(column.type):
+        raise InvalidInput(field, "a column of text", str(column.type))
+    _refuse_separators(column, field)
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def _refuse_separators(column: pa.Array, field: str) -> None:
+    data = column.buffers()[2]
+    if data is None or not len(column):
+        return
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
+    used = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    if (used <= 2).any():
+        raise InvalidInput(field, "text without \\x00, \\x01 and \\x02", "one of them")
+
+
+def _key_texts(column: pa.Array | None) -> pa.Array | None:
+    """The value of KEYS for every row, null for none."""
+    if column is None:
+        return None
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        texts = _text(column, "keys")
+        _refuse_blanks(texts)
+        return texts
+    flat = _text(column.flatten(), "keys")
+    if flat.null_count:
+        raise InvalidInput("keys", "keys that are not empty", "an empty one or null")
+    _refuse_blanks(flat)
+    lengths = pc.list_value_length(column).fill_null(0)
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(np.asarray(lengths), out=offsets[1:])
+    texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), flat), properties.KEY_SEPARATOR)
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _tag_texts(column: pa.Array) -> pa.Array:
+    texts = _text(column, "tags")
+    if pc.any(pc.match_substring_regex(texts, r"\|\||^\s+$")).as_py():
+        raise InvalidInput("tags", "one tag, not blank, without ||", "another")
+    return texts
+
+
+def _refuse_blanks(texts: pa.Array) -> None:
+    if pc.any(pc.match_substring(texts, properties.KEY_SEPARATOR)).as_py():
+        raise InvalidInput("keys", "keys without blanks", "a blank")
+
+
+def _property_texts(
+    count: int,
+    keys: pa.Array | None,
+    tags: pa.Array | None,
+    unique_keys: UniqueKeys,
+    content_type: str | None,
+    user: pa.Array | None,
+) -> pa.Array:
+    pieces = [_pairs(properties.UNIQ_KEY, unique_keys.take(count))]
+    if content_type is not None:
+        _refuse_separators(pa.array([content_type]), "content_type")
+        pieces.append(pa.scalar(f"{CONTENT_TYPE}\x01{content_type}\x02"))
+    if user is not None:
+        pieces.append(_user_texts(user, reserved={CONTENT_TYPE} if content_type is not None else set()))
+    if keys is not None:
+        pieces.append(_pairs(properties.KEYS, keys))
+    if tags is not None:
+        pieces.append(_pairs(properties.TAGS, tags))
+    return pc.binary_join_element_wise(*pieces, "")
+
+
+def _pairs(name: str, values: pa.Array) -> pa.Array:
+    r"""`name \x01 value \x02` for each value, nothing for null."""
+    return pc.binary_join_element_wise(name + "\x01", values, "\x02", "").fill_null("")
+
+
+def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string()).fill_null("")
+    if not pa.types.is_map(column.type):
+        raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
+    counts = np.asarray(pc.list_value_length(column.cast(pa.list_(_entries(column.type)))).fill_null(0))
+    flat: Any = column.cast(pa.list_(_entries(column.type))).flatten()
+    names, values = flat.field(0), flat.field(1)
+    if not pa.types.is_string(names.type) or not pa.types.is_string(values.type):
+        raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
+    _refuse_separators(names, "properties")
+    _refuse_separators(values, "properties")
+    taken = sorted((properties.SYSTEM_PROPERTIES | reserved) & set(pc.unique(names).to_pylist()))
+    if taken or pc.any(pc.equal(names, "")).as_py():
+        raise InvalidInput("properties", "names that are not empty and not reserved", taken or "")
+    pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "").fill_null("")
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), pairs), "")
+
+
+def _entries(kind: pa.DataType) -> pa.DataType:
+    return pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+
+
+def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    return np.asarray(pc.binary_length(values)).astype(np.int64)
+
+
+def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:
+    if not len(bodies):
+        return np.zeros(0, np.uint32)
+    _, offsets_buffer, data = bodies.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(bodies) + 1, bodies.offset * 4).tolist()
+    slices = map(memoryview(data).__getitem__, map(slice, offsets, offsets[1:]))
+    return np.fromiter(map(zlib.crc32, slices), np.uint32, len(bodies)) & np.uint32(record.CRC_MASK)
+
+
+def _fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
+    """The raw bytes of every element as an array of binary."""
+    offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(rows.view(np.uint8))]
+    return pa.Array.from_buffers(pa.binary(), len(rows), buffers)

@@ -1,0 +1,128 @@
+"""Records that wait for their transaction's commit: files beside the log, invisible to every reader until then.
+
+    <store>/raymq/staged/<transaction>/<part>.<number>.chunk     u4 header length | msgpack header | records
+    <store>/raymq/staged/<transaction>/<part>.<number>.intent    i8: the log's end before the chunk was appended
+    <store>/raymq/staged/<transaction>/<part>.<number>.done      the chunk is in the log
+    <store>/raymq/staged/<transaction>/committed                 all of them are
+
+A chunk is whole or absent (written under another name, then renamed). The intent makes a commit repeatable: after a
+crash between append and `done`, only the log behind that position has to be searched for the chunk's records.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage.errors import InvalidInput
+from raymq.storage.fileutil import replace
+
+#: What a transaction or a part may be called: it becomes a file's name.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_HEADER_LENGTH = struct.Struct(">I")
+_POSITION = struct.Struct(">q")
+#: Transactions older than this are swept when the store opens: their writer is gone.
+ABANDONED_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedChunk:
+    """One chunk on disk: records of one queue."""
+
+    topic: str
+    queue_id: int
+    records: memoryview
+    sizes: npt.NDArray[np.int32]
+    path: Path
+
+
+class StagedRecords:
+    """The staged files of one store directory. One thread at a time."""
+
+    def __init__(self, store_directory: Path) -> None:
+        self._root = store_directory / "raymq" / "staged"
+
+    def add(
+        self,
+        transaction: str,
+        part: str,
+        number: int,
+        lane: tuple[str, int],
+        records: bytes | memoryview,
+        sizes: npt.NDArray[np.int32],
+    ) -> None:
+        """Keep chunk `number` of `part`; the same again replaces it. It survives SIGKILL when this returns."""
+        directory = self._directory(transaction)
+        if not 0 <= number < 1_000_000:
+            raise InvalidInput("number", "0..999999", number)
+        header = msgpack.packb([lane[0], lane[1], sizes.astype("<i4").tobytes()])
+        directory.mkdir(parents=True, exist_ok=True)
+        data = b"".join((_HEADER_LENGTH.pack(len(header)), header, records))
+        replace(directory / f"{_checked('part', part)}.{number:06d}.chunk", data)
+
+    def chunks(self, transaction: str, part: str) -> list[StagedChunk]:
+        """The chunks of `part` that are not yet in the log, in order."""
+        found = []
+        for path in sorted(self._directory(transaction).glob(f"{_checked('part', part)}.*.chunk")):
+            if not path.with_suffix(".done").exists():
+                data = memoryview(path.read_bytes())
+                (length,) = _HEADER_LENGTH.unpack_from(data)
+                start = _HEADER_LENGTH.size + length
+                topic, queue_id, sizes = msgpack.unpackb(data[_HEADER_LENGTH.size : start])
+                found.append(StagedChunk(topic, queue_id, data[start:], np.frombuffer(sizes, "<i4"), path))
+        return found
+
+    def intent(self, chunk: StagedChunk) -> int | None:
+        """Where the log ended when an earlier commit was about to append `chunk`; None if none was."""
+        path = chunk.path.with_suffix(".intent")
+        return int(_POSITION.unpack(path.read_bytes())[0]) if path.exists() else None
+
+    def declare(self, chunk: StagedChunk, log_end: int) -> None:
+        """Say that `chunk` is about to be appended behind `log_end`."""
+        replace(chunk.path.with_suffix(".intent"), _POSITION.pack(log_end))
+
+    def finish(self, chunk: StagedChunk) -> None:
+        """Say that `chunk` is in the log."""
+        replace(chunk.path.with_suffix(".done"), b"")
+
+    def is_committed(self, transaction: str) -> bool:
+        """Whether the whole transaction is in the log."""
+        return (self._directory(transaction) / "committed").exists()
+
+    def close(self, transaction: str) -> None:
+        """The whole transaction is in the log: keep that fact, drop the data."""
+        directory = self._directory(transaction)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace(directory / "committed", b"")
+        for path in directory.glob("*.*"):
+            path.unlink()
+
+    def drop(self, transaction: str) -> None:
+        """Forget a transaction that will not be committed; one that was is left alone."""
+        if not self.is_committed(transaction):
+            shutil.rmtree(self._directory(transaction), ignore_errors=True)
+
+    def sweep(self, now: float | None = None) -> list[str]:
+        """Delete what is older than `ABANDONED_SECONDS`; the names of those transactions."""
+        limit = (time.time() if now is None else now) - ABANDONED_SECONDS
+        old = [path for path in self._root.glob("*") if path.stat().st_mtime < limit]
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
+        return [path.name for path in old]
+
+    def _directory(self, transaction: str) -> Path:
+        return self._root / _checked("transaction", transaction)
+
+
+def _checked(field: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(field, "1 to 64 letters, digits, _ or -", name)
+    return name

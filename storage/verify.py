@@ -1,0 +1,84 @@
+"""A check of a store directory that changes nothing: every record of every commit log file, with CRC."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raymq.storage import record as layout
+from raymq.storage.commit_log import is_marked
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file_queue import files_of
+from raymq.storage.recovery import next_sound_in
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was found: sound records, and damage as (file, offset within the file)."""
+
+    records: int = 0
+    bad: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def bad_records(self) -> int:
+        """Places where something else than a record stands; each may hide several."""
+        return len(self.bad)
+
+
+def verify(directory: str | os.PathLike[str]) -> VerifyReport:
+    """Walk all commit log files of a store, which may be open elsewhere at the same time.
+
+    Bytes behind the last record of the last file count as damage only if a sound record follows.
+
+    Raises:
+        InvalidInput: there is no commit log.
+    """
+    folder = Path(directory) / "commitlog"
+    paths = files_of(folder)
+    if not folder.is_dir():
+        raise InvalidInput("directory", "a store directory", str(directory))
+    report = VerifyReport()
+    for path in paths:
+        size = path.stat().st_size
+        if size:
+            file = MappedFile(path, int(path.name), size, writable=False)
+            try:
+                _verify_file(file, report, last=not _has_records(paths, path))
+            finally:
+                file.close()
+    return report
+
+
+def _has_records(paths: list[Path], path: Path) -> bool:
+    """Whether a file behind `path` begins with a record (the last one may be allocated ahead, all zeros)."""
+    for later in paths[paths.index(path) + 1 :]:
+        with later.open("rb") as stream:
+            if any(stream.read(layout.MIN_RECORD_BYTES)):
+                return True
+    return False
+
+
+def _verify_file(file: MappedFile, report: VerifyReport, *, last: bool) -> None:
+    at = 0
+    while at < file.size:
+        if file.size - at >= layout.BLANK.size:
+            size, magic = layout.BLANK.unpack_from(file.view, at)
+            if magic == layout.MAGIC_BLANK and size == file.size - at:
+                return
+        try:
+            measured = layout.measure(file.view, at, file.size)
+            if not is_marked(file, at):
+                raise StoreCorrupt(str(file.path), at, "the record belongs elsewhere")
+        except StoreCorrupt:
+            following = next_sound_in(file, at + 1)
+            if following < 0 and last and not any(file.view[at : at + layout.OFFSET_MAGIC]):
+                return
+            report.bad.append((str(file.path), at))
+            if following < 0:
+                return
+            at = following
+            continue
+        report.records += 1
+        at += measured

@@ -1,0 +1,122 @@
+"""Processes that are killed while they append, and two that want the same directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreLocked
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, make_record
+
+pytestmark = pytest.mark.crash
+
+#: Appends to two queues, one record or a batch at a time, commits an offset, and says so after each.
+WRITER = """
+import os, sys
+import numpy as np
+from raymq.storage.config import StoreConfig
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+
+store = Store.open(sys.argv[1])
+number = int(sys.argv[2])
+os.write(1, b"ready\\n")
+while True:
+    records = []
+    for _ in range((1, 3, 40)[number % 3]):
+        properties = encode_properties({"UNIQ_KEY": f"U{number}", "TAGS": "t"})
+        queue_id = number % 2
+        body = b"%d" % number
+        records.append(encode("t", queue_id, body, properties, born_timestamp_ms=1, born_host=("1.2.3.4", 5)))
+        number += 1
+    result = store.append(b"".join(records), np.array([len(r) for r in records], np.int32))
+    store.consumer_offsets.commit("g", "t", 0, number)
+    for position, offset in zip(result.physical_offsets.tolist(), result.queue_offsets.tolist()):
+        os.write(1, b"%d %d %d\\n" % (number - len(records), position, offset))
+    os.write(1, b"done %d\\n" % number)
+"""
+
+ROUNDS = 6
+
+
+def write_until_killed(directory: Path, first: int, acknowledgements: int) -> int:
+    """Run the writer, kill it after some appends; the number that it said was done last."""
+    child = subprocess.Popen([sys.executable, "-c", WRITER, str(directory), str(first)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    done = first
+    seen = 0
+    try:
+        for line in child.stdout:
+            if line.startswith(b"done"):
+                done = int(line.split()[1])
+                seen += 1
+                if seen == acknowledgements:
+                    child.send_signal(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    return done
+
+
+def test_everything_acknowledged_is_there_once_and_in_order(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SMALL):
+        pass
+    first = 0
+    for round_ in range(ROUNDS):
+        done = write_until_killed(tmp_path, first, 5 + 17 * round_)
+        with Store.open(tmp_path, SMALL) as store:
+            assert not store.recovery.clean
+            assert store.recovery.corruption == []
+            stored = [int(record.body) for record in store.walk(0)]
+            # What was not acknowledged may be there, as the last, and then the next round goes on behind it.
+            assert stored == list(range(len(stored)))
+            assert len(stored) >= done
+            for queue_id in (0, 1):
+                offset, queue_bodies = 0, []
+                while offset < store.max_offset("t", queue_id):
+                    with store.read("t", queue_id, offset, 100) as lease:
+                        records = lease.messages()
+                    assert [record.queue_offset for record in records] == list(range(offset, offset + len(records)))
+                    queue_bodies += [int(record.body) for record in records]
+                    offset = lease.next_offset
+                assert queue_bodies == list(range(queue_id, len(stored), 2))
+            for number in range(first, len(stored)):
+                assert [int(record.body) for record in store.query("t", f"U{number}", 0, 1 << 60, 9)] == [number]
+            committed = store.consumer_offsets.get("g", "t", 0)
+            assert committed is not None
+            assert done <= committed <= len(stored)
+            first = len(stored)
+
+
+def test_a_second_process_is_refused_with_the_holders_pid(tmp_path: Path) -> None:
+    script = """
+import sys
+from raymq.storage.errors import StoreLocked
+from raymq.storage.store import Store
+try:
+    Store.open(sys.argv[1])
+except StoreLocked as error:
+    print(error.pid)
+"""
+
+    def attempt() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, check=True, timeout=60, text=True
+        ).stdout
+
+    with Store.open(tmp_path, SMALL) as store:
+        assert attempt() == f"{os.getpid()}\n"
+        with pytest.raises(StoreLocked) as caught:
+            Store.open(tmp_path, SMALL)
+        assert caught.value.pid == os.getpid()
+        # The refused attempt of this process has not cost the store its lock.
+        assert attempt() == f"{os.getpid()}\n"
+        append(store, make_record())
+    assert attempt() == ""

@@ -1,0 +1,263 @@
+"""Damage to the files of a store, and what opening it makes of that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, bodies, flip, log_file, make_record
+
+pytestmark = pytest.mark.crash
+
+COUNT = 12
+SIZE = len(make_record(b"00", keys="k0"))
+
+
+def fill(directory: Path, *, clean: bool = True) -> None:
+    """A store of twelve records in one file; `clean=False` looks as if its process had been killed."""
+    store = Store.open(directory, SMALL)
+    for i in range(COUNT):
+        append(store, make_record(b"%02d" % i, keys=f"k{i % 10}"))
+    if clean:
+        store.close()
+    else:
+        copy = directory.with_name(directory.name + ".copy")
+        shutil.copytree(directory, copy)
+        store.close()
+        shutil.rmtree(directory)
+        copy.rename(directory)
+
+
+def numbers(store: Store) -> list[int]:
+    return [int(body) for body in bodies(store)] if store.topics() else []
+
+
+def goes_on(store: Store) -> None:
+    """After whatever happened: append, and find all of it, also after opening again."""
+    before = numbers(store)
+    result = append(store, make_record(b"77", keys="again"))
+    assert result.queue_offsets.tolist() == [len(before)]
+    assert numbers(store) == [*before, 77]
+    assert [record.body for record in store.query("orders", "again", 0, 1 << 60, 9)] == [b"77"]
+    directory = store.directory
+    store.close()
+    with Store.open(directory, SMALL) as again:
+        assert again.recovery.truncated_bytes == 0
+        assert numbers(again) == [*before, 77]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_log_cut_at_every_byte_of_its_last_two_records(tmp_path: Path, clean: bool) -> None:
+    fill(tmp_path / "whole", clean=clean)
+    for cut in range((COUNT - 2) * SIZE, COUNT * SIZE + 1):
+        directory = tmp_path / "cut"
+        shutil.copytree(tmp_path / "whole", directory)
+        os.truncate(log_file(directory), cut)
+        store = Store.open(directory, SMALL)
+        survivors = cut // SIZE
+        assert numbers(store) == list(range(survivors)), cut
+        assert store.recovery.corruption == []
+        assert store.max_physical_offset == survivors * SIZE
+        assert [record.body for record in store.query("orders", "k1", 0, 1 << 60, 9)] == [
+            b"%02d" % i for i in (11, 1) if i < survivors
+        ]
+        if clean:
+            assert store.recovery.truncated_bytes == COUNT * SIZE - survivors * SIZE
+        goes_on(store)
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("place", [0, 4, 30, 84, 88, 91])
+def test_a_flipped_byte_is_reported_and_hides_nothing_else(tmp_path: Path, clean: bool, place: int) -> None:
+    fill(tmp_path / "s", clean=clean)
+    flip(log_file(tmp_path / "s"), 3 * SIZE + place)
+    with Store.open(tmp_path / "s", SMALL) as store:
+        assert [(c.file, c.offset) for c in store.recovery.corruption] == [(str(log_file(tmp_path / "s")), 3 * SIZE)]
+        assert store.recovery.truncated_bytes == 0
+        assert (tmp_path / "s" / "raymq" / "damaged" / f"{3 * SIZE:020d}").stat().st_size == SIZE
+        with pytest.raises(StoreCorrupt) as caught:
+            store.read("orders", 0, 3)
+        assert caught.value.offset == 3 * SIZE
+        with store.read("orders", 0, 0) as before, store.read("orders", 0, 4) as behind:
+            assert [int(record.body) for record in before.messages()] == [0, 1, 2]
+            assert before.next_offset == 3
+            assert [int(record.body) for record in behind.messages()] == list(range(4, COUNT))
+        assert append(store, make_record()).queue_offsets.tolist() == [COUNT]
+
+
+def test_a_flipped_byte_of_an_older_file_is_found_by_reading(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        for i in range(60):
+            append(store, make_record(b"%02d" % i, keys="kx"))
+        flip(log_file(tmp_path), 5 * SIZE + 88)
+        for count in (1, 60):
+            with store.read("orders", 0, 5 - min(count - 1, 5), count) if count > 1 else store.read("orders", 0, 4, 1):
+                pass
+        with pytest.raises(StoreCorrupt) as caught:
+            store.read("orders", 0, 5, 60)
+        assert (caught.value.file, caught.value.offset) == (str(log_file(tmp_path)), 5 * SIZE)
+        with pytest.raises(StoreCorrupt):
+            store.read_at(5 * SIZE)
+
+
+def test_the_last_flushed_record_damaged_keeps_its_offset(tmp_path: Path) -> None:
+    fill(tmp_path / "s")
+    flip(log_file(tmp_path / "s"), (COUNT - 1) * SIZE + 88)
+    with Store.open(tmp_path / "s", SMALL) as store:
+        assert len(store.recovery.corruption) == 1
+        assert append(store, make_record()).queue_offsets.tolist() == [COUNT]
+        with pytest.raises(StoreCorrupt):
+            store.read("orders", 0, COUNT - 1)
+
+
+def test_an_append_that_did_not_come_to_its_end_has_not_happened(tmp_path: Path) -> None:
+    """The first four bytes of an append are written last."""
+    fill(tmp_path / "s", clean=False)
+    path = log_file(tmp_path / "s")
+    with path.open("r+b") as stream:
+        stream.seek((COUNT - 3) * SIZE)
+        stream.write(bytes(4))
+    store = Store.open(tmp_path / "s", SMALL)
+    assert store.recovery.corruption == []
+    assert store.recovery.truncated_bytes == 3 * SIZE
+    assert numbers(store) == list(range(COUNT - 3))
+    goes_on(store)
+
+
+def remove_queue(directory: Path) -> None:
+    shutil.rmtree(directory / "consumequeue" / "orders")
+
+
+def remove_queues(directory: Path) -> None:
+    shutil.rmtree(directory / "consumequeue")
+
+
+def remove_index(directory: Path) -> None:
+    shutil.rmtree(directory / "index")
+
+
+def remove_private(directory: Path) -> None:
+    shutil.rmtree(directory / "raymq")
+
+
+def remove_everything_derived(directory: Path) -> None:
+    for name in ("consumequeue", "index", "raymq", "checkpoint"):
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def clear_last_queue_entries(directory: Path) -> None:
+    path = sorted((directory / "consumequeue" / "orders" / "0").iterdir())[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - 200].ljust(len(content), b"\0"))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        remove_queue,
+        remove_queues,
+        remove_index,
+        remove_private,
+        remove_everything_derived,
+        clear_last_queue_entries,
+    ],
+)
+def test_derived_data_come_back(tmp_path: Path, clean: bool, damage: Callable[[Path], None]) -> None:
+    directory = tmp_path / "s"
+    store = Store.open(directory, SMALL)
+    for i in range(100):
+        append(store, make_record(b"%02d" % i, keys=f"k{i}"))
+    if not clean:
+        shutil.copytree(directory, tmp_path / "copy")
+    store.close()
+    if not clean:
+        shutil.rmtree(directory)
+        (tmp_path / "copy").rename(directory)
+    damage(directory)
+
+    store = Store.open(directory, SMALL)
+    assert store.recovery.clean == clean
+    assert numbers(store) == list(range(100))
+    for i in range(100):
+        assert [int(record.body) for record in store.query("orders", f"k{i}", 0, 1 << 60, 9)] == [i]
+    goes_on(store)
+
+
+def test_the_machine_died(tmp_path: Path) -> None:
+    """Another boot: unflushed pages may be lost anywhere; what the checkpoint vouches for is all there."""
+    directory = tmp_path / "s"
+    store = Store.open(directory, SMALL)
+    for i in range(50):
+        append(store, make_record(b"%02d" % i, keys=f"k{i}"))
+    store.close()
+    store = Store.open(directory, SMALL)
+    for i in range(50, 60):
+        append(store, make_record(b"%02d" % i, keys=f"k{i}"))
+    shutil.copytree(directory, tmp_path / "copy")
+    store.close()
+    state = tmp_path / "copy" / "raymq" / "state.json"
+    from raymq.storage.checkpoint import State
+
+    changed = State.load(state)
+    assert changed is not None
+    changed.boot = "another"
+    changed.save(state)
+    lost = sorted((tmp_path / "copy" / "consumequeue" / "orders" / "0").iterdir())[-1]
+    lost.write_bytes(bytes(lost.stat().st_size))
+    with Store.open(tmp_path / "copy", SMALL) as store:
+        assert numbers(store) == list(range(60))
+        for i in range(60):
+            assert len(store.query("orders", f"k{i}", 0, 1 << 60, 9)) == 1
+
+
+def test_all_log_files_lost(tmp_path: Path) -> None:
+    fill(tmp_path / "s")
+    shutil.rmtree(tmp_path / "s" / "commitlog")
+    with Store.open(tmp_path / "s", SMALL) as store:
+        assert store.max_physical_offset == 0
+        assert store.recovery.truncated_bytes == COUNT * SIZE
+        append(store, make_record(b"00"))
+        assert numbers(store) == [0]
+
+
+def test_oldest_log_file_deleted_and_queues_rebuilt(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        for i in range(100):
+            append(store, make_record(b"%02d" % i, keys="kx"))
+    log_file(tmp_path).unlink()
+    with Store.open(tmp_path, SMALL) as store:
+        first = store.min_offset("orders", 0)
+        assert 0 < first < 100
+        assert numbers(store) == list(range(first, 100))
+    shutil.rmtree(tmp_path / "consumequeue")
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.min_offset("orders", 0) == first
+        assert store.max_offset("orders", 0) == 100
+        assert numbers(store) == list(range(first, 100))
+        name = sorted((tmp_path / "consumequeue" / "orders" / "0").iterdir())[0]
+        assert int(name.name) == first // 16 * 320
+        assert name.read_bytes()[:20] == struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_files_that_are_missing_or_of_another_size_are_refused(tmp_path: Path, missing: bool) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        for i in range(100):
+            append(store, make_record(b"%02d" % i))
+    if missing:
+        log_file(tmp_path, 4096).unlink()
+    else:
+        os.truncate(log_file(tmp_path, 4096), 4000)
+    with pytest.raises(StoreCorrupt) as caught:
+        Store.open(tmp_path, SMALL)
+    assert caught.value.file == str(log_file(tmp_path, 4096))

@@ -1,0 +1,24 @@
+"""Waiting in tests: look again until it is so, with a deadline. Nothing in the tests sleeps to synchronise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+INTERVAL_S = 0.02
+
+
+def poll_until(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+    """The first true value of `predicate()`; AssertionError with what was seen last when `timeout` seconds are over."""
+    deadline = time.monotonic() + timeout
+    while True:
+        seen = predicate()
+        if seen:
+            return seen
+        if time.monotonic() >= deadline:
+            name = what or getattr(predicate, "__qualname__", "the condition")
+            raise AssertionError(f"not within {timeout} s: {name}; last seen: {seen!r}")
+        time.sleep(INTERVAL_S)

@@ -1,0 +1,68 @@
+"""Records and small stores for the tests of the storage room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raymq.storage.config import StoreConfig
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+from raymq.storage.writing import AppendResult
+
+SMALL = StoreConfig(
+    commitlog_file_bytes=4096,
+    consume_queue_file_entries=16,
+    index_slots=50,
+    index_entries=40,
+    disk_refuse_ratio=1.0,
+)
+
+
+def make_record(
+    body: bytes = b"body",
+    *,
+    topic: str = "orders",
+    queue_id: int = 0,
+    tags: str | None = None,
+    keys: str | None = None,
+    unique_key: str | None = None,
+    born_host: tuple[str, int] = ("10.0.0.1", 5),
+    **fields: Any,
+) -> bytes:
+    """One record as a producer sends it."""
+    named = {"TAGS": tags, "KEYS": keys, "UNIQ_KEY": unique_key}
+    properties = encode_properties({name: value for name, value in named.items() if value is not None})
+    return encode(topic, queue_id, body, properties, born_timestamp_ms=1_700_000_000_000, born_host=born_host, **fields)
+
+
+def append(store: Store, *records: bytes) -> AppendResult:
+    """Append records as one batch."""
+    return store.append(b"".join(records), np.array([len(record) for record in records], np.int32))
+
+
+def bodies(store: Store, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+    """The bodies of a queue from its minimum to its maximum."""
+    found: list[bytes] = []
+    offset = store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        with store.read(topic, queue_id, offset, 32) as lease:
+            found += [record.body for record in lease.messages()]
+            offset = lease.next_offset
+    return found
+
+
+def log_file(directory: Path, start: int = 0) -> Path:
+    """A commit log file."""
+    return directory / "commitlog" / f"{start:020d}"
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one byte of a file."""
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        byte = stream.read(1)[0]
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 0xFF]))

@@ -1,0 +1,179 @@
+"""Bodies to columns: Arrow's parser and the value-by-value way must say the same of every body."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import pickle
+from decimal import Decimal
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raymq.spark_bridge import decode
+from raymq.spark_bridge.decode import ARROW, JSON, MSGPACK, BodyDecoder
+
+SCHEMA = pa.schema(
+    [
+        ("i", pa.int64()),
+        ("d", pa.float64()),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+        ("l", pa.list_(pa.int32())),
+        ("o", pa.struct([("x", pa.int64()), ("y", pa.string())])),
+    ]
+)
+
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=6)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=3),
+    max_leaves=6,
+)
+objects = st.dictionaries(st.sampled_from(["i", "d", "s", "b", "l", "o", "other"]), values, max_size=5)
+good = st.fixed_dictionaries(
+    {},
+    optional={
+        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "d": st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**40), 2**40),
+        "s": st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        "b": st.none() | st.booleans(),
+        "l": st.none() | st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), max_size=3),
+        "o": st.none() | st.fixed_dictionaries({"x": st.integers(-5, 5)}, optional={"y": st.text("ab", max_size=3)}),
+    },
+)
+written = st.one_of(
+    good.map(json.dumps),
+    good.map(lambda v: json.dumps(v, indent=1)),
+    good.map(lambda v: json.dumps(v, ensure_ascii=False)),
+    objects.map(json.dumps),
+    st.text('{}[]":,1 \nabil', max_size=12),
+    st.lists(good.map(json.dumps), min_size=2, max_size=2).map("".join),
+)
+bodies_of_json = st.lists(written.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=8))
+
+
+def decoded(rows: list[bytes], kind: str | None = None, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
+    decoder = BodyDecoder(schema, JSON)
+    columns = decoder.decode(pa.array(rows, pa.binary()), pa.array([kind] * len(rows), pa.string()))
+    return pa.Table.from_arrays(columns, names=[*schema.names, "_corrupt"]).to_pylist()
+
+
+def one_by_one(rows: list[bytes], schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
+    decoder = BodyDecoder(schema, JSON)
+    decoder._direct = False
+    columns = decoder.decode(pa.array(rows, pa.binary()), pa.nulls(len(rows), pa.string()))
+    return pa.Table.from_arrays(columns, names=[*schema.names, "_corrupt"]).to_pylist()
+
+
+@settings(deadline=None, max_examples=300)
+@given(bodies_of_json)
+def test_the_parser_and_the_loop_agree(rows: list[bytes]) -> None:
+    # repr: NaN is not equal to itself
+    assert repr(decoded(rows)) == repr(one_by_one(rows))
+
+
+@settings(deadline=None)
+@given(st.lists(good, min_size=1, max_size=20))
+def test_good_objects_come_back(rows: list[dict[str, Any]]) -> None:
+    found = decoded([json.dumps(row).encode() for row in rows])
+    for row, each in zip(rows, found, strict=True):
+        assert each["_corrupt"] is None
+        for name, value in row.items():
+            expected = {"y": None} | value if name == "o" and value is not None else value
+            assert each[name] == expected
+
+
+def test_bad_bodies_are_kept_and_cost_their_neighbours_nothing() -> None:
+    rows = [json.dumps({"i": n}).encode() for n in range(1000)]
+    bad = {0: b"", 17: b"no json", 500: b'{"i": "17"}', 501: b'{"i": 1}{"i": 2}', 502: b"[1]", 999: b'{"i": 1'}
+    for row, body in bad.items():
+        rows[row] = body
+    found = decoded(rows)
+    assert {n: row["_corrupt"] for n, row in enumerate(found) if row["_corrupt"] is not None} == bad
+    assert [row["i"] for row in found] == [None if n in bad else n for n in range(1000)]
+
+
+def test_an_object_over_two_bodies_is_two_bad_bodies() -> None:
+    # Joined by a line break the first two would be one object, and the third two: three in all.
+    rows = [b'{"o": ', b'{"x": 1}}', b'{"i": 1}{"i": 2}']
+    assert [row["_corrupt"] for row in decoded(rows)] == rows
+
+
+@pytest.mark.parametrize(
+    "body", [b"NaN", b'{"d": NaN}', b'{"d": Infinity}', b'{"i": 1e400}', b'{"i": true}', b'{"b": 1}', b'{"l": {}}']
+)
+def test_what_is_no_value_of_the_column_is_corrupt(body: bytes) -> None:
+    assert decoded([body])[0]["_corrupt"] == body
+    assert one_by_one([body])[0]["_corrupt"] == body
+
+
+def test_strings_hold_other_values_as_their_text() -> None:
+    rows = [b'{"s": 12}', b'{"s": true}', b'{"s": {"a": [1, 2]}}', b'{"s": 1.50}']
+    assert [row["s"] for row in decoded(rows)] == ["12", "true", '{"a":[1,2]}', "1.5"]
+
+
+def test_every_message_is_decoded_by_its_own_content_type() -> None:
+    value = {"i": 7, "s": "x"}
+    row = pa.RecordBatch.from_pylist([value])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_batch(row)
+    as_arrow = sink.getvalue().to_pybytes()
+    as_json, packed = json.dumps(value).encode(), msgpack.packb(value)
+    bodies = [as_json, packed, as_arrow, as_json, packed, b"text"]
+    kinds = [None, MSGPACK, ARROW, "application/json; charset=utf-8", None, "text/plain"]
+    decoder = BodyDecoder(SCHEMA, JSON)
+    columns = decoder.decode(pa.array(bodies), pa.array(kinds, pa.string()))
+    assert columns[0].to_pylist() == [7, 7, 7, 7, None, None]
+    assert columns[-1].to_pylist() == [None, None, None, None, packed, b"text"]
+    default = BodyDecoder(SCHEMA, MSGPACK).decode(pa.array([packed]), pa.nulls(1, pa.string()))
+    assert default[0].to_pylist() == [7]
+
+
+def test_richer_types() -> None:
+    schema = pa.schema(
+        [
+            ("t", pa.timestamp("us", "UTC")),
+            ("day", pa.date32()),
+            ("price", pa.decimal128(10, 2)),
+            ("raw", pa.binary()),
+            ("m", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    moment = dt.datetime(2024, 5, 6, 7, 8, 9, tzinfo=dt.UTC)
+    body = {"t": "2024-05-06T07:08:09Z", "day": "2024-05-06", "price": 12.5, "m": {"a": 1}}
+    body["raw"] = base64.b64encode(b"\xff").decode()
+    packed = {"t": moment, "price": "12.50", "raw": b"\xff", "m": {"a": 1}}
+    (row,) = decoded([json.dumps(body).encode()], schema=schema)
+    assert (row["t"], row["day"], row["price"]) == (moment, dt.date(2024, 5, 6), Decimal("12.50"))
+    assert (row["raw"], row["m"], row["_corrupt"]) == (b"\xff", [("a", 1)], None)
+    (row,) = decoded([msgpack.packb(packed, datetime=True)], MSGPACK, schema)
+    assert (row["t"], row["price"], row["raw"], row["_corrupt"]) == (moment, Decimal("12.50"), b"\xff", None)
+    assert decoded([b'{"price": 1.234}'], schema=schema)[0]["_corrupt"] == b'{"price": 1.234}'
+
+
+def test_deep_nesting_is_corrupt_not_fatal() -> None:
+    body = b'{"l": ' + b"[" * 100_000
+    assert decoded([body])[0]["_corrupt"] == body
+
+
+def test_a_decoder_survives_pickle_and_takes_nothing() -> None:
+    decoder: BodyDecoder = pickle.loads(pickle.dumps(BodyDecoder(SCHEMA, JSON)))
+    columns = decoder.decode(pa.array([], pa.binary()), pa.array([], pa.string()))
+    assert [len(column) for column in columns] == [0] * 7
+    assert columns[-1].type == pa.binary()
+
+
+def test_sliced_bodies_are_their_own_rows_only() -> None:
+    rows = pa.array([b'{"i": 1}', b'{"i": 2}', b'{"i": 3}']).slice(1)
+    assert BodyDecoder(SCHEMA, JSON).decode(rows, pa.nulls(2, pa.string()))[0].to_pylist() == [2, 3]
+
+
+def test_formats_name_content_types() -> None:
+    assert decode.FORMATS == {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}

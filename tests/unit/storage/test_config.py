@@ -1,0 +1,51 @@
+"""Store settings and the table of delay levels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raymq.storage import delay_levels
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import InvalidInput
+
+
+def test_default_levels() -> None:
+    delays_ms = StoreConfig().delays_ms
+    assert len(delays_ms) == 18
+    assert (delays_ms[0], delays_ms[4], delays_ms[17]) == (1_000, 60_000, 7_200_000)
+    assert delay_levels.parse("2d 3s") == (172_800_000, 3_000)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "1", "s", "1x", "-1s", "1.5s", "1s,2s"])
+def test_levels_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        delay_levels.parse(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flush": "never"},
+        {"flush_interval_ms": 0},
+        {"commitlog_file_bytes": 1},
+        {"consume_queue_file_entries": 0},
+        {"index_entries": 1},
+        {"index_slots": 1.5},
+        {"max_message_bytes": True},
+        {"retention_hours": 0.0},
+        {"delete_at_hour": "24"},
+        {"delete_at_hour": "x"},
+        {"disk_refuse_ratio": 0.0},
+        {"disk_refuse_ratio": 1.1},
+        {"store_host": "localhost:1"},
+        {"store_host": "127.0.0.1"},
+        {"store_host": "127.0.0.1:65536"},
+        {"delay_levels": "soon"},
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        StoreConfig(**wrong)
+    assert caught.value.field == next(iter(wrong))

@@ -1,0 +1,63 @@
+"""Java's string hash; the expected values are those of a JVM."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raymq.storage.java_hash import index_hash, index_hashes, java_hash, tags_code
+
+TABLE = {
+    "": 0,
+    "a": 97,
+    "Aa": 2112,
+    "BB": 2112,
+    "AaAa": 2031744,
+    "hello world": 1794106052,
+    "polygenelubricants": -(2**31),
+    "TagA": 2598919,
+    "\U0001f600": 1772899,
+    "ä": 228,
+    "标签": 857175,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TABLE.items())
+def test_java_hash(text: str, expected: int) -> None:
+    assert java_hash(text) == expected
+
+
+def plain(text: str) -> int:
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@given(st.text(max_size=60))
+def test_java_hash_is_its_definition(text: str) -> None:
+    assert java_hash(text) == plain(text)
+
+
+def test_long_texts() -> None:
+    text = "0123456789" * 1000
+    assert java_hash(text) == plain(text)
+    assert index_hashes("t#", [text.encode()]).tolist() == [index_hash("t#" + text)]
+
+
+def test_tags_code() -> None:
+    assert tags_code(None) == tags_code("") == 0
+    assert tags_code("polygenelubricants") == -(2**31)
+
+
+def test_index_hash_is_never_negative() -> None:
+    assert index_hash("polygenelubricants") == 0
+    assert index_hash("TagA") == 2598919
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=20))
+def test_many_at_once_equal_one_by_one(keys: list[str]) -> None:
+    expected = [index_hash("orders#" + key) for key in keys]
+    assert index_hashes("orders#", [key.encode() for key in keys]).tolist() == expected

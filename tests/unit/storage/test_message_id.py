@@ -1,0 +1,35 @@
+"""Message ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.storage import message_id
+from raymq.storage.errors import InvalidInput
+
+
+@pytest.mark.parametrize(("host", "length"), [("127.0.0.1", 32), ("2001:db8::7", 56)])
+def test_round_trip(host: str, length: int) -> None:
+    text = message_id.encode(host, 11911, 1 << 40)
+    assert len(text) == length
+    assert text == text.upper()
+    assert message_id.decode(text) == message_id.decode(text.lower()) == (host, 11911, 1 << 40)
+
+
+def test_known_id() -> None:
+    assert message_id.encode("127.0.0.1", 11911, 0) == "7F00000100002E870000000000000000"
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    ["", "7F", "x" * 32, "7F00000100002E87000000000000000", "7F000001FFFFFFFF0000000000000000", "7F00000100002E87" * 3]
+    + ["7F00000100002E87FFFFFFFFFFFFFFFF", "7F 00 00 01 00 00 2E 87 00 00 00"],
+)
+def test_nonsense(nonsense: str) -> None:
+    with pytest.raises(InvalidInput):
+        message_id.decode(nonsense)
+
+
+def test_encode_wants_an_address() -> None:
+    with pytest.raises(InvalidInput):
+        message_id.encode("localhost", 1, 1)

@@ -1,0 +1,347 @@
+"""The Arrow codec against the scalar one: the same bytes out, the same values in."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raymq.storage import properties as names
+from raymq.storage import compression, record, record_table
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.property_columns import split_properties
+from raymq.storage.record_table import records_from_table, table_from_records
+from raymq.storage.unique_keys import UniqueKeys
+
+BORN_MS = 1_700_000_000_123
+STORED_MS = 1_700_000_000_456
+HOST = ("10.1.2.3", 10911)
+MAP = pa.map_(pa.string(), pa.string())
+
+# Text as a user may send it: anything that UTF-8 can express but the separators.
+text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00\x01\x02"), min_size=1, max_size=12)
+keys = st.lists(text.map(lambda t: t.replace(" ", "_")), max_size=3)
+user = st.dictionaries(
+    text.filter(lambda n: n not in names.SYSTEM_PROPERTIES and n != "content-type"), text, max_size=3
+)
+tags = st.none() | text.filter(lambda t: t.strip() and "||" not in t)
+rows = st.lists(st.tuples(st.binary(min_size=1, max_size=40), keys, tags, st.none() | user), max_size=12)
+
+
+class SameKeys(UniqueKeys):
+    """Hands out keys that a test can say beforehand."""
+
+    def take(self, count: int) -> pa.Array:
+        return pa.array([f"{n:032X}" for n in range(count)], pa.string())
+
+
+def stored(
+    body: bytes = b"body",
+    properties: bytes = b"",
+    *,
+    topic: str = "orders",
+    queue_id: int = 1,
+    offset: int = 0,
+    physical_offset: int = 0,
+    sys_flag: int = 0,
+    born_host: tuple[str, int] = HOST,
+    reconsume_times: int = 0,
+) -> bytes:
+    """A record as a broker would have stored it: stamped."""
+    data = bytearray(
+        record.encode(
+            topic,
+            queue_id,
+            body,
+            properties,
+            sys_flag=sys_flag,
+            born_timestamp_ms=BORN_MS,
+            born_host=born_host,
+            reconsume_times=reconsume_times,
+        )
+    )
+    shift = record.IPV6_SHIFT if ":" in born_host[0] else 0
+    record.QUEUE_AND_PHYSICAL_OFFSET.pack_into(data, record.OFFSET_QUEUE_OFFSET, offset, physical_offset)
+    record.STORE_TIMESTAMP.pack_into(data, record.OFFSET_STORE_TIMESTAMP + shift, STORED_MS)
+    at = record.OFFSET_STORE_HOST + shift
+    data[at : at + 8] = record.pack_host(*HOST)
+    return bytes(data)
+
+
+def table_of(records: list[bytes]) -> pa.Table:
+    table = table_from_records(b"".join(records), np.array([len(r) for r in records], np.int32), broker="broker-a")
+    table.validate(full=True)
+    assert table.schema == record_table.SCHEMA
+    return table
+
+
+def split(buffer: memoryview, sizes: np.ndarray[Any, Any]) -> list[bytes]:
+    ends = np.cumsum(sizes).tolist()
+    return [bytes(buffer[end - size : end]) for end, size in zip(ends, sizes.tolist(), strict=True)]
+
+
+def test_header_fields_are_those_of_the_scalar_codec() -> None:
+    fields = record_table._HEADER.fields
+    assert fields is not None
+    assert record_table._HEADER.itemsize == record.HEADER.size == record.OFFSET_BODY
+    for name in ("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag"):
+        assert fields[name][1] == getattr(record, f"OFFSET_{name.upper()}")
+    for name in ("born_timestamp", "born_host", "store_timestamp", "store_host", "reconsume_times", "body_length"):
+        assert fields[name][1] == getattr(record, f"OFFSET_{name.upper()}")
+    assert fields["prepared_transaction_offset"][1] == record.OFFSET_PREPARED_TRANSACTION_OFFSET
+
+
+@settings(deadline=None)
+@given(rows, st.sampled_from(["t", "orders", "%RETRY%" + "g" * 121]), st.none() | st.just("application/json"))
+def test_records_are_byte_for_byte_those_of_the_scalar_codec(
+    messages: list[tuple[bytes, list[str], str | None, dict[str, str] | None]], topic: str, content_type: str | None
+) -> None:
+    table = pa.table(
+        {
+            "b": pa.array([m[0] for m in messages], pa.binary()),
+            "k": pa.array([m[1] for m in messages], pa.list_(pa.string())),
+            "t": pa.array([m[2] for m in messages], pa.string()),
+            "p": pa.array([None if m[3] is None else list(m[3].items()) for m in messages], MAP),
+        }
+    )
+    buffer, sizes = records_from_table(
+        table,
+        topic=topic,
+        queue_id=7,
+        body="b",
+        keys="k",
+        tags="t",
+        properties="p",
+        content_type=content_type,
+        born_host=HOST,
+        born_timestamp_ms=BORN_MS,
+        unique_keys=SameKeys(),
+    )
+    expected = []
+    for number, (body, message_keys, tag, own) in enumerate(messages):
+        pairs = {names.UNIQ_KEY: f"{number:032X}"} | ({"content-type": content_type} if content_type else {})
+        pairs |= own or {}
+        pairs |= {names.KEYS: " ".join(message_keys)} if message_keys else {}
+        pairs |= {names.TAGS: tag} if tag else {}
+        encoded = record.encode_properties(pairs)
+        expected.append(record.encode(topic, 7, body, encoded, born_timestamp_ms=BORN_MS, born_host=HOST))
+    assert split(buffer, sizes) == expected
+
+
+@settings(deadline=None)
+@given(rows, st.booleans())
+def test_a_table_says_what_the_scalar_codec_says(
+    messages: list[tuple[bytes, list[str], str | None, dict[str, str] | None]], ipv6: bool
+) -> None:
+    records = []
+    for number, (body, message_keys, tag, own) in enumerate(messages):
+        pairs = {"WAIT": "true"} | (own or {})
+        pairs |= {names.KEYS: "  ".join(message_keys)} if message_keys else {}
+        pairs |= {names.TAGS: tag, names.UNIQ_KEY: f"{number:032X}"} if tag else {}
+        host = ("fe80::1", 1) if ipv6 and number % 2 else HOST
+        topic = "orders" if number % 3 else "x" * 127
+        encoded = record.encode_properties(pairs)
+        records.append(stored(body, encoded, topic=topic, offset=number, physical_offset=number << 33, born_host=host))
+    table = table_of(records)
+    decoded = [record.decode(data) for data in records]
+    assert table.num_rows == len(decoded)
+    for row, message in zip(table.to_pylist(), decoded, strict=True):
+        assert row["topic"] == message.topic
+        assert (row["broker"], row["queue_id"], row["offset"]) == ("broker-a", 1, message.queue_offset)
+        assert row["message_id"] == message.message_id
+        assert row["unique_key"] == message.unique_key
+        assert row["keys"] == message.keys
+        assert row["tags"] == message.tags
+        assert dict(row["properties"]) == {
+            name: value for name, value in message.properties.items() if name not in names.SYSTEM_PROPERTIES
+        }
+        assert row["born_timestamp"].timestamp() * 1000 == pytest.approx(BORN_MS)
+        assert row["store_timestamp"].timestamp() * 1000 == pytest.approx(STORED_MS)
+        assert row["body"] == message.body
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=30) | st.lists(st.sampled_from([b"a", b"\x01", b"\x02", b" ", b"\xff"])).map(b"".join))
+)
+def test_any_bytes_as_properties_are_split_as_the_scalar_codec_splits_them(blocks: list[bytes]) -> None:
+    parsed = split_properties(pa.array(blocks, pa.binary()))
+    wanted = [record.decode_properties(block) for block in blocks]
+    assert [dict(row) for row in parsed.user().to_pylist()] == [
+        {name: value for name, value in row.items() if name not in names.SYSTEM_PROPERTIES} for row in wanted
+    ]
+
+
+def test_a_batch_member_keeps_its_own_unique_key_and_the_last_of_other_repeated_names() -> None:
+    properties = b"UNIQ_KEY\x01OWN\x02a\x011\x02UNIQ_KEY\x01BATCH\x02a\x012\x02TAGS\x01x\x02TAGS\x01y\x02"
+    (row,) = table_of([stored(properties=properties)]).to_pylist()
+    assert (row["unique_key"], row["tags"], row["properties"]) == ("OWN", "y", [("a", "2")])
+
+
+def test_what_is_missing_is_null_but_for_keys_and_properties() -> None:
+    (row,) = table_of([stored()]).to_pylist()
+    assert (row["unique_key"], row["tags"], row["keys"], row["properties"]) == (None, None, [], [])
+
+
+def test_retried_messages_show_the_topic_and_id_of_their_original() -> None:
+    pairs = {names.RETRY_TOPIC: "orders", names.ORIGIN_MESSAGE_ID: "0A" * 16, names.DELAY: "3", "k": "v"}
+    retried = stored(properties=record.encode_properties(pairs), topic="%RETRY%billing", reconsume_times=1)
+    plain = stored(topic="%RETRY%billing", physical_offset=5)
+    rows = table_of([retried, plain]).to_pylist()
+    assert [row["topic"] for row in rows] == ["orders", "%RETRY%billing"]
+    assert [row["message_id"] for row in rows] == ["0A" * 16, record.decode(plain).message_id]
+    assert rows[0]["properties"] == [("k", "v")]
+
+
+def test_a_store_host_of_ipv6_gives_the_long_message_id() -> None:
+    data = stored(physical_offset=77)
+    at = record.OFFSET_STORE_HOST
+    longer = bytearray(data[:at] + record.pack_host("fe80::2", 10911) + data[at + 8 :])
+    longer[:4] = len(longer).to_bytes(4, "big")
+    longer[record.OFFSET_SYS_FLAG : record.OFFSET_SYS_FLAG + 4] = record.SYS_FLAG_STORE_IPV6.to_bytes(4, "big")
+    rows = table_of([data, bytes(longer)]).to_pylist()
+    assert [row["message_id"] for row in rows] == [record.decode(d).message_id for d in (data, bytes(longer))]
+    assert len(rows[1]["message_id"]) == 56
+
+
+@pytest.mark.parametrize(("kind", "flag"), [("zlib", 0x301), ("lz4", 0x101), ("zstd", 0x201)])
+def test_compressed_bodies_are_decompressed(kind: str, flag: int) -> None:
+    plain = b"many the same bytes " * 400
+    if kind == "zlib":
+        body = zlib.compress(plain, 5)
+    else:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, kind) as stream:
+            stream.write(plain)
+        body = sink.getvalue().to_pybytes()
+    table = table_of([stored(), stored(body, sys_flag=flag), stored(b"last")])
+    assert table["body"].to_pylist() == [b"body", plain, b"last"]
+
+
+def test_a_body_that_is_not_compressed_as_it_says_is_corrupt() -> None:
+    with pytest.raises(StoreCorrupt, match="decompress"):
+        table_of([stored(b"plain", sys_flag=0x301)])
+
+
+def test_a_body_that_grows_without_end_is_refused() -> None:
+    bomb = zlib.compress(bytes(compression.MAX_DECOMPRESSED_BYTES + 1), 9)
+    with pytest.raises(StoreCorrupt, match="more than"):
+        table_of([stored(bomb, sys_flag=0x301)])
+
+
+def test_a_flipped_bit_is_found_and_placed() -> None:
+    good, bad = stored(b"first"), bytearray(stored(b"second"))
+    bad[record.OFFSET_BODY] ^= 1
+    with pytest.raises(StoreCorrupt) as caught:
+        table_of([good, bytes(bad)])
+    assert (caught.value.file, caught.value.offset) == ("broker-a", len(good))
+
+
+def test_properties_that_are_not_utf8_are_replaced() -> None:
+    rows = table_of(
+        [stored(properties=b"a\x01\xff\xfe\x02TAGS\x01t\x02"), stored(properties=b"b\x01c\x02")]
+    ).to_pylist()
+    assert rows[0]["properties"] == [("a", "\ufffd\ufffd")]
+    assert rows[0]["tags"] == "t"
+    assert rows[1]["properties"] == [("b", "c")]
+
+
+def test_the_table_outlives_the_buffer() -> None:
+    data = bytearray(stored(b"lasting", record.encode_properties({"k": "v"})))
+    table = table_from_records(data, np.array([len(data)], np.int32), broker="b")
+    data[:] = bytes(len(data))
+    assert table["body"].to_pylist() == [b"lasting"]
+    assert table["properties"].to_pylist() == [[("k", "v")]]
+
+
+def test_no_records_are_an_empty_table() -> None:
+    assert table_of([]).num_rows == 0
+
+
+def send(column: Any, **options: Any) -> tuple[memoryview, Any]:
+    columns = {"b": column} | {name: options.pop(name) for name in ("k", "t", "p") if name in options}
+    table = column if isinstance(column, pa.Table) else pa.table(columns)
+    return records_from_table(table, topic="orders", queue_id=0, body="b", unique_keys=UniqueKeys(), **options)
+
+
+def test_struct_bodies_are_msgpack() -> None:
+    rows = [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+    buffer, sizes = send(pa.array(rows))
+    messages = [record.decode(data) for data in split(buffer, sizes)]
+    assert [msgpack.unpackb(m.body) for m in messages] == rows
+    assert {m.properties["content-type"] for m in messages} == {"application/msgpack"}
+
+
+def test_slices_and_chunks_are_their_own_rows_only() -> None:
+    whole = pa.chunked_array([[b"a", b"bb"], [b"ccc", b"dddd"]])
+    table = pa.table({"b": whole, "k": pa.chunked_array([["1", "2"], ["3", "4"]])}).slice(1, 2)
+    buffer, sizes = records_from_table(table, topic="o", queue_id=0, body="b", keys="k", unique_keys=UniqueKeys())
+    assert [(m.body, m.keys) for m in map(record.decode, split(buffer, sizes))] == [(b"bb", ["2"]), (b"ccc", ["3"])]
+    array = pa.array([None, [("a", "1")], [("b", "2")]], MAP)
+    sliced = pa.table({"b": pa.array(["x", "y", "z"]), "p": array}).slice(1)
+    buffer, sizes = records_from_table(
+        sliced, topic="o", queue_id=0, body="b", properties="p", unique_keys=UniqueKeys()
+    )
+    found = [{n: v for n, v in record.decode(d).properties.items() if n != "UNIQ_KEY"} for d in split(buffer, sizes)]
+    assert found == [{"a": "1"}, {"b": "2"}]
+
+
+def test_empty_and_null_tags_and_keys_are_none() -> None:
+    buffer, sizes = send(pa.array(["x", "y"]), k=pa.array(["", None]), t=pa.array([None, ""]), keys="k", tags="t")
+    assert [set(record.decode(data).properties) for data in split(buffer, sizes)] == [{"UNIQ_KEY"}, {"UNIQ_KEY"}]
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "field"),
+    [
+        (pa.array([b"x", b""]), {}, "body"),
+        (pa.array([b"x", None]), {}, "body"),
+        (pa.array([b"123456"]), {"max_body_bytes": 5}, "body"),
+        (pa.array([1, 2]), {}, "body"),
+        (pa.array(["x"]), {"keys": "nowhere"}, "keys"),
+        (pa.array(["x"]), {"k": pa.array(["a b"]), "keys": "k"}, "keys"),
+        (pa.array(["x"]), {"k": pa.array([["a", "b c"]]), "keys": "k"}, "keys"),
+        (pa.array(["x"]), {"k": pa.array([["a", None]]), "keys": "k"}, "keys"),
+        (pa.array(["x"]), {"k": pa.array([1.5]), "keys": "k"}, "keys"),
+        (pa.array(["x"]), {"t": pa.array(["a\x01b"]), "tags": "t"}, "tags"),
+        (pa.array(["x"]), {"t": pa.array(["a\x00"]), "tags": "t"}, "tags"),
+        (pa.array(["x"]), {"t": pa.array(["a || b"]), "tags": "t"}, "tags"),
+        (pa.array(["x"]), {"t": pa.array(["  "]), "tags": "t"}, "tags"),
+        (pa.array(["x"]), {"p": pa.array([[("a\x02", "b")]], MAP), "properties": "p"}, "properties"),
+        (pa.array(["x"]), {"p": pa.array([[("a", "\x01")]], MAP), "properties": "p"}, "properties"),
+        (pa.array(["x"]), {"p": pa.array([[("", "b")]], MAP), "properties": "p"}, "properties"),
+        (pa.array(["x"]), {"p": pa.array([[("UNIQ_KEY", "b")]], MAP), "properties": "p"}, "properties"),
+        (pa.array(["x"]), {"p": pa.array([[("a", "b" * 32_760)]], MAP), "properties": "p"}, "properties"),
+        (pa.array(["x"]), {"p": pa.array(["text"]), "properties": "p"}, "properties"),
+        (pa.array(["x"]), {"born_host": ("fe80::1", 1)}, "born_host"),
+    ],
+)
+def test_a_broken_limit_is_named(column: pa.Array, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        send(column, **options)
+    assert caught.value.field == field
+
+
+def test_integer_keys_are_written_as_text() -> None:
+    buffer, sizes = send(pa.array(["x"]), k=pa.array([42]), keys="k")
+    assert record.decode(split(buffer, sizes)[0]).keys == ["42"]
+
+
+def test_unique_keys_rise_and_never_repeat() -> None:
+    source = UniqueKeys(bytes(range(10)))
+    counts = [1, 0, 70_000, random.randrange(1, 50), 3]  # more than the counter's 65,536
+    taken = [key for count in counts for key in source.take(count).to_pylist()]
+    assert taken == sorted(set(taken))
+    assert len(taken) == sum(counts)
+    assert all(len(key) == 32 and key.startswith("00010203040506070809") and key == key.upper() for key in taken[:5])
+
+
+def test_two_sources_do_not_share_keys() -> None:
+    assert UniqueKeys().take(1)[0].as_py()[:20] != UniqueKeys().take(1)[0].as_py()[:20]

@@ -1,0 +1,69 @@
+"""topics.json and subscriptionGroup.json: RocketMQ's form, both kinds of integer keys, the spare copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import json_file
+from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage.group_config import GroupConfig, GroupConfigs
+from raymq.storage.topic_config import TopicConfig, TopicConfigs
+
+
+def test_integer_keys_quoted_and_not() -> None:
+    bare = '{\n\t"offsetTable":{"a@b":{0:17,1:42\n\t\t},"{1:2}":{ -3 : 4}},"n":[1,{5:6}]}'
+    quoted = '{"offsetTable":{"a@b":{"0":17,"1":42},"{1:2}":{"-3":4}},"n":[1,{"5":6}]}'
+    assert json_file.parse(bare) == json_file.parse(quoted)
+    assert json_file.parse(bare)["offsetTable"]["{1:2}"] == {"-3": 4}
+
+
+def test_topics_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "topics.json"
+    topics = TopicConfigs(path, writable=True)
+    config = TopicConfig("orders", 4, 2, 6, True, {"message.type": "FIFO"})
+    topics.put(config)
+    topics.put(TopicConfig("other", 1, 1))
+    assert topics.delete("other")
+    assert not topics.delete("other")
+
+    again = TopicConfigs(path, writable=False)
+    assert again.all() == {"orders": config}
+    assert again.get("orders") == config
+    assert again.get("other") is None
+    assert again.version.counter == 3
+    with pytest.raises(StoreError):
+        again.put(config)
+
+
+def test_topics_of_rocketmq(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text(
+        '{\n\t"dataVersion":{"counter":7,"stateVersion":0,"timestamp":5},\n\t"topicConfigTable":{"t":{"attributes":'
+        '{"message.type":"FIFO"},"order":true,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG","topicName":'
+        '"t","topicSysFlag":0,"writeQueueNums":2}}\n}'
+    )
+    assert TopicConfigs(path, writable=False).get("t") == TopicConfig("t", 4, 2, 6, True, {"message.type": "FIFO"})
+
+
+def test_groups_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "subscriptionGroup.json"
+    groups = GroupConfigs(path, writable=True)
+    config = GroupConfig("g", retry_max_times=3, consume_broadcast_enable=False, consume_timeout_minutes=1)
+    groups.put(config)
+    assert GroupConfigs(path, writable=False).all() == {"g": config}
+    assert json_file.load(path)["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
+
+
+def test_a_broken_file_gives_way_to_its_spare_copy(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    topics = TopicConfigs(path, writable=True)
+    topics.put(TopicConfig("first", 1, 1))
+    topics.put(TopicConfig("second", 1, 1))
+    path.write_text('{"topicConfigTable":{"fir')
+    assert list(TopicConfigs(path, writable=False).all()) == ["first"]
+
+    path.with_name("topics.json.bak").write_text("")
+    with pytest.raises(StoreCorrupt):
+        TopicConfigs(path, writable=False)

@@ -1,0 +1,130 @@
+"""Errors cross processes: each survives pickle with all that it says. And the tree is the one that users catch by."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import Attempt
+from raymq.storage.errors import InvalidInput, RayMQError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROOMS = ["storage", "actors", "client", "spark_bridge", "cluster"]
+
+#: What a required argument of an error's constructor gets, by its annotation; text otherwise.
+SAMPLES: dict[str, Any] = {
+    "int": 7,
+    "int | None": 7,
+    "float": 1.5,
+    "Sequence[Attempt]": [Attempt("broker-a", 3, "SYSTEM_BUSY", "busy", 0.25), Attempt(None, None, None, "lost", 1.0)],
+}
+
+
+def all_errors() -> list[type[RayMQError]]:
+    """RayMQError and every subclass in every module of every room."""
+    for room in ROOMS:
+        for path in sorted((REPOSITORY / room).rglob("*.py")):
+            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+            importlib.import_module("raymq." + name.removesuffix(".__init__"))
+    found: dict[type[RayMQError], None] = {}
+    queue: list[type[RayMQError]] = [RayMQError]
+    for each in queue:
+        if each not in found and each.__module__.startswith("raymq."):
+            found[each] = None
+            queue += each.__subclasses__()
+    return list(found)
+
+
+def example(error: type[RayMQError]) -> RayMQError:
+    """An instance with every argument given."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in inspect.signature(error).parameters.values():
+        value = SAMPLES.get(str(parameter.annotation), f"a {parameter.name}")
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[parameter.name] = value
+        elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.kind is not parameter.VAR_KEYWORD:
+            positional.append(value)
+    return error(*positional, **named)
+
+
+def everything(error: BaseException) -> dict[str, Any]:
+    return {
+        "type": type(error),
+        "text": str(error),
+        "args": error.args,
+        "fields": dict(vars(error)),
+        **{name: getattr(error, name) for name in ("code", "retriable", "remedy")},
+    }
+
+
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: f"{error.__module__}.{error.__qualname__}")
+def test_survives_pickle_with_all_fields(error: type[RayMQError]) -> None:
+    made = example(error)
+    made.add_note("seen by broker-a")
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert everything(pickle.loads(pickle.dumps(made, protocol))) == everything(made)
+    assert everything(copy.copy(made)) == everything(made)
+
+
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: error.__qualname__)
+def test_says_what_it_is(error: type[RayMQError]) -> None:
+    assert isinstance(error.retriable, bool)
+    assert error.code is None
+    assert error.__doc__
+    assert str(example(error))
+
+
+def test_the_guard_sees_an_error_that_would_not_survive() -> None:
+    class Forgetful(Exception):
+        def __init__(self, broker: str, queue: int) -> None:
+            super().__init__(f"{broker} {queue}")
+
+    globals()["Forgetful"] = Forgetful
+    Forgetful.__qualname__ = "Forgetful"
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(Forgetful("broker-a", 1)))
+
+
+def test_the_tree_that_users_catch_by() -> None:
+    from raymq.client import errors
+
+    assert issubclass(errors.InvalidInput, ValueError)
+    assert issubclass(errors.OutcomeUnknown, TimeoutError)
+    assert not issubclass(errors.NotStored, TimeoutError)
+    for name in errors.__all__:
+        error = getattr(errors, name)
+        if isinstance(error, type) and issubclass(error, BaseException):
+            assert issubclass(error, RayMQError), name
+    assert errors.RayMQError is RayMQError
+    assert errors.InvalidInput is InvalidInput
+
+
+def test_fields_of_the_contract() -> None:
+    from raymq.client import errors
+
+    invalid = errors.InvalidInput("topic", "at most 127 characters", "x" * 300)
+    assert (invalid.field, invalid.limit, invalid.actual) == ("topic", "at most 127 characters", "x" * 300)
+    assert "topic" in str(invalid)
+    assert "at most 127 characters" in str(invalid)
+    attempts = SAMPLES["Sequence[Attempt]"]
+    for error in (errors.NotStored, errors.OutcomeUnknown):
+        made = error("no luck", attempts)
+        assert made.attempts == attempts
+        assert made.code == "SYSTEM_BUSY"
+        first = made.attempts[0]
+        assert (first.broker, first.queue, first.code, first.error, first.elapsed) == (
+            "broker-a", 3, "SYSTEM_BUSY", "busy", 0.25,
+        )  # fmt: skip
+    outside = errors.OffsetOutOfRange(1, 5, 9)
+    assert (outside.offset, outside.min_offset, outside.max_offset) == (1, 5, 9)
+    assert errors.BrokerUnavailable("broker-a").broker == "broker-a"
+    assert errors.StoreLocked("/data", 42).pid == 42
+    corrupt = errors.StoreCorrupt("commitlog/00000000000000000000", 91, "CRC")
+    assert (corrupt.file, corrupt.offset) == ("commitlog/00000000000000000000", 91)

@@ -1,0 +1,72 @@
+"""What a package says that it exports (`__all__`) is what it exports, and the public names are there."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from pathlib import Path
+
+import pytest
+
+PACKAGES = [
+    "storage",
+    "actors",
+    "actors.core",
+    "actors.wire",
+    "client",
+    "spark_bridge",
+    "cluster",
+    "configs",
+    "datasets",
+]
+
+ERRORS = {
+    "RayMQError", "InvalidInput", "NotStored", "OutcomeUnknown", "Attempt",
+    "TopicNotFound", "TopicExists", "QueueNotFound", "GroupNotFound", "MessageNotFound", "MessageExpired",
+    "BrokerUnavailable", "OffsetOutOfRange", "SubscriptionMismatch", "NotRecallable", "ClientClosed",
+    "PermissionDenied", "StoreLocked", "StoreCorrupt",
+}  # fmt: skip
+
+#: The public API that programs outside this repository are written against. Names are added here, never taken away.
+PUBLIC = {
+    "client": ERRORS | {
+        "Message", "Producer", "SendStatus", "SendResult", "PushConsumer", "PullConsumer", "ConsumeResult", "Retry",
+        "ConsumeFrom", "MessageModel", "MessageQueue", "Admin",
+    },
+    "client.errors": ERRORS,
+    "cluster": {"start", "connect", "stop"},
+    "spark_bridge": {"SparkBridge"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_is_what_is_exported(package: str) -> None:
+    module = importlib.import_module(f"raymq.{package}")
+    declared = getattr(module, "__all__", [])
+    assert len(set(declared)) == len(declared)
+    for name in declared:
+        assert getattr(module, name) is not None
+    bound = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
+    }
+    assert bound <= set(declared), f"exported without being in __all__: {sorted(bound - set(declared))}"
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_the_public_names_are_there(module: str) -> None:
+    found = importlib.import_module(f"raymq.{module}")
+    missing = {name for name in PUBLIC[module] if not hasattr(found, name)}
+    assert not missing
+    assert set(found.__all__) >= PUBLIC[module]
+
+
+def test_every_package_is_checked_here(repository: Path) -> None:
+    folders = {
+        str(path.parent.relative_to(repository)).replace("/", ".")
+        for folder in repository.iterdir()
+        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in {"tests", "build", "dist"}
+        for path in folder.rglob("__init__.py")
+    }
+    assert folders == set(PACKAGES)
