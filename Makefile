@@ -2,7 +2,7 @@
 # All paths are relative, so that the tree may stand anywhere, also under a path with a space.
 
 # The folders at the root that are installed as raymq.<folder> (tests/unit/test_packaging.py compares with pyproject.toml).
-FOLDERS := storage actors client spark_bridge cluster configs datasets
+FOLDERS := storage actors client spark_bridge cluster demo configs datasets
 
 # make env PYTHON=/path/to/python3.12 takes that interpreter; without it the first suitable one in PATH.
 PYTHON ?=
@@ -34,41 +34,50 @@ help:
 env: $(STAMP)
 	@:
 
-# A tree that was moved or copied has scripts that point to the old place: .venv/.place tells.
-ifneq ($(shell cat $(VENV)/.place 2>/dev/null),$(CURDIR))
+# Made anew: in a tree that was moved or copied (scripts point to the old place), and for another PYTHON.
+ifneq ($(shell test -x $(PY) && cat $(VENV)/.place 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
+ifneq ($(PYTHON),)
+ifneq ($(shell "$(PYTHON)" --version 2>&1),$(shell $(PY) --version 2>&1))
+.PHONY: $(STAMP)
+endif
+endif
+
+# Shell lines that set $python: the first of 3.11 to 3.13, else a newer one (not tested).
+define find_python
+set -e; \
+suits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, int(sys.argv[1])))'; \
+python=; \
+for upper in 14 99; do \
+    for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11); do \
+        if [ -z "$$python" ] && "$$each" -c "$$suits" $$upper 2>/dev/null; then python=$$each; fi; \
+    done; \
+done; \
+if [ -z "$$python" ]; then \
+    echo "RayMQ needs Python 3.11 or newer, and $(if $(PYTHON),$(PYTHON) is not,none of python3 and python3.11 to python3.13 in PATH is)." >&2; \
+    echo "Install one, or name it: make env PYTHON=/path/to/python3.11" >&2; \
+    exit 1; \
+fi
+endef
 
 $(STAMP): requirements.lock pyproject.toml
-	@set -e; \
-	suits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, int(sys.argv[1])))'; \
-	python=; \
-	for upper in 14 99; do \
-	    for each in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11); do \
-	        if [ -z "$$python" ] && "$$each" -c "$$suits" $$upper 2>/dev/null; then python=$$each; fi; \
-	    done; \
-	done; \
-	if [ -z "$$python" ]; then \
-	    echo "RayMQ needs Python 3.11 or newer; $(if $(PYTHON),$(PYTHON) is not one,neither python3 nor python3.11 to python3.13 in PATH is one)." >&2; \
-	    echo "Install one or name it: make env PYTHON=/path/to/python3.11" >&2; \
-	    exit 1; \
-	fi; \
-	here=$$(pwd); \
-	wanted="$$("$$python" -c 'import sys; print(sys.version_info[:2])')"; \
-	if [ ! -x $(PY) ] || [ "$$(cat $(VENV)/.place 2>/dev/null)" != "$$here" ] \
-	    || { [ -n "$(PYTHON)" ] && [ "$$($(PY) -c 'import sys; print(sys.version_info[:2])' 2>/dev/null)" != "$$wanted" ]; }; then \
+	@$(find_python); \
+	if [ ! -x $(PY) ] || [ "$$(cat $(VENV)/.place 2>/dev/null)" != "$$(pwd -P)" ] \
+	    || { [ -n "$(PYTHON)" ] && [ "$$("$$python" --version)" != "$$($(PY) --version)" ]; }; then \
 	    echo "env: .venv with $$("$$python" --version) ($$(command -v "$$python"))"; \
 	    "$$python" -m venv --clear $(VENV); \
-	    pwd > $(VENV)/.place; \
+	    pwd -P > $(VENV)/.place; \
 	fi
 	@rm -f $(STAMP) $(VENV)/.failed
 	@# pyspark comes as source and is built here: by the setuptools of the lock, not by one that pip would fetch unchecked.
 	@awk '/^[^ #]/ { keep = /^(setuptools|wheel)==/ } keep' requirements.lock > $(VENV)/build-tools.lock
-	@echo "env: packages of requirements.lock (about 700 MB where pip's cache is empty; details in $(VENV)/install.log)"
+	@echo "env: packages of requirements.lock (550 MB where pip's cache is empty; details in $(VENV)/install.log)"
 	@{ $(PY) -m pip install --require-hashes -r $(VENV)/build-tools.lock \
 	    && $(PY) -m pip install --require-hashes --no-build-isolation -r requirements.lock \
 	    || touch $(VENV)/.failed; } 2>&1 | tee $(VENV)/install.log | awk \
-	    '/^Collecting/ { print "  " $$2; fflush() } /^ *Building wheel|^Installing/ { print "  " $$1 " " $$2 " " $$3; fflush() } /^ERROR/ { print; fflush() }'
+	    '/^Collecting/ { print "  " $$2; fflush() } /^ *Building wheel for.*started/ { print "  building " $$4; fflush() } \
+    /^Installing/ { print "  unpacking"; fflush() } /^ERROR/ { print; fflush() }'
 	@if [ -e $(VENV)/.failed ]; then echo "env: pip failed, see $(VENV)/install.log" >&2; exit 1; fi
 	@echo "env: raymq itself, editable"
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
@@ -105,15 +114,15 @@ types: env links
 	@$(PY) -m mypy
 
 bench: env
-	@$(PYTEST) -m bench -s $(ARGS)
+	@set -e; for each in tests/bench/bench_*.py; do echo "bench: $$each"; $(PY) "$$each" $(ARGS); done
 
 soak: env
 	@$(PYTEST) -m soak -s $(ARGS)
 
 # uv resolves for every Python and platform at once, which pip cannot; it lives in a directory of its own and is not
 # needed to install. --upgrade takes the newest versions that pyproject.toml allows. No index or host gets into the file.
-lock: env
-	@$(PY) -m venv .lock-env
+lock:
+	@$(find_python); "$$python" -m venv --clear .lock-env
 	@.lock-env/bin/python -m pip install --quiet "uv>=0.9"
 	@.lock-env/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \
 	    --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock

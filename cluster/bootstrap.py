@@ -44,6 +44,11 @@ class Cluster(Connection):
         self._owns_ray = owns_ray
         self._stops = stops
 
+    @property
+    def owns_ray(self) -> bool:
+        """Whether Ray was started, or joined, by this process for this connection, and ends with it."""
+        return self._owns_ray
+
     def __enter__(self) -> Self:
         return self
 

@@ -15,13 +15,14 @@ from raymq.actors.spec import host_resource
 
 #: Settings that an embedded Ray is started with unless the environment says otherwise.
 _ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",  # it listens on loopback only; a cluster of `ray up` uses tokens
+    "RAY_AUTH_MODE": "token",  # its ports are open to the network: only who has the token of this user may use them
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about GPUs that are not there
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else a SIGTERM prints stack traces
 }
 _OBJECT_STORE_BYTES = 512 * 1024 * 1024
-_LOOPBACK = "127.0.0.1"
+#: Ray takes 127.0.0.1 for "find my real address"; any other loopback address it leaves alone.
+_LOOPBACK = "127.0.0.2"
 
 
 def join() -> bool:

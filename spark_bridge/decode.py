@@ -159,6 +159,5 @@ def _is_plain(kind: pa.DataType) -> bool:
         return all(_is_plain(field.type) for field in kind)
     if pa.types.is_list(kind):
         return _is_plain(kind.value_type)
-    return (
-        pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_string(kind)
-    )
+    checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_float64, pa.types.is_string)
+    return any(check(kind) for check in checks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,15 +23,19 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
-from raydp.spark.ray_cluster import SparkCluster  # type: ignore[import-untyped]
-from raydp.spark.ray_cluster_master import RayDPSparkMaster  # type: ignore[import-untyped]
+from raydp.spark.ray_cluster import SparkCluster
+from raydp.spark.ray_cluster_master import RayDPSparkMaster
 
-from raymq.spark_bridge.java import lent_environment
-from raymq.spark_bridge.settings import python_settings
+from raymq.actors.java import lent_environment
 from raymq.client.errors import RayMQError
+from raymq.spark_bridge.settings import python_settings
+from raymq.spark_bridge.watch import ExecutorWatch
 
 #: One Spark driver per process is pyspark's rule (SparkContext keeps its JVM in class attributes).
 _one_at_a_time = threading.Lock()
+
+#: What Ray itself counts; a resource of that name is no custom one.
+_BUILT_IN = ("CPU", "memory")
 
 _PlainMaster: Any = RayDPSparkMaster.__ray_metadata__.modified_class.__ray_actor_class__
 
@@ -41,15 +46,14 @@ class QuietMaster(_PlainMaster):  # type: ignore[misc]
     def __init__(self, configs: dict[str, str], namespace: str, log: str) -> None:
         super().__init__(configs)
         self._namespace = namespace
-        self._log = log
+        self._log = Path(log)
 
     def start_up(self, popen_kwargs: dict[str, Any] | None = None) -> None:
-        """Start the JVM and in it RayDP's application master; returns when executors have been asked for."""
-        try:
-            output: Any = open(self._log, "ab")
-        except OSError:  # another machine, where the driver's directory is not
-            output = subprocess.DEVNULL
-        super().start_up({"stdout": output, "stderr": output})
+        """Start the JVM and in it RayDP's application master; returns when it can be joined."""
+        # On another machine the driver's directory is not there.
+        log = self._log if self._log.parent.is_dir() else Path(os.devnull)
+        with log.open("ab") as output:
+            super().start_up({**(popen_kwargs or {}), "stdout": output, "stderr": output})
 
     def _generate_ray_configs(self) -> str:
         options = json.loads(super()._generate_ray_configs())
@@ -59,13 +63,12 @@ class QuietMaster(_PlainMaster):  # type: ignore[misc]
 
 
 class _Application(SparkCluster):  # type: ignore[misc]
-    """RayDP's preparation of settings (class paths, agent), with our master and no session of its own."""
+    """RayDP's preparation of settings (class paths, agent), with our master, and no session."""
 
-    def __init__(self, name: str, settings: dict[str, str], log: Path, timeout: float) -> None:
-        self._namespace = name
+    def __init__(self, name: str, settings: dict[str, str], log: Path) -> None:
         self._log = log
-        self._timeout = timeout
         self.master: Any = None
+        self._started: Any = None
         super().__init__(
             name,
             int(settings["spark.executor.instances"]),
@@ -75,29 +78,31 @@ class _Application(SparkCluster):  # type: ignore[misc]
             configs=settings,
         )
 
-    def _set_up_master(self, resources: dict[str, float], kwargs: Any) -> None:
-        extra = {name: amount for name, amount in resources.items() if name not in ("CPU", "memory")}
-        self.master = (
-            ray.remote(QuietMaster)
-            .options(
-                name=f"{self._namespace}_SPARK_MASTER",
-                namespace=self._namespace,
-                num_cpus=resources.get("CPU", 0),
-                resources=extra,
-                max_restarts=0,
-            )
-            .remote(self._configs, self._namespace, str(self._log))
-        )
-        ray.get(self.master.start_up.remote(), timeout=self._timeout)
-
-    def master_url(self) -> str:
-        url: str = ray.get(self.master.get_master_url.remote(), timeout=self._timeout)
-        return url
-
     @property
     def settings(self) -> dict[str, str]:
+        """The settings with what RayDP adds to them."""
         settings: dict[str, str] = self._configs
         return settings
+
+    def master_url(self, timeout: float) -> str:
+        """Wait until the master is up; where Spark's driver finds it."""
+        begin = time.monotonic()
+        ray.get(self._started, timeout=timeout)
+        url: str = ray.get(self.master.get_master_url.remote(), timeout=timeout - (time.monotonic() - begin))
+        return url
+
+    def _set_up_master(self, resources: dict[str, float], kwargs: Any) -> None:  # noqa: ARG002 - RayDP's signature
+        """RayDP calls this from its constructor. The master starts while we go on: `master_url` waits for it."""
+        name = self._app_name
+        options = {
+            "name": f"{name}_SPARK_MASTER",
+            "namespace": name,
+            "num_cpus": resources.get("CPU", 0),
+            "resources": {resource: amount for resource, amount in resources.items() if resource not in _BUILT_IN},
+            "max_restarts": 0,
+        }
+        self.master = ray.remote(QuietMaster).options(**options).remote(self._configs, name, str(self._log))
+        self._started = self.master.start_up.remote()
 
 
 class SparkApplication:
@@ -119,13 +124,16 @@ class SparkApplication:
         self._cluster: _Application | None = None
         self._gateway: Any = None
         self._session: SparkSession | None = None
+        self._watch: ExecutorWatch | None = None
+        self._open = True
         try:
-            if SparkContext._active_spark_context is not None:  # type: ignore[attr-defined]
+            if SparkContext._active_spark_context is not None:  # noqa: SLF001 - pyspark has no other question for it
                 raise RayMQError("a Spark session is open in this process", remedy="stop it first")
             deadline = time.monotonic() + timeout
-            self._cluster = _Application(name, settings, log, timeout)
-            self._session = self._open_session(name, self._cluster, java, log)
+            self._cluster = _Application(name, settings, log)
+            self._session = self._open_session(name, self._cluster, java, log, deadline)
             self._wait_for_executors(int(settings["spark.executor.instances"]), deadline)
+            self._watch = ExecutorWatch(self._count, self._cancel_jobs)
         except BaseException:
             self.close()
             raise
@@ -139,14 +147,18 @@ class SparkApplication:
 
     def executors(self) -> int:
         """How many executors are registered now."""
-        statuses = self.session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()  # type: ignore[union-attr]
+        tracker: Any = self.session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - not in pyspark's own
+        statuses = tracker.getExecutorInfos()
         return len(statuses) - 1  # the driver is one of them
 
     def close(self, timeout: float = 20.0) -> None:
         """Stop Spark and end all its processes: the executors, the master, the driver's JVM."""
-        if self._interrupt is None and self._cluster is None and self._gateway is None:
+        if not self._open:
             return
+        self._open = False
         try:
+            if self._watch is not None:
+                self._watch.close()
             self._close_session()
             self._close_master(timeout)
             self._close_gateway(timeout)
@@ -154,16 +166,25 @@ class SparkApplication:
             sys.path[:] = [entry for entry in sys.path if entry in self._python_path]
             if threading.current_thread() is threading.main_thread() and self._interrupt is not None:
                 signal.signal(signal.SIGINT, self._interrupt)
-            self._interrupt = None
             _one_at_a_time.release()
 
-    def _open_session(self, name: str, cluster: _Application, java: dict[str, str], log: Path) -> SparkSession:
-        conf = SparkConf(loadDefaults=False)
-        for key, value in cluster.settings.items():
-            conf.set(key, value)
-        conf.setAppName(name).setMaster(cluster.master_url())
+    def _count(self) -> int | None:
+        try:
+            return self.executors()
+        except (Py4JError, OSError):
+            return None
+
+    def _cancel_jobs(self) -> None:
+        with contextlib.suppress(Py4JError, OSError):
+            self.session.sparkContext.cancelAllJobs()
+
+    def _open_session(
+        self, name: str, cluster: _Application, java: dict[str, str], log: Path, deadline: float
+    ) -> SparkSession:
+        conf = SparkConf(loadDefaults=False).setAppName(name).setAll(list(cluster.settings.items()))
         with lent_environment({**java, **python_settings()}), log.open("ab") as output:
             self._gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+            conf.setMaster(cluster.master_url(max(1.0, deadline - time.monotonic())))
             context = SparkContext(conf=conf, gateway=self._gateway)
         return SparkSession(context)
 
@@ -181,7 +202,7 @@ class SparkApplication:
         if session is not None:
             with contextlib.suppress(Py4JError, OSError):  # the JVM is gone: what it held is gone as well
                 session.stop()
-        type.__setattr__(SparkSession, "_instantiatedSession", None)
+        SparkSession._instantiatedSession = None  # noqa: SLF001
 
     def _close_master(self, timeout: float) -> None:
         cluster, self._cluster = self._cluster, None
@@ -196,8 +217,9 @@ class SparkApplication:
         gateway, self._gateway = self._gateway, None
         if gateway is None:
             return
-        SparkContext._gateway = None
-        SparkContext._jvm = None
+        # What pyspark keeps for the next session of this process, which would find a JVM that is gone.
+        SparkContext._gateway = None  # noqa: SLF001
+        SparkContext._jvm = None  # noqa: SLF001
         with contextlib.suppress(Py4JError, OSError):
             gateway.shutdown()
         process: subprocess.Popen[bytes] = gateway.proc

@@ -1,8 +1,8 @@
 """On which Ray nodes Spark's JVMs may run: those whose raylet can start Java workers.
 
-A raylet finds `java` when it starts, or never. A cluster that RayMQ starts has it (see java.py); one that was started
-without a Java on PATH has no node that could run an executor. Then a node without CPUs is added to it on this machine,
-with a Java on its PATH and a resource of its own that pins Spark there, for as long as the session lives.
+A raylet finds `java` when it starts, or never. A cluster that RayMQ starts has it (see actors/java.py); one that was
+started without a Java on PATH has no node that could run an executor. Then a node without CPUs is added to it on this
+machine, with a Java on its PATH and a resource of its own that pins Spark there, for as long as the session lives.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Placement:
             process.wait()
 
 
-def place(environment: Mapping[str, str], memory_bytes: int, log: Path, timeout: float) -> Placement:
+def place(environment: Mapping[str, str], memory_bytes: int, directory: Path, timeout: float) -> Placement:
     """Find where Spark can run; add a node to the cluster if nowhere.
 
     Args:
-        environment: what a child process needs to find Java (java.java_environment).
+        environment: what a child process needs to find Java (actors.java.java_environment).
         memory_bytes: what Spark's processes will ask for, for a node that must be added.
-        log: where that node's output goes.
+        directory: where that node keeps its files and its output (node.log).
         timeout: seconds for looking, and again for adding.
     """
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -79,7 +79,7 @@ def place(environment: Mapping[str, str], memory_bytes: int, log: Path, timeout:
         here = ray.get_runtime_context().get_node_id()
         chosen = next((node for node in able if node["NodeID"] == here), able[0])
         return Placement({f"node:{chosen['NodeManagerAddress']}": _SHARE})
-    return _add_node(environment, memory_bytes, log, timeout)
+    return _add_node(environment, memory_bytes, directory, timeout)
 
 
 def _can_start_java() -> bool:
@@ -117,17 +117,18 @@ def _own_address() -> str:
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _add_node(environment: Mapping[str, str], memory_bytes: int, log: Path, timeout: float) -> Placement:
+def _add_node(environment: Mapping[str, str], memory_bytes: int, directory: Path, timeout: float) -> Placement:
     resource = f"raymq_spark_{uuid.uuid4().hex[:12]}"
     command = [
         *(sys.executable, "-c", _GUARD),
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
         f"--address={ray.get_runtime_context().gcs_address}",
         f"--node-ip-address={_own_address()}",
+        f"--temp-dir={directory / 'ray'}",  # else it notes its cluster where later programs of this machine look
         *("--num-cpus=0", "--num-gpus=0", f"--memory={memory_bytes}", "--object-store-memory=80000000"),
         f'--resources={{"{resource}": 1}}',
     ]
-    with log.open("ab") as output:
+    with (directory / "node.log").open("ab") as output:
         process = subprocess.Popen(
             command,
             env={**os.environ, **environment},

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from raymq.client import MessageQueue
 from raymq.client.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, QueueNotFound
-from raymq.client.message import MessageQueue
 from raymq.client.offsets import ConsumeFrom, GroupOffsets
 
 #: A place in a topic: "earliest", "latest", seconds since the epoch, {queue: offset} or "group:NAME".
@@ -74,7 +74,7 @@ def _offsets(
     if isinstance(position, Mapping):
         return _given(limits, position)
     if isinstance(position, bool) or not isinstance(position, str | int | float):
-        raise InvalidInput(field, 'one of "earliest", "latest", "group:NAME", seconds, {MessageQueue: offset}', position)
+        raise InvalidInput(field, "text, seconds or {MessageQueue: offset}", position)
     if position == "earliest":
         return {queue: low for queue, (low, _) in limits.items()}
     if position == "latest":

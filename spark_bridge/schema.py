@@ -64,7 +64,7 @@ def parse_schema(schema: str | DataType) -> StructType:
         InvalidInput: neither, or text that Spark cannot parse.
     """
     if isinstance(schema, str):
-        from pyspark.errors import PySparkException  # noqa: PLC0415
+        from pyspark.errors import PySparkException
         from pyspark.sql.types import _parse_datatype_string
 
         try:

@@ -13,15 +13,16 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType
 
+from raymq.actors.java import java_environment
+from raymq.client import MessageQueue
 from raymq.client.connection import Connection
 from raymq.client.errors import ClientClosed, InvalidInput
-from raymq.client.message import MessageQueue
 from raymq.spark_bridge import reader, writer
-from raymq.spark_bridge.java import java_environment
 from raymq.spark_bridge.launch import SparkApplication
 from raymq.spark_bridge.placement import Placement, place
 from raymq.spark_bridge.quiet import write_log_settings
@@ -79,7 +80,7 @@ class SparkBridge:
         try:
             java = java_environment()
             # Twice the heap: RayDP asks Ray for heap and overhead.
-            self._placement = place(java, 2 * executors * memory_bytes, self._directory / "node.log", start_timeout)
+            self._placement = place(java, 2 * executors * memory_bytes, self._directory, start_timeout)
             settings = spark_settings(
                 executors=executors,
                 cores=cores,
@@ -101,7 +102,7 @@ class SparkBridge:
             raise ClientClosed("the SparkBridge is closed")
         return self._application.session
 
-    def __enter__(self) -> SparkBridge:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -6,16 +6,16 @@ Both talk to the brokers' sockets directly. Nothing here imports Ray, and nothin
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.client import MessageQueue
 from raymq.client.errors import RayMQError
 from raymq.client.fetching import RangeReader
-from raymq.client.message import MessageQueue
 from raymq.client.staging import StagedWriter
 from raymq.spark_bridge.decode import BodyDecoder
 from raymq.spark_bridge.envelope import envelope_columns
@@ -39,7 +39,7 @@ class FetchRanges:
     schema: pa.Schema
     decoder: BodyDecoder | None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry: yields the messages, about 8 MB a batch."""
         with RangeReader(self.name_servers) as reader:
             for batch in batches:
@@ -84,7 +84,7 @@ class StageRows:
     columns: tuple[str, ...]
     """Which of body, keys, tags, properties the rows have."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry."""
         from pyspark import TaskContext
 

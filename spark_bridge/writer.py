@@ -10,9 +10,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
 from pyspark.sql.types import ArrayType, AtomicType, BinaryType, DataType, MapType, StringType, StructType
 
+from raymq.client import MessageQueue
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, RayMQError
-from raymq.client.message import MessageQueue
 from raymq.client.staging import StagedWriter
 from raymq.spark_bridge.tasks import StageRows
 

@@ -116,11 +116,6 @@ class ConsumeQueue:
         file = self._files.file_at(offset * ENTRY_BYTES)
         return _ENTRY.unpack_from(file.view, offset * ENTRY_BYTES - file.start)
 
-    def raise_max(self, max_offset: int) -> None:
-        """Believe that the queue reaches `max_offset`, though its entries may be lost (they are written again)."""
-        if self._files.starts and max_offset > self.max_offset:
-            self.put(max_offset, np.empty(0, ENTRY))
-
     def trim(self, log_min: int) -> None:
         """Set `min_offset` to the first entry whose message is at or behind `log_min`."""
         low, high = self._first, self.max_offset
@@ -175,12 +170,6 @@ class ConsumeQueue:
         """Let go of the files."""
         self._tail = None
         self._files.close()
-
-    def delete(self) -> None:
-        """Remove the files and the folder."""
-        self._tail = None
-        self._files.delete()
-        self._files.folder.rmdir()
 
     def _find_end(self) -> int:
         """The number of the first empty entry: by halves within the last file that has an entry."""

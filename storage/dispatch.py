@@ -155,10 +155,19 @@ class Dispatcher:
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's queues with their files."""
         for key in [key for key in self.queues if key[0] == topic]:
-            self.queues.pop(key).delete()
-        if (self._folder / topic).is_dir():
-            (self._folder / topic).rmdir()
-            fileutil.sync_directory(self._folder)
+            self.queues.pop(key).close()
+        if TOPIC_PATTERN.fullmatch(topic.encode()):
+            fileutil.remove_tree(self._folder / topic)
+
+    def drop_deleted(self, deleted: dict[str, int]) -> None:
+        """Remove queues whose topic was deleted when the log ended there, if nothing came in since.
+
+        They are still here if the process died in the middle of the deletion.
+        """
+        for topic, log_end in deleted.items():
+            ends = [queue.end_physical() for (name, _), queue in self.queues.items() if name == topic]
+            if ends and max(ends) <= log_end:
+                self.delete_topic(topic)
 
     def sync(self) -> None:
         """Wait until queues and index of before the call are on disk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,13 @@ def remove(path: Path) -> None:
     if path.exists():
         path.unlink()
         sync_directory(path.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it, if it is there, and make that durable."""
+    if folder.is_dir():
+        shutil.rmtree(folder)
+        sync_directory(folder.parent)
 
 
 def write_all(fd: int, content: bytes) -> None:

@@ -166,8 +166,12 @@ class KeyIndex:
         self._slots = slots
         self._capacity = entries
         self._writable = writable
-        names = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 17) if folder.is_dir() else []
-        self._files = [_IndexFile(path, slots, entries, writable=writable) for path in names]
+        paths = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 17) if folder.is_dir() else []
+        if paths and paths[-1].stat().st_size == 0:  # The process died when it had just made the file.
+            newest = paths.pop()
+            if writable:
+                fileutil.remove(newest)
+        self._files = [_IndexFile(path, slots, entries, writable=writable) for path in paths]
 
     @property
     def end_physical(self) -> int:

@@ -127,13 +127,6 @@ class MappedFileQueue:
         for start in self.starts:
             self._close(start)
 
-    def delete(self) -> None:
-        """Remove all files."""
-        for start in self.starts:
-            self._close(start)
-            (self.folder / file_name(start)).unlink(missing_ok=True)
-        self._files.clear()
-
     def _open(self, start: int) -> MappedFile:
         path = self.folder / file_name(start)
         return MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)

@@ -275,7 +275,7 @@ def _checked_bodies(column: pa.Array, limit: int) -> tuple[pa.Array, npt.NDArray
     bodies = column if pa.types.is_binary(kind) else column.cast(pa.binary())
     lengths = _lengths(bodies)
     if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
-        worst = int(lengths.min()) or int(lengths.max())
+        worst = int(lengths.min() if lengths.min() == 0 else lengths.max())
         raise InvalidInput("body", f"1 to {limit} bytes", worst)
     return bodies, lengths
 

@@ -90,10 +90,13 @@ def recover(
             dispatcher.index.drop_after(checkpoint.index_ms)
         elif not clean:
             dispatcher.index.repair()
+    deleted = state.deleted_topics if state else {}
+    if aside is not None:
+        dispatcher.drop_deleted(deleted)
     begin, known_end = _begin(log, dispatcher, state)
     report.walked_from = begin
     index_after = dispatcher.index.end_physical
-    end, last_timestamp_ms, deleted = begin, 0, state.deleted_topics if state else {}
+    end, last_timestamp_ms = begin, 0
     position = begin
     while position < log.files.end:
         found = _next_batch(log, position)
@@ -110,8 +113,10 @@ def recover(
         follower = _next_sound(log, position)
         if follower == _NOWHERE and position < known_end <= _used_end(log, position):
             follower = known_end
-        torn = _is_zero(log, position) or (not trusted and not _was_flushed(log, follower, checkpoint))
-        if follower == _NOWHERE or (position >= known_end and torn):
+        if follower == _NOWHERE or (
+            position >= known_end
+            and (_is_zero(log, position) or not (trusted or _was_flushed(log, follower, checkpoint)))
+        ):
             break
         report.corruption.append(_keep(log, position, follower, found, aside))
         position = end = follower
@@ -123,7 +128,7 @@ def recover(
             queue.hide_behind(end)
     for queue in dispatcher.queues.values():
         queue.trim(log.min_offset)
-    log.set_end(end, last_timestamp_ms)
+    log.set_end(end, last_timestamp_ms or checkpoint.physical_ms)
     dispatcher.dispatched_to = end
     return report
 
@@ -232,7 +237,7 @@ def _is_zero(log: CommitLog, position: int) -> bool:
 
 def _was_flushed(log: CommitLog, position: int, checkpoint: Checkpoint) -> bool:
     """Whether the record at `position` had been flushed, and with it all before it."""
-    return position != _NOWHERE and log.store_timestamp(position) <= checkpoint.physical_ms
+    return log.store_timestamp(position) <= checkpoint.physical_ms
 
 
 def _keep(log: CommitLog, position: int, follower: int, reason: str, aside: Path | None) -> Corruption:

@@ -169,8 +169,11 @@ class FrameReader:
                     command = decode(frame)
                 position = end
                 yield command
+        except ProtocolError:
+            self._buffer, position = bytearray(), 0  # the error's traceback still views the old one
+            raise
         finally:
-            del buffer[:position]
+            del self._buffer[:position]
 
 
 def _encode_json(command: Command) -> bytes:

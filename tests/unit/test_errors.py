@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -15,7 +16,7 @@ from raymq.actors.errors import Attempt
 from raymq.storage.errors import InvalidInput, RayMQError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROOMS = ["storage", "actors", "client", "spark_bridge", "cluster"]
+ROOMS = ["storage", "actors", "client", "spark_bridge", "cluster", "demo"]
 
 #: What a required argument of an error's constructor gets, by its annotation; text otherwise.
 SAMPLES: dict[str, Any] = {
@@ -26,12 +27,17 @@ SAMPLES: dict[str, Any] = {
 }
 
 
+def all_modules() -> list[str]:
+    paths = [path for room in ROOMS for path in sorted((REPOSITORY / room).rglob("*.py"))]
+    names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in paths]
+    return ["raymq." + name.removesuffix(".__init__") for name in names]
+
+
 def all_errors() -> list[type[RayMQError]]:
     """RayMQError and every subclass in every module of every room."""
-    for room in ROOMS:
-        for path in sorted((REPOSITORY / room).rglob("*.py")):
-            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
-            importlib.import_module("raymq." + name.removesuffix(".__init__"))
+    for module in all_modules():
+        with contextlib.suppress(ImportError):  # which test_every_module_imports reports
+            importlib.import_module(module)
     found: dict[type[RayMQError], None] = {}
     queue: list[type[RayMQError]] = [RayMQError]
     for each in queue:
@@ -62,6 +68,11 @@ def everything(error: BaseException) -> dict[str, Any]:
         "fields": dict(vars(error)),
         **{name: getattr(error, name) for name in ("code", "retriable", "remedy")},
     }
+
+
+@pytest.mark.parametrize("module", all_modules())
+def test_every_module_imports(module: str) -> None:
+    importlib.import_module(module)
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: f"{error.__module__}.{error.__qualname__}")

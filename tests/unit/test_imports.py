@@ -20,6 +20,8 @@ ROOMS = {
     "client": {"storage", "actors", "client"},
     "spark_bridge": {"storage", "actors", "client", "spark_bridge"},
     "cluster": {"storage", "actors", "client", "cluster"},
+    # A program on top of all rooms, not a library: nothing imports it.
+    "demo": {"storage", "client", "cluster", "spark_bridge", "demo"},
     "configs": set(),
     "datasets": set(),
 }
@@ -145,6 +147,11 @@ def sources(repository: Path) -> dict[str, str]:
                 encoding="utf-8"
             )
     return found
+
+
+def test_every_room_has_its_arrows(repository: Path) -> None:
+    folders = {path.parent.name for path in repository.glob("[a-z]*/__init__.py")}
+    assert folders == ROOMS.keys(), "a room without a rule could import anything"
 
 
 def test_every_arrow_points_the_right_way(repository: Path) -> None:

@@ -84,9 +84,11 @@ def test_the_makefile_links_the_same_folders(repository: Path, project: dict[str
     assert set(folders.split()) == set(project["tool"]["setuptools"]["package-dir"].values())
 
 
-def test_the_command_exists(project: dict[str, Any]) -> None:
-    module, _, function = project["project"]["scripts"]["raymq"].partition(":")
-    assert callable(getattr(importlib.import_module(module), function))
+def test_the_commands_exist(project: dict[str, Any]) -> None:
+    entries = [*project["project"]["scripts"].values(), *project["project"]["entry-points"]["raymq.commands"].values()]
+    for entry in entries:
+        module, _, function = entry.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 # Dependencies
@@ -147,7 +149,8 @@ def test_every_import_is_a_declared_dependency(repository: Path, project: dict[s
     base = {canonicalize_name(Requirement(text).name) for text in project["project"]["dependencies"]}
     spark = {canonicalize_name(Requirement(text).name) for text in project["project"]["optional-dependencies"]["spark"]}
     for folder in packaged_folders(project):
-        allowed = base | OPTIONAL | ((spark | {"py4j"}) if folder.startswith("spark_bridge") else set())
+        knows_spark = folder.startswith(("spark_bridge", "demo"))
+        allowed = base | OPTIONAL | (spark | {"py4j"} if knows_spark else set())
         for path in (repository / folder).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -188,7 +191,7 @@ def test_the_wheel_has_every_module_and_data_file_and_imports(
     installed = tmp_path / "installed"
     subprocess.run([*pip, "install", *offline, "--target", installed, wheel], check=True, timeout=120)
     program = (
-        "import raymq.storage.errors, raymq.cluster.demo_input as demo\n"
+        "import raymq.storage.errors, raymq.demo.input as demo\n"
         "with demo.bundled_flights() as path: print(raymq.storage.errors.__file__, demo.describe(path).rows, sep='|')"
     )
     ran = subprocess.run(

@@ -22,8 +22,16 @@ def test_known_id() -> None:
 
 @pytest.mark.parametrize(
     "nonsense",
-    ["", "7F", "x" * 32, "7F00000100002E87000000000000000", "7F000001FFFFFFFF0000000000000000", "7F00000100002E87" * 3]
-    + ["7F00000100002E87FFFFFFFFFFFFFFFF", "7F 00 00 01 00 00 2E 87 00 00 00"],
+    [
+        "",
+        "7F",
+        "x" * 32,
+        "7F00000100002E87000000000000000",
+        "7F000001FFFFFFFF0000000000000000",
+        "7F00000100002E87FFFFFFFFFFFFFFFF",
+        "7F00000100002E87" * 3,
+        "7F 00 00 01 00 00 2E 87 00 00 00",
+    ],
 )
 def test_nonsense(nonsense: str) -> None:
     with pytest.raises(InvalidInput):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.storage import properties as names
 from raymq.storage import compression, record, record_table
+from raymq.storage import properties as names
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import split_properties
 from raymq.storage.record_table import records_from_table, table_from_records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from tests.stored import SMALL, append, bodies, flip, log_file, make_record
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path, SMALL) as opened:
         yield opened
 
@@ -300,6 +301,8 @@ def test_delete_topic(tmp_path: Path) -> None:
             store.read("orders", 0, 0)
         append(store, make_record(b"new"))
         assert bodies(store) == [b"new"]
+        store.delete_topic("../commitlog")
+        assert log_file(tmp_path).exists()
     shutil.rmtree(tmp_path / "consumequeue")
     with Store.open(tmp_path, SMALL) as store:
         assert bodies(store) == [b"new"]

@@ -1,7 +1,7 @@
 """When a record of `raymq demo` is dirty, told from its message's body alone.
 
 A record is dirty if it has another number of fields than the header (JSONL: is no JSON object), its key is empty, or a
-value that is not empty does not convert to its column's type. The reader (demo_input.py) and a consumer's listener in
+value that is not empty does not convert to its column's type. The reader (input.py) and a consumer's listener in
 another process must agree on every record: both decide here.
 
 - Empty is null, "" and an absent name.

@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raymq.cluster.demo_plan import InputPlan, InputRecord, empty, key_column, key_text, not_readable, unique_names
-from raymq.cluster.demo_rule import ColumnType
+from raymq.demo.plan import InputPlan, InputRecord, empty, key_column, key_text, not_readable, unique_names
+from raymq.demo.rule import ColumnType
 
 _BATCH_ROWS = 1_024
 _KIND = "a Parquet file"
@@ -29,7 +29,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
-    """Read the file's footer: columns, types, number of rows; raises InvalidInput as `demo_input.describe` says."""
+    """Read the file's footer: columns, types, number of rows; raises InvalidInput as `input.describe` says."""
     try:
         with pq.ParquetFile(path) as file:
             schema: pa.Schema = file.schema_arrow

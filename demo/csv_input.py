@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from raymq.cluster.demo_plan import (
+from raymq.demo.plan import (
     InputPlan,
     InputRecord,
     TypeSample,
@@ -27,7 +27,7 @@ from raymq.cluster.demo_plan import (
     too_large,
     unique_names,
 )
-from raymq.cluster.demo_rule import ColumnType, converts, csv_reader, parse_json, text_type
+from raymq.demo.rule import ColumnType, converts, csv_reader, parse_json, text_type
 from raymq.storage.errors import InvalidInput
 
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -36,7 +36,7 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
-    """Read the whole file: header, types, number of records; raises InvalidInput as `demo_input.describe` says."""
+    """Read the whole file: header, types, number of records; raises InvalidInput as `input.describe` says."""
     records = _records(path, max_body_bytes)
     header, _ = next(records, (None, ""))
     if header is None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from raymq.cluster.demo_plan import (
+from raymq.demo.plan import (
     InputPlan,
     InputRecord,
     TypeSample,
@@ -22,7 +22,7 @@ from raymq.cluster.demo_plan import (
     not_utf8,
     too_large,
 )
-from raymq.cluster.demo_rule import ColumnType, is_empty, parse_json
+from raymq.demo.rule import ColumnType, is_empty, parse_json
 
 #: A file whose names are data (`{"<uuid>": 1}`) must not fill the memory: what comes later is no column.
 MAX_COLUMNS: Final = 10_000
@@ -32,7 +32,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
-    """Read the whole file: columns, types, number of records; raises InvalidInput as `demo_input.describe` says."""
+    """Read the whole file: columns, types, number of records; raises InvalidInput as `input.describe` says."""
     samples: dict[str, TypeSample] = {}
     rows = 0
     for line in _lines(path, max_body_bytes):

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.cluster import demo_jsonl
-from raymq.cluster.demo_input import (
+from raymq.demo import jsonl_input
+from raymq.demo.input import (
     InputRecord,
     bundled_flights,
     describe,
@@ -28,8 +29,8 @@ from raymq.cluster.demo_input import (
     message_key,
     read,
 )
-from raymq.cluster.demo_plan import MAX_KEY_BYTES, unique_names
-from raymq.cluster.demo_rule import DirtyRule, Format, converts, parse_json, text_type
+from raymq.demo.plan import MAX_KEY_BYTES, unique_names
+from raymq.demo.rule import DirtyRule, Format, converts, parse_json, text_type
 from raymq.storage.errors import InvalidInput
 
 FORMATS: tuple[Format, ...] = ("csv", "jsonl", "parquet")
@@ -304,7 +305,7 @@ def test_jsonl_without_an_object_is_dirty_throughout(jsonl_file: Any) -> None:
 
 
 def test_jsonl_names_that_are_data_do_not_fill_the_memory(jsonl_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_jsonl, "MAX_COLUMNS", 3)
+    monkeypatch.setattr(jsonl_input, "MAX_COLUMNS", 3)
     path = jsonl_file("".join(f'{{"name{number}": {number}}}\n' for number in range(10)), "f.jsonl")
     assert len(describe(path).columns) == 3
     assert describe(path, "name7").key == "name7"
@@ -510,6 +511,25 @@ def test_message_keys_that_need_nothing_stay() -> None:
     assert message_key("UA1545-20130101-EWR") == "UA1545-20130101-EWR"
     assert message_key("New York 100%") == "New%20York%20100%25"
     assert input_key(message_key("\ud800")) == "\ud800"
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.jsonl"])
+def test_the_file_is_not_held_in_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    filling = "x" * 1_000
+    with path.open("w", encoding="utf-8") as file:
+        if name.endswith("csv"):
+            file.write("id,text\n")
+            file.writelines(f'{number},"{filling}"\n' for number in range(5_000))
+        else:
+            file.writelines(f'{{"id": {number}, "text": "{filling}"}}\n' for number in range(5_000))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read(describe(path))) == 5_000
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000 < path.stat().st_size
 
 
 # The rule

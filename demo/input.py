@@ -2,17 +2,17 @@
 
 `describe` reads the file once to count its records and to find its columns' types; `read` reads it again and yields one
 `InputRecord` each. Both hold one record (Parquet: one batch) at a time, never the file. `InputPlan.rule` tells from a
-message's body alone whether its record is dirty, and why: demo_rule.py.
+message's body alone whether its record is dirty, and why: rule.py.
 
     format   a record                             its body
     CSV      RFC 4180, as Python's csv reads it   a JSON object, header -> value; with another number of fields than the
-                                                  header its raw text (demo_csv.py)
-    JSONL    a line                               the line as it stands (demo_jsonl.py)
-    Parquet  a row                                a JSON object (demo_parquet.py)
+                                                  header its raw text (csv_input.py)
+    JSONL    a line                               the line as it stands (jsonl_input.py)
+    Parquet  a row                                a JSON object (parquet_input.py)
 
 What the formats leave open is decided so: blank lines are no records; a byte order mark is skipped; a header's empty
 name becomes `column_<position>`, a repeated one `<name>_<position>`; the types of CSV's columns are found without the
-records that have another number of fields. What counts as a number stands in demo_rule.py.
+records that have another number of fields. What counts as a number stands in rule.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 
-from raymq.cluster import demo_csv, demo_jsonl
-from raymq.cluster.demo_plan import (
+from raymq.demo import csv_input, jsonl_input
+from raymq.demo.plan import (
     MAX_BODY_BYTES,
     InputPlan,
     InputRecord,
@@ -32,7 +32,7 @@ from raymq.cluster.demo_plan import (
     message_key,
     not_readable,
 )
-from raymq.cluster.demo_rule import DirtyRule, Format
+from raymq.demo.rule import DirtyRule, Format
 from raymq.storage.errors import InvalidInput
 
 __all__ = ["DirtyRule", "InputPlan", "InputRecord", "bundled_flights", "describe", "input_key", "message_key", "read"]
@@ -63,12 +63,12 @@ def describe(path: str | Path, key: str | None = None, *, max_body_bytes: int = 
     path = Path(path)
     file_format = _format_of(path)
     if file_format == "csv":
-        return demo_csv.describe(path, key, max_body_bytes)
+        return csv_input.describe(path, key, max_body_bytes)
     if file_format == "jsonl":
-        return demo_jsonl.describe(path, key, max_body_bytes)
-    from raymq.cluster import demo_parquet
+        return jsonl_input.describe(path, key, max_body_bytes)
+    from raymq.demo import parquet_input
 
-    return demo_parquet.describe(path, key, max_body_bytes)
+    return parquet_input.describe(path, key, max_body_bytes)
 
 
 def read(plan: InputPlan) -> Iterator[InputRecord]:
@@ -79,12 +79,12 @@ def read(plan: InputPlan) -> Iterator[InputRecord]:
             `describe` would have said, except of Parquet).
     """
     if plan.format == "csv":
-        return demo_csv.read(plan)
+        return csv_input.read(plan)
     if plan.format == "jsonl":
-        return demo_jsonl.read(plan)
-    from raymq.cluster import demo_parquet
+        return jsonl_input.read(plan)
+    from raymq.demo import parquet_input
 
-    return demo_parquet.read(plan)
+    return parquet_input.read(plan)
 
 
 def _format_of(path: Path) -> Format:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from raymq.cluster.demo_rule import ColumnType, DirtyRule, Format, is_empty
+from raymq.demo.rule import ColumnType, DirtyRule, Format, is_empty
 from raymq.storage.errors import InvalidInput
 
 #: The largest body of a message where the cluster's configuration says nothing else.

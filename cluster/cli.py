@@ -1,0 +1,99 @@
+"""The `raymq` command: finds the cluster, calls the Python API, prints.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage. Commands of rooms above this one (`raymq demo`) come in through
+the entry-point group `raymq.commands`, so that this room needs not know them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from raymq.client import RayMQError
+from raymq.cluster.bootstrap import Cluster, connect
+from raymq.cluster.cli_cluster import cluster_commands
+from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.cli_message import message_commands
+from raymq.cluster.cli_store import store_commands
+from raymq.cluster.cli_topic import group_commands, topic_commands
+
+ENTRY_POINTS = "raymq.commands"
+
+
+class Commands(click.Group):
+    """A group whose members may also come from entry points, loaded when they are called or listed in full."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Our own and the entry points' names."""
+        return sorted({*super().list_commands(ctx), *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Our own first, then an entry point's."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        found = next((e for e in entry_points(group=ENTRY_POINTS) if e.name == cmd_name), None)
+        command: click.Command | None = None if found is None else found.load()
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--name-servers", envvar="RAYMQ_NAME_SERVERS", help='"host:port;host:port": reach the cluster without Ray.')
+@click.option(
+    "--namespace", envvar="RAYMQ_NAMESPACE", default="raymq", show_default=True, help="The cluster's Ray namespace."
+)
+@click.option("--address", envvar="RAY_ADDRESS", default="auto", show_default=True, help="The Ray to find it in.")
+@click.version_option(package_name="raymq")
+@click.pass_context
+def main_group(ctx: click.Context, name_servers: str | None, namespace: str, address: str) -> None:
+    """RayMQ: durable topics, retries, delays and dead letters on Ray."""
+    ctx.obj = Finder(name_servers, namespace, address, _connect)
+
+
+def _connect(finder: Finder) -> Cluster:
+    if finder.name_servers:
+        return connect(name_servers=finder.name_servers)
+    return connect(finder.namespace, finder.address)
+
+
+@main_group.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: eval "$(raymq completion bash)"."""
+    found = get_completion_class(shell)
+    if found is not None:
+        click.echo(found(main_group, {}, "raymq", "_RAYMQ_COMPLETE").source())
+
+
+for _group in (cluster_commands, topic_commands, group_commands, message_commands, store_commands):
+    main_group.add_command(_group)
+
+
+def main() -> None:
+    """The console script."""
+    run(main_group.main)
+
+
+def run(command: Callable[..., Any]) -> None:
+    """Call a click command and end the process with its exit code; our errors are one line on stderr."""
+    try:
+        command(standalone_mode=False, prog_name="raymq")
+    except click.exceptions.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except RayMQError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+__all__ = ["Commands", "json_option", "main", "main_group", "run"]

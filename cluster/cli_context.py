@@ -1,0 +1,28 @@
+"""What every command shares: how the cluster is found, and the --json option."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from raymq.cluster.bootstrap import Cluster
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """How to reach the cluster: by addresses if they are given, else through Ray."""
+
+    name_servers: str | None
+    namespace: str
+    address: str
+    connect_with: Callable[[Finder], Cluster]
+
+    def connect(self) -> Cluster:
+        """A connection; use it as a context manager."""
+        return self.connect_with(self)

@@ -1,0 +1,61 @@
+"""`raymq message ...`."""
+
+from __future__ import annotations
+
+import click
+
+from raymq.client import Admin, Message, Producer
+from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.output import message_fields, plain, print_fields, print_json
+
+
+@click.group("message")
+def message_commands() -> None:
+    """Send messages, get them by id, find them by key."""
+
+
+@message_commands.command("send")
+@click.argument("topic")
+@click.option("--body", required=True, help="The text to send.")
+@click.option("--key", "keys", multiple=True, help="What it is found by; may be given several times.")
+@click.option("--tag", help="What subscriptions filter by.")
+@json_option
+@click.pass_obj
+def send_message(
+    finder: Finder, topic: str, body: str, keys: tuple[str, ...], tag: str | None, as_json: bool
+) -> None:
+    """Send one message to TOPIC."""
+    with finder.connect() as mq, Producer(mq, "raymq-cli") as producer:
+        result = producer.send(Message(topic, body.encode(), tags=tag, keys=keys))
+    print_fields(plain(result), as_json=as_json)
+
+
+@message_commands.command("get")
+@click.argument("message_id")
+@json_option
+@click.pass_obj
+def get_message(finder: Finder, message_id: str, as_json: bool) -> None:
+    """The message with the id MESSAGE_ID (32 hex digits)."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        message = admin.query_by_id(message_id)
+    print_fields(message_fields(message), as_json=as_json)
+
+
+@message_commands.command("query")
+@click.argument("topic")
+@click.option("--key", required=True)
+@click.option("--limit", default=64, show_default=True)
+@json_option
+@click.pass_obj
+def query_messages(finder: Finder, topic: str, key: str, limit: int, as_json: bool) -> None:
+    """Messages of TOPIC that carry a key, newest first."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        found = [message_fields(message) for message in admin.query_by_key(topic, key, limit=limit)]
+    if as_json:
+        print_json(found)
+        return
+    for fields in found:
+        print_fields(fields, as_json=False)
+        click.echo()
+    if not found:
+        click.echo(f"no message of {topic} carries the key {key}")

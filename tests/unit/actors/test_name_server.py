@@ -1,0 +1,94 @@
+"""The route table: registration, expiry, routes, a start from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.core.name_server import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
+from raymq.actors.errors import ServerBusy, TopicNotFound
+from raymq.actors.protocol import MessageQueue, QueueData
+from tests.unit.actors.clock import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def table(clock: FakeClock) -> Iterator[RouteTable]:
+    made = RouteTable(clock)
+    clock.advance(LEARNING_SECONDS)
+    yield made
+    made.validate()
+
+
+def register(table: RouteTable, broker: str, address: str = "h:1", queues: int = 2, replica: int = 0) -> None:
+    table.register("c", broker, replica, address, {"t": QueueData(broker, queues, queues)})
+
+
+def test_a_route_names_every_broker_that_has_the_topic(table: RouteTable) -> None:
+    register(table, "b", "h:2", queues=1)
+    register(table, "a", "h:1")
+    route = table.route("t")
+    assert route.addresses == {"a": "h:1", "b": "h:2"}
+    assert route.readable() == [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
+    assert table.topics() == ["t"]
+
+
+def test_a_silent_broker_leaves_the_routes(table: RouteTable, clock: FakeClock) -> None:
+    register(table, "a")
+    clock.advance(EXPIRY_SECONDS / 2)
+    register(table, "b")
+    clock.advance(EXPIRY_SECONDS / 2 + 0.1)
+    assert table.expire() == ["a"]
+    assert list(table.route("t").addresses) == ["b"]
+    clock.advance(EXPIRY_SECONDS)
+    assert table.expire() == ["b"]
+    with pytest.raises(TopicNotFound):
+        table.route("t")
+
+
+def test_expiry_is_below_the_promised_5_seconds() -> None:
+    assert EXPIRY_SECONDS < 5.0
+
+
+def test_a_young_name_server_does_not_deny_what_it_may_not_have_heard(clock: FakeClock) -> None:
+    table = RouteTable(clock)
+    with pytest.raises(ServerBusy):
+        table.route("t")
+    register(table, "a")
+    assert table.route("t").addresses == {"a": "h:1"}
+    clock.advance(LEARNING_SECONDS)
+    with pytest.raises(TopicNotFound):
+        table.route("other")
+
+
+def test_a_registration_replaces_the_one_before(table: RouteTable) -> None:
+    register(table, "a", "h:1")
+    register(table, "a", "h:9", queues=5)
+    assert table.route("t").addresses == {"a": "h:9"}
+    assert len(table.route("t").writable()) == 5
+
+
+def test_a_topic_that_is_deleted_goes_at_once(table: RouteTable) -> None:
+    register(table, "a")
+    table.delete_topic("t")
+    with pytest.raises(TopicNotFound):
+        table.route("t")
+
+
+def test_the_view_names_the_master(table: RouteTable) -> None:
+    register(table, "a", "h:1")
+    register(table, "a", "h:2", replica=1)
+    assert table.view().masters == {"a": "h:1"}
+    table.unregister("a", 0)
+    assert table.view().brokers == {"a": ("c", {1: "h:2"})}
+
+
+def test_queues_without_permission_are_not_offered(table: RouteTable) -> None:
+    table.register("c", "a", 0, "h:1", {"t": QueueData("a", 1, 1, perm=4)})
+    assert table.route("t").writable() == []
+    assert table.route("t").readable() == [MessageQueue("t", "a", 0)]

@@ -1,0 +1,102 @@
+"""One send's budget, tries and outcome."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from raymq.actors.core.backoff import Backoff
+from raymq.actors.core.producing import SendPlan, is_final_refusal
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    InvalidInput,
+    NotStored,
+    OutcomeUnknown,
+    PermissionDenied,
+    RayMQError,
+    ServerBusy,
+    StoreFailed,
+    Timeout,
+    TopicNotFound,
+)
+from tests.unit.actors.clock import FakeClock
+
+
+def coded(error: RayMQError, code: str) -> RayMQError:
+    error.code = code
+    return error
+
+
+def plan(clock: FakeClock, timeout: float = 3.0, retries: int = 2) -> SendPlan:
+    return SendPlan(clock, timeout, retries, Backoff(rng=random.Random(1)))
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ([BrokerUnavailable("a")] * 3, NotStored),
+        ([BrokerUnavailable("a"), ConnectionLost("a"), BrokerUnavailable("a")], OutcomeUnknown),
+        ([Timeout("t"), coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE"), BrokerUnavailable("b")], OutcomeUnknown),
+        ([coded(PermissionDenied("p"), "NO_PERMISSION")] * 3, NotStored),
+    ],
+)
+def test_outcome_of_three_tries(errors: list[RayMQError], outcome: type[RayMQError]) -> None:
+    clock = FakeClock()
+    tried = plan(clock)
+    waits = [tried.failed("a", 0, error, 0.1) for error in errors]
+    assert waits == [0.0, 0.0, None]
+    error = tried.outcome()
+    assert type(error) is outcome
+    assert len(error.attempts) == 3
+    assert "try 3" in str(error)
+
+
+def test_a_final_answer_ends_the_tries_at_once() -> None:
+    tried = plan(FakeClock())
+    refused = coded(InvalidInput("body", "small", "large"), "INVALID_PARAMETER")
+    assert tried.failed("a", 0, refused, 0.0) is None
+    assert is_final_refusal(refused, tried.attempts)
+
+
+def test_no_such_topic_is_said_as_such() -> None:
+    tried = plan(FakeClock())
+    missing = coded(TopicNotFound("t"), "TOPIC_NOT_EXIST")
+    for _ in range(3):
+        tried.failed(None, None, missing, 0.0)
+    assert is_final_refusal(missing, tried.attempts)
+
+
+def test_a_try_may_use_its_share_of_what_is_left() -> None:
+    clock = FakeClock()
+    tried = plan(clock, timeout=3.0, retries=2)
+    assert tried.try_timeout() == pytest.approx(1.0)
+    clock.advance(1.0)
+    tried.failed("a", 0, Timeout("t"), 1.0)
+    assert tried.try_timeout() == pytest.approx(1.0)
+    clock.advance(1.9)
+    tried.failed("b", 0, Timeout("t"), 1.9)
+    assert tried.try_timeout() == pytest.approx(0.1)
+
+
+def test_flow_control_waits_longer_each_time_within_the_budget() -> None:
+    clock = FakeClock()
+    tried = plan(clock, timeout=10.0, retries=9)
+    waits = []
+    while (wait := tried.failed("a", 0, coded(ServerBusy("busy"), "SYSTEM_BUSY"), 0.0)) is not None:
+        waits.append(wait)
+        clock.advance(wait)
+    assert sum(waits) < 10.0
+    for number, wait in enumerate(waits):
+        assert 0.8 * 1.6**number <= wait <= 1.2 * 1.6**number
+
+
+def test_backoff_stays_in_its_bounds_and_forgets() -> None:
+    backoff = Backoff(rng=random.Random(3))
+    delays = [backoff.next_delay() for _ in range(30)]
+    assert 0.8 <= delays[0] <= 1.2
+    assert max(delays) <= 120.0
+    assert delays[-1] > 90.0
+    backoff.reset()
+    assert backoff.next_delay() <= 1.2

@@ -1,0 +1,73 @@
+"""The retry ladder and the scheduler's pace, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.core.pacing import FAILURE_SECONDS, IDLE_SECONDS, Pace
+from raymq.actors.core.retry import Dead, Later, after_failure
+from raymq.actors.protocol import DueReport
+from tests.unit.actors.clock import FakeClock
+
+LEVELS = 18
+
+
+@pytest.mark.parametrize(
+    ("reconsume_times", "asked_level", "maximum", "decision"),
+    [
+        (0, 0, 16, Later(3)),
+        (1, 0, 16, Later(4)),
+        (15, 0, 16, Later(18)),
+        (20, 0, 30, Later(18)),
+        (0, 1, 16, Later(1)),
+        (9, 5, 16, Later(5)),
+        (0, 99, 16, Later(18)),
+    ],
+)
+def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision: Later) -> None:
+    assert after_failure(reconsume_times, asked_level, maximum, LEVELS) == decision
+
+
+@pytest.mark.parametrize(
+    ("reconsume_times", "asked_level", "maximum", "reason"),
+    [
+        (16, 0, 16, "failed 17 times"),
+        (0, 0, 0, "failed 1 times"),
+        (2, 7, 2, "failed 3 times"),
+        (0, -1, 16, "the listener asked for it"),
+    ],
+)
+def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str) -> None:
+    assert after_failure(reconsume_times, asked_level, maximum, LEVELS) == Dead(reason)
+
+
+@pytest.mark.parametrize("maximum", [0, 1, 5, 16])
+def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
+    deliveries = 0
+    reconsume_times = 0
+    while True:
+        deliveries += 1
+        if isinstance(after_failure(reconsume_times, 0, maximum, LEVELS), Dead):
+            break
+        reconsume_times += 1
+    assert deliveries == maximum + 1
+
+
+@pytest.mark.parametrize(
+    ("next_due_in", "expected"),
+    [(None, IDLE_SECONDS), (0.02, 0.02), (3_600.0, IDLE_SECONDS), (-5.0, -5.0)],
+)
+def test_pace_follows_the_next_due_time(next_due_in: float | None, expected: float) -> None:
+    clock = FakeClock()
+    pace = Pace(clock)
+    assert pace.wait() < 0
+    due = None if next_due_in is None else int((clock.now + next_due_in) * 1000)
+    pace.answered(DueReport(0, due, 0))
+    assert pace.wait() == pytest.approx(expected, abs=0.002)
+
+
+def test_a_broker_that_does_not_answer_is_left_alone() -> None:
+    clock = FakeClock()
+    pace = Pace(clock)
+    pace.failed()
+    assert pace.wait() == pytest.approx(FAILURE_SECONDS)

@@ -1,0 +1,144 @@
+"""The consumer's decisions: expressions, answers, in-flight bookkeeping, shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raymq.actors.protocol import MessageQueue
+from raymq.client import ConsumeResult, InvalidInput, Retry
+from raymq.client.listener import ListenerRunner, read_answer
+from raymq.client.process_queue import MAX_MESSAGES, MAX_SPAN, ProcessQueue
+from raymq.client.rebalance import average
+from raymq.client.subscription import TagFilter, parse_subscriptions
+from raymq.storage.java_hash import tags_code
+
+OK, LATER = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("*", None), ("", None), ("a", {"a"}), ("a || b", {"a", "b"}), ("b||a||a", {"a", "b"}), (" ü ", {"ü"})],
+)
+def test_expressions(expression: str, tags: set[str] | None) -> None:
+    parsed = TagFilter.parse(expression)
+    assert parsed.tags == tags
+    assert parsed.codes == (None if tags is None else {tags_code(tag) for tag in tags})
+    assert TagFilter.parse(parsed.expression) == parsed
+
+
+@pytest.mark.parametrize("expression", ["a ||", "|| a", "a || * ", "||", "a\x01"])
+def test_bad_expressions(expression: str) -> None:
+    with pytest.raises(InvalidInput):
+        TagFilter.parse(expression)
+    with pytest.raises(InvalidInput):
+        parse_subscriptions({})
+
+
+def test_equal_hashes_are_told_apart_by_text() -> None:
+    parsed = TagFilter.parse("Aa")
+    assert parsed.codes == {tags_code("BB")}
+    assert parsed.passes("Aa")
+    assert not parsed.passes("BB")
+    assert not parsed.passes(None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "levels"),
+    [
+        (OK, [None, None]),
+        (LATER, [0, 0]),
+        (None, [0, 0]),
+        ("nonsense", [0, 0]),
+        (True, [0, 0]),
+        (Retry(5), [5, 5]),
+        (Retry(-1), [-1, -1]),
+        ([OK, LATER], [None, 0]),
+        ((Retry(2), OK), [2, None]),
+        ([OK], [0, 0]),
+        ([OK, None], [None, 0]),
+    ],
+)
+def test_answers(answer: Any, levels: list[int | None]) -> None:
+    assert read_answer(answer, 2) == levels
+
+
+def test_a_listener_that_raises_has_failed() -> None:
+    def fails(_: object) -> ConsumeResult:
+        raise ValueError("no")
+
+    assert ListenerRunner(fails).call([object()] * 3) == [0, 0, 0]  # type: ignore[list-item]
+
+
+def test_a_coroutine_function_is_awaited() -> None:
+    async def later(messages: list[Any]) -> list[ConsumeResult]:
+        return [OK if message else LATER for message in messages]
+
+    runner = ListenerRunner(later)
+    try:
+        assert runner.call([1, 0]) == [None, 0]  # type: ignore[list-item]
+    finally:
+        runner.close()
+
+
+def test_a_commit_waits_for_the_lowest_in_flight() -> None:
+    process = ProcessQueue(MessageQueue("t", "a", 0), 10)
+    for offset in (10, 11, 13):
+        process.add(offset, 5)
+    assert process.commit_offset == 10
+    process.finish(11)
+    assert process.commit_offset == 10
+    process.finish(10)
+    assert process.commit_offset == 13
+    process.next_offset = 20
+    process.finish(13)
+    assert process.commit_offset == 20
+    process.finish(13)
+    process.validate()
+
+
+def test_flow_control() -> None:
+    process = ProcessQueue(MessageQueue("t", "a", 0), 0)
+    for offset in range(MAX_MESSAGES):
+        assert process.has_room
+        process.add(offset, 1)
+    assert not process.has_room
+    process.finish(500)
+    assert process.has_room
+    process.next_offset = MAX_SPAN
+    assert not process.has_room
+    process.validate()
+
+
+@given(st.lists(st.integers(0, 40), unique=True, max_size=40), st.randoms())
+def test_commit_offset_is_never_above_an_unfinished_one(offsets: list[int], rng: Any) -> None:
+    process = ProcessQueue(MessageQueue("t", "a", 0), 0)
+    waiting = sorted(offsets)
+    for offset in waiting:
+        process.add(offset, 1)
+    rng.shuffle(waiting)
+    before = process.commit_offset
+    while waiting:
+        process.finish(waiting.pop())
+        process.validate()
+        assert process.commit_offset >= before
+        assert all(process.commit_offset <= offset for offset in waiting)
+        before = process.commit_offset
+
+
+@pytest.mark.parametrize("queues", [1, 4, 7, 16])
+@pytest.mark.parametrize("members", [1, 2, 3, 5, 20])
+def test_shares_cover_all_queues_once_and_differ_by_one(queues: int, members: int) -> None:
+    all_queues = [MessageQueue("t", f"broker-{i % 2}", i // 2) for i in range(queues)]
+    names = [f"m{number:02d}" for number in range(members)]
+    shares = [average(all_queues, names, name) for name in names]
+    assert Counter(queue for share in shares for queue in share) == Counter(all_queues)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_stranger_gets_nothing() -> None:
+    assert average([MessageQueue("t", "a", 0)], ["x"], "y") == []

@@ -1,0 +1,101 @@
+"""Messages: every rule, the bytes that are sent, and what a receiver sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raymq.client import InvalidInput, Message, MessageQueue, ReceivedMessage, Retry
+from raymq.client.message import MAX_BODY_BYTES
+from raymq.storage.record import decode
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"topic": ""}, "topic"),
+        ({"topic": "a/b"}, "topic"),
+        ({"topic": ".."}, "topic"),
+        ({"topic": "t" * 128}, "topic"),
+        ({"topic": "tä"}, "topic"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, "topic"),
+        ({"body": b""}, "body"),
+        ({"body": b"x" * (MAX_BODY_BYTES + 1)}, "body"),
+        ({"tags": " "}, "tags"),
+        ({"tags": "a||b"}, "tags"),
+        ({"tags": "a\x01b"}, "tags"),
+        ({"keys": ["a b"]}, "keys"),
+        ({"keys": [""]}, "keys"),
+        ({"keys": "a b"}, "keys"),
+        ({"keys": ["a\x02"]}, "keys"),
+        ({"properties": {"TAGS": "x"}}, "properties"),
+        ({"properties": {"": "x"}}, "properties"),
+        ({"properties": {"a": "x\x00"}}, "properties"),
+        ({"properties": {"a\x01": "x"}}, "properties"),
+        ({"properties": {"a": "x" * 32_767}}, "properties"),
+        ({"delay_level": -1}, "delay_level"),
+    ],
+)
+def test_rules(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Message(**{"topic": "t", "body": b"x", **arguments})
+    assert caught.value.field == field
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"body": "text"}, {"topic": 1}, {"keys": [1]}, {"tags": 1}, {"properties": {"a": 1}}, {"delay_level": "1"}],
+)
+def test_wrong_types(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Message(**{"topic": "t", "body": b"x", **arguments})
+
+
+def test_what_is_sent_is_what_is_received() -> None:
+    message = Message("t", b"body", tags="täg", keys=["k1", "k2"], properties={"a": "b", "ü": "ß"})
+    received = ReceivedMessage.from_record(decode(message.encode(1_700_000_000_123, HOST)), "broker-a")
+    assert received.topic == "t"
+    assert received.body == b"body"
+    assert received.tags == "täg"
+    assert received.keys == ["k1", "k2"]
+    assert received.properties == {"a": "b", "ü": "ß"}
+    assert received.unique_key == message.unique_key
+    assert received.born_timestamp == 1_700_000_000.123
+    assert received.queue == MessageQueue("t", "broker-a", 0)
+    assert set(received.system_properties) == {"UNIQ_KEY", "TAGS", "KEYS"}
+
+
+def test_a_single_key_may_be_a_plain_string() -> None:
+    assert Message("t", b"x", keys="k").keys == ("k",)
+
+
+def test_unique_keys_differ_and_have_32_hex_digits() -> None:
+    keys = [Message("t", b"x").unique_key for _ in range(1_000)]
+    assert len(set(keys)) == 1_000
+    assert all(len(key) == 32 and int(key, 16) and key == key.upper() for key in keys)
+
+
+def test_the_same_object_sent_twice_is_the_same_message() -> None:
+    message = Message("t", b"x")
+    assert decode(message.encode(1, HOST)).unique_key == decode(message.encode(2, HOST)).unique_key
+
+
+def test_a_retried_copy_shows_the_original() -> None:
+    record = decode(Message("t", b"x").encode(5_000, HOST))
+    record.topic = "%RETRY%g"
+    record.properties |= {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "AB" * 16}
+    record.reconsume_times = 2
+    received = ReceivedMessage.from_record(record, "broker-b")
+    assert (received.topic, received.message_id, received.reconsume_times) == ("orders", "AB" * 16, 2)
+    assert received.queue == MessageQueue("%RETRY%g", "broker-b", 0)
+
+
+@pytest.mark.parametrize("level", [-2, -9])
+def test_retry_levels(level: int) -> None:
+    assert Retry(3).delay_level == 3
+    with pytest.raises(InvalidInput):
+        Retry(level)

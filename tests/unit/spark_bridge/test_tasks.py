@@ -1,0 +1,138 @@
+"""What Spark's Python workers do, without Spark and brokers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raymq.client import MessageQueue, RayMQError
+from raymq.spark_bridge import tasks
+from raymq.spark_bridge.envelope import ENVELOPE, envelope_columns
+from raymq.spark_bridge.ranges import Range, cut
+from raymq.spark_bridge.tasks import FetchRanges, StageRows
+from raymq.storage import record
+from raymq.storage.record_table import records_from_table, table_from_records
+from raymq.storage.unique_keys import UniqueKeys
+
+A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+
+
+def stored(queue: MessageQueue, first: int, count: int) -> pa.Table:
+    """A table of messages as a broker serves them."""
+    bodies = pa.table({"b": [b"%d" % n for n in range(first, first + count)]})
+    records, sizes = records_from_table(bodies, topic="t", queue_id=0, body="b", unique_keys=UniqueKeys())
+    data = bytearray(records)
+    for number, start in enumerate((np.cumsum(sizes) - sizes).tolist()):
+        record.QUEUE_AND_PHYSICAL_OFFSET.pack_into(data, start + record.OFFSET_QUEUE_OFFSET, first + number, 0)
+    return table_from_records(data, sizes, broker=queue.broker)
+
+
+class FakeReader:
+    """Serves ranges in tables of up to three messages; `missing` is left out."""
+
+    missing: int | None = None
+
+    def __init__(self, name_servers: Any) -> None:
+        assert name_servers == ("host:1",)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
+        for at in range(start, end, 3):
+            if at != self.missing:
+                yield stored(queue, at, min(3, end - at))
+
+
+def fetch(monkeypatch: pytest.MonkeyPatch, reader: type[FakeReader], numbers: list[int]) -> list[dict[str, Any]]:
+    monkeypatch.setattr(tasks, "RangeReader", reader)
+    names = (*ENVELOPE, "body")
+    columns = [column.type for column in envelope_columns(stored(A, 0, 1))]
+    schema = pa.schema(list(zip(names, [*columns, pa.binary()], strict=True)))
+    task = FetchRanges(("host:1",), (Range(A, 5, 12), Range(B, 0, 2)), schema, None)
+    task = pickle.loads(pickle.dumps(task))
+    batches = [pa.RecordBatch.from_arrays([pa.array(numbers)], names=["id"])]
+    return [row for batch in task(iter(batches)) for row in batch.to_pylist()]
+
+
+def test_a_row_number_becomes_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = fetch(monkeypatch, FakeReader, [1, 0])
+    assert [(row["queue"]["broker"], row["offset"]) for row in rows] == [
+        *(("broker-b", n) for n in range(2)),
+        *(("broker-a", n) for n in range(5, 12)),
+    ]
+    assert [row["body"] for row in rows] == [b"%d" % row["offset"] for row in rows]
+
+
+@pytest.mark.parametrize("missing", [5, 8, 11])
+def test_a_hole_in_a_range_is_an_error(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
+    class Holes(FakeReader):
+        pass
+
+    Holes.missing = missing
+    with pytest.raises(RayMQError):
+        fetch(monkeypatch, Holes, [0])
+
+
+class FakeWriter:
+    """Keeps what was staged."""
+
+    staged: ClassVar[list[tuple[str, str, int, MessageQueue, list[bytes]]]]
+
+    def __init__(self, name_servers: Any) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def stage(self, transaction: str, part: str, number: int, queue: MessageQueue, records: Any, sizes: Any) -> None:
+        assert len(records) <= 8 << 20
+        starts = (np.cumsum(sizes) - sizes).tolist()
+        bodies = [record.decode(records, start).body for start in starts]
+        self.staged.append((transaction, part, number, queue, bodies))
+
+
+def test_rows_are_staged_in_chunks_over_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer(FakeWriter):
+        staged: ClassVar[list[Any]] = []
+
+    monkeypatch.setattr(tasks, "StagedWriter", Writer)
+    bodies = [bytes([n]) * (1 << 20) for n in range(10)]
+    batch = pa.RecordBatch.from_arrays([pa.array(bodies)], names=["body"])
+    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",))))
+    (result,) = task(iter([batch, batch.slice(9)]))
+    assert [body for *_, chunk in Writer.staged for body in chunk] == [*bodies, bodies[9]]
+    assert [(transaction, number) for transaction, _, number, *_ in Writer.staged] == [("tx", n) for n in range(5)]
+    assert [queue for *_, queue, _ in Writer.staged] == [A, B, A, B, A]
+    (part,) = {part for _, part, *_ in Writer.staged}
+    rows = {each.broker: sum(len(chunk) for *_, queue, chunk in Writer.staged if queue == each) for each in (A, B)}
+    assert result.to_pylist() == [{"part": part, "broker": broker, "rows": count} for broker, count in rows.items()]
+    assert sum(result.column("rows").to_pylist()) == 11
+
+
+def test_no_rows_stage_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer(FakeWriter):
+        staged: ClassVar[list[Any]] = []
+
+    monkeypatch.setattr(tasks, "StagedWriter", Writer)
+    (result,) = StageRows(("host:1",), "tx", (A,), ("body",))(iter([]))
+    assert (result.num_rows, Writer.staged) == (0, [])
+
+
+def test_ranges_are_cut_for_the_tasks_that_can_run() -> None:
+    whole = [Range(A, 7, 100_007), Range(B, 3, 3)]
+    parts = cut(whole, tasks=4)
+    assert [(part.start, part.end) for part in parts] == [
+        (7, 25_007), (25_007, 50_007), (50_007, 75_007), (75_007, 100_007)
+    ]  # fmt: skip
+    assert cut([Range(A, 0, 12_000)], tasks=100) == [Range(A, 0, 10_000), Range(A, 10_000, 12_000)]
+    assert len(cut([Range(A, 0, 10_000_000)], tasks=1)) == 40
+    assert cut([Range(A, 5, 5)], tasks=1) == []
