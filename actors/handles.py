@@ -23,7 +23,7 @@ from ray.exceptions import (
 from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
 
 
-def find(name: str, namespace: str) -> ActorHandle:
+def find(name: str, namespace: str) -> ActorHandle[Any]:
     """The handle of a named actor; BrokerUnavailable if there is none of that name."""
     try:
         return ray.get_actor(name, namespace=namespace)
@@ -31,7 +31,7 @@ def find(name: str, namespace: str) -> ActorHandle:
         raise BrokerUnavailable(name, f"no such actor in namespace {namespace}") from error
 
 
-def call(name: str, handle: ActorHandle, method: str, *args: Any, timeout: float) -> Any:
+def call(name: str, handle: ActorHandle[Any], method: str, *args: Any, timeout: float) -> Any:
     """Call `method` of the actor called `name` and return its result.
 
     Raises:

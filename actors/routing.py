@@ -70,7 +70,7 @@ class Routes:
 
     async def ask(self, command: Command, timeout: float = _NAME_SERVER_SECONDS) -> Command:
         """Send a request to the first name server that answers; BrokerUnavailable if none does."""
-        reasons = []
+        reasons: list[str] = []
         for address in list(self.name_servers):
             try:
                 share = timeout / max(1, len(self.name_servers) - len(reasons))

@@ -12,6 +12,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from raymq.actors.errors import ClientClosed, InvalidInput
@@ -71,7 +72,9 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:

@@ -84,7 +84,7 @@ class Membership:
         )
 
     async def _addresses(self) -> Sequence[str]:
-        found = set()
+        found: set[str] = set()
         for topic in self._subscriptions:
             try:
                 found.update((await self._mq.routes.get(topic)).addresses.values())

@@ -21,7 +21,6 @@ from raymq.client.message import Message
 from raymq.client.results import SendResult, TableResult
 from raymq.client.unique_key import process_unique_keys
 from raymq.storage import message_id
-from raymq.storage.config import split_host
 from raymq.storage.record import pack_host
 from raymq.storage.record_table import records_from_table
 
@@ -309,12 +308,12 @@ def _cut(sizes: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
 
 
 def _results(messages: Sequence[Message], sent: Sent) -> list[SendResult]:
-    host, port = split_host(sent.address)
+    host, _, port = sent.address.rpartition(":")
     placed = sent.placed
     return [
         SendResult(
             sent.status,
-            message_id.encode(host, port, physical),
+            message_id.encode(host, int(port), physical),
             message.unique_key,
             MessageQueue(placed.topic, sent.queue.broker, queue_id),
             offset,

@@ -279,8 +279,8 @@ def _stop_actors(namespace: str, timeout: float) -> None:
 
 def _stop_group(namespace: str, names: list[str], deadline: float) -> list[int]:
     """Ask each actor to stop, then end it; their process ids."""
-    refs = {}
-    pids = []
+    refs: dict[str, Any] = {}
+    pids: list[int] = []
     for name in names:
         try:
             handle = handles.find(name, namespace)

@@ -43,7 +43,9 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--name-servers", envvar="RAYMQ_NAME_SERVERS", help='"host:port;host:port": reach the cluster without Ray.')
+@click.option(
+    "--name-servers", envvar="RAYMQ_NAME_SERVERS", help='"host:port;host:port": reach the cluster without Ray.'
+)
 @click.option(
     "--namespace", envvar="RAYMQ_NAMESPACE", default="raymq", show_default=True, help="The cluster's Ray namespace."
 )

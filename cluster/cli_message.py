@@ -21,9 +21,7 @@ def message_commands() -> None:
 @click.option("--tag", help="What subscriptions filter by.")
 @json_option
 @click.pass_obj
-def send_message(
-    finder: Finder, topic: str, body: str, keys: tuple[str, ...], tag: str | None, as_json: bool
-) -> None:
+def send_message(finder: Finder, topic: str, body: str, keys: tuple[str, ...], tag: str | None, as_json: bool) -> None:
     """Send one message to TOPIC."""
     with finder.connect() as mq, Producer(mq, "raymq-cli") as producer:
         result = producer.send(Message(topic, body.encode(), tags=tag, keys=keys))

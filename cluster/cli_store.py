@@ -33,4 +33,3 @@ def verify_store(directory: Path, as_json: bool) -> None:
     )
     if report.bad_records:
         sys.exit(1)
-

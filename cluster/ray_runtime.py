@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from typing import Any
@@ -13,9 +14,9 @@ from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.spec import host_resource
 
-#: Settings that an embedded Ray is started with unless the environment says otherwise.
+#: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read
+#: it when it was imported, and protects a cluster of its own with a token by itself.
 _ENVIRONMENT = {
-    "RAY_AUTH_MODE": "token",  # its ports are open to the network: only who has the token of this user may use them
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about GPUs that are not there
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else a SIGTERM prints stack traces
@@ -59,7 +60,7 @@ def start_embedded(cpus: int | None = None) -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         _node_ip_address=_LOOPBACK,
     )
 
@@ -81,7 +82,7 @@ def hosts() -> list[tuple[str, str]]:
 
 def _init(**arguments: Any) -> bool:
     try:
-        ray.init(log_to_driver=False, logging_level="ERROR", **arguments)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
     except ConnectionError:
         return False
     return True

@@ -23,11 +23,15 @@ _FLIGHTS = {"tag": "carrier", "measure": "dep_delay"}
 
 
 @click.command("demo")
-@click.option("--input", "path", type=click.Path(path_type=Path), help="CSV, JSONL or Parquet; else the bundled flights.")
+@click.option(
+    "--input", "path", type=click.Path(path_type=Path), help="CSV, JSONL or Parquet; else the bundled flights."
+)
 @click.option("--key", help="The column whose values are the messages' keys; else the first.")
 @click.option("--tag", help="The column whose values are the messages' tags.")
 @click.option("--measure", help="A number column that Spark takes the mean of, by tag.")
-@click.option("--data", type=click.Path(path_type=Path), help="Keep the stores in this new folder; else they are removed.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Keep the stores in this new folder; else they are removed."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON at the end and nothing else.")
 def demo(
     path: Path | None, key: str | None, tag: str | None, measure: str | None, data: Path | None, as_json: bool

@@ -84,7 +84,9 @@ class Screen:
 
     def result(self, counts: Counts, retries: int, duplicates: int, problems: Sequence[str]) -> None:
         """The closing table."""
-        table = Table(title="every row accounted for" if counts.ok else "NOT every row accounted for", box=box.SIMPLE_HEAD)
+        table = Table(
+            title="every row accounted for" if counts.ok else "NOT every row accounted for", box=box.SIMPLE_HEAD
+        )
         table.add_column("count")
         table.add_column("rows", justify="right")
         table.add_column("must be")
@@ -104,4 +106,3 @@ class Screen:
         for problem in problems:
             self._console.print(f"  wrong: {problem}", style="red", markup=False)
         self._console.print(f"  {time.monotonic() - self._began:.1f} s in all")
-

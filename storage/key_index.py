@@ -244,11 +244,9 @@ class KeyIndex:
         if self._files and self._files[-1].room > 0:
             return self._files[-1]
         now = time.time()
-        while True:
-            name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
-            if not self._files or name > self._files[-1].path.name:
-                break
-            now += 0.001
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
+        if self._files and name <= self._files[-1].path.name:  # Within the same millisecond, or the clock went back.
+            name = f"{int(self._files[-1].path.name) + 1:017d}"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._files.append(_IndexFile(self._folder / name, self._slots, self._capacity, writable=True))
         return self._files[-1]
