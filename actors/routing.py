@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from raymq.actors.errors import BrokerUnavailable, RayMQError, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
 from raymq.actors.protocol import ClusterView, TopicRoute
 from raymq.actors.wire import route as wire_route
 from raymq.actors.wire.codes import RequestCode
@@ -14,6 +14,8 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 
 ROUTE_SECONDS = 30.0
+#: One that has just started, and does not know the cluster yet, is asked again after this pause.
+_LEARNING_SECONDS = 0.2
 #: A name server that does not answer within this time is passed over for the next one.
 _NAME_SERVER_SECONDS = 3.0
 
@@ -69,7 +71,23 @@ class Routes:
         self._cached.pop(topic, None)
 
     async def ask(self, command: Command, timeout: float = _NAME_SERVER_SECONDS) -> Command:
-        """Send a request to the first name server that answers; BrokerUnavailable if none does."""
+        """Send a request to the first name server that answers.
+
+        One that has just started is asked again until it knows the cluster.
+
+        Raises:
+            BrokerUnavailable: none answers within `timeout` seconds.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout
+        while True:
+            try:
+                return await self._ask_once(command, deadline - asyncio.get_running_loop().time())
+            except ServerBusy:
+                if asyncio.get_running_loop().time() + _LEARNING_SECONDS >= deadline:
+                    raise
+                await asyncio.sleep(_LEARNING_SECONDS)
+
+    async def _ask_once(self, command: Command, timeout: float) -> Command:
         reasons: list[str] = []
         for address in list(self.name_servers):
             try:

@@ -146,7 +146,7 @@ class Consuming:
         if not members:
             return False
         mine: set[MessageQueue] = set()
-        settled = True
+        settled = self._membership.settled
         for topic in self._filters:
             try:
                 queues = (await self._mq.routes.get(topic, fresh=True)).readable()

@@ -46,6 +46,7 @@ class Membership:
         self._clock = clock
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
         self._last_seen: dict[str, float] = {}
+        self.settled = True
 
     async def heartbeat(self, *, strict: bool = False) -> None:
         """Greet every broker whose connection is new or whose last heartbeat is old.
@@ -64,13 +65,17 @@ class Membership:
             _log.debug("heartbeat: %s", error)
 
     async def members(self) -> list[str]:
-        """All members as any broker knows them, sorted; [] if no broker answers."""
+        """All members as any broker knows them, sorted; [] if no broker answers.
+
+        `settled` tells afterwards whether the list holds only members that a broker named just now.
+        """
         lists = await asyncio.gather(*(self._ask(address) for address in await self._addresses()))
         now = self._clock()
-        for member in (member for found in lists for member in found):
-            self._last_seen[member] = now
+        named = {member for found in lists for member in found}
+        self._last_seen |= dict.fromkeys(named, now)
         self._last_seen = {m: seen for m, seen in self._last_seen.items() if now - seen < VANISHED_SECONDS}
-        return sorted(self._last_seen) if any(lists) else []
+        self.settled = named == set(self._last_seen)
+        return sorted(self._last_seen) if named else []
 
     async def leave(self) -> None:
         """Tell the brokers, so that the others take over at once."""

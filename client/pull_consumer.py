@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Coroutine
@@ -11,7 +12,7 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.errors import ClientClosed, InvalidInput, MessageNotFound
+from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput, MessageNotFound, Timeout
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import admin as wire_admin
@@ -33,7 +34,7 @@ class PullConsumer:
     """Reads queues that it names itself. Not shared out among members; not thread-safe; a context manager.
 
     A queue that was not sought starts at its committed offset, else at its minimum. A broker that cannot be reached
-    raises BrokerUnavailable; it is never taken for "no offset" or "no message".
+    raises BrokerUnavailable; it is never taken for "no offset" or "no message". The group exists from construction.
     """
 
     def __init__(self, mq: Connection, group: str) -> None:
@@ -42,6 +43,7 @@ class PullConsumer:
         self._positions: dict[MessageQueue, int] = {}
         self._session = f"pull-{uuid.uuid4().hex}"
         self._closed = False
+        self._run(self._create_group())
         mq.adopt(self)
 
     def __enter__(self) -> Self:
@@ -123,6 +125,13 @@ class PullConsumer:
     def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
         """Read no more. Commits nothing."""
         self._closed = True
+
+    async def _create_group(self) -> None:
+        """Make the group on every broker that can be reached; the others make it with its first commit."""
+        for address in (await self._mq.routes.cluster()).masters.values():
+            with contextlib.suppress(BrokerUnavailable, Timeout):
+                command = wire_group.create_group_command(self.group)
+                await self._mq.pool.request(address, command, _CONTROL_SECONDS)
 
     def _fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         if max_messages < 1:

@@ -19,7 +19,7 @@ from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
 from raymq.actors.spec import make_broker, make_name_server, make_scheduler
 from raymq.client.connection import Connection
 from raymq.cluster import ray_runtime
-from raymq.cluster.config import ClusterConfig
+from raymq.cluster.config import ClusterConfig, check_port
 from raymq.storage import json_file
 
 MAX_BROKERS = 702  # broker-a .. broker-zz
@@ -119,7 +119,7 @@ def start(
         "root": str(directory),
         "replicas": replicas,
         "name_servers": name_servers,
-        "port": port,
+        "port": port or settings.port,
         "config": settings.as_dict(),
     }
     owns_ray = not ray_runtime.join()
@@ -183,8 +183,7 @@ def _check_arguments(brokers: int, namespace: str, replicas: int, name_servers: 
             raise InvalidInput(name, f"1..{most}", value)
     if replicas != 1:
         raise InvalidInput("replicas", "1: replication is not in this version", replicas)
-    if not isinstance(port, int) or not 0 <= port < 65_536:
-        raise InvalidInput("port", "0..65535", port)
+    check_port(port)
 
 
 def _start_actors(namespace: str, directory: Path, settings: ClusterConfig, arguments: dict[str, Any]) -> list[str]:

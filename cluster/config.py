@@ -24,10 +24,12 @@ class ClusterConfig:
     """What `cluster.start(config=...)` may set.
 
     Attributes:
+        port: the first name server's, 0 = any free one; the argument of the same name wins.
         auto_create_topics: whether the first message of an unknown topic makes it, with 4 queues.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
     """
 
+    port: int = 0
     auto_create_topics: bool = False
     store: dict[str, Any] = field(default_factory=dict)
 
@@ -46,24 +48,32 @@ class ClusterConfig:
         auto_create = given.pop("auto_create_topics", False)
         if not isinstance(auto_create, bool):
             raise InvalidInput("auto_create_topics", "true or false", auto_create)
+        port = given.pop("port", 0)
+        check_port(port)
         unknown = sorted(set(given) - set(_STORE_DEFAULTS))
         if unknown:
-            allowed = ", ".join(["auto_create_topics", *_STORE_DEFAULTS])
+            allowed = ", ".join(cls.defaults())
             raise InvalidInput("config", f"only the keys {allowed}", ", ".join(map(str, unknown)))
         try:
             StoreConfig(**given)
         except TypeError as error:
             raise InvalidInput("config", "values of the settings' types", str(error)) from error
-        return cls(auto_create, {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]})
+        return cls(port, auto_create, {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]})
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default, as the files in configs/ list them."""
-        return {"auto_create_topics": False, **_STORE_DEFAULTS}
+        return {"port": 0, "auto_create_topics": False, **_STORE_DEFAULTS}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for comparing."""
         return dataclasses.asdict(self)
+
+
+def check_port(port: object) -> None:
+    """InvalidInput unless `port` is one, or 0."""
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port < 65_536:
+        raise InvalidInput("port", "0..65535", port)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -114,9 +114,7 @@ class SparkApplication:
         RayMQError: another one runs in this process; the JVMs did not start; no executor came within `timeout`.
     """
 
-    def __init__(
-        self, name: str, settings: dict[str, str], *, java: dict[str, str], log: Path, timeout: float
-    ) -> None:
+    def __init__(self, name: str, settings: dict[str, str], *, java: dict[str, str], log: Path, timeout: float) -> None:
         if not _one_at_a_time.acquire(blocking=False):
             raise RayMQError("a SparkBridge is open in this process", remedy="close it, or use its .spark")
         self._interrupt = signal.getsignal(signal.SIGINT)

@@ -84,9 +84,9 @@ def _reason(error: RayMQError) -> str:
 def is_final_refusal(error: RayMQError, attempts: Sequence[Attempt]) -> bool:
     """Whether `error`, the last one, says all there is to say: raise it rather than NotStored.
 
-    So it is where the first answer refuses the message itself, and where every try found no such topic.
+    So it is where the first answer refuses the message itself, and where no broker was tried for want of the topic.
     """
     if isinstance(error, TopicNotFound):
-        return all(attempt.code in (None, "TOPIC_NOT_EXIST") and attempt.broker is None for attempt in attempts)
+        return all(attempt.broker is None for attempt in attempts)
     refused = error.code not in RETRIED_CODES and not is_unknown(error) and not never_arrived(error)
     return refused and len(attempts) == 1

@@ -38,6 +38,12 @@ def unregister_command(client_id: str, group: str) -> Command:
     return Command(RequestCode.UNREGISTER_CLIENT, {"clientID": client_id, "consumerGroup": group})
 
 
+def create_group_command(group: str) -> Command:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: make a group, with its retry topic, where it is missing."""
+    body = json.dumps({"groupName": group}).encode()
+    return Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+
+
 def members_command(group: str) -> Command:
     """GET_CONSUMER_LIST_BY_GROUP."""
     return Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
@@ -62,6 +68,10 @@ def update_offset_command(group: str, topic: str, queue_id: int, offset: int) ->
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
+    return {**_membership(context), **_offsets(context)}
+
+
+def _membership(context: BrokerContext) -> dict[int, Handler]:
     core, groups = context.core, context.groups
 
     async def heartbeat(connection: ServerConnection, request: Command) -> Command:
@@ -87,6 +97,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             await context.announce()
         return request.response(ResponseCode.SUCCESS)
 
+    async def create_group(_: ServerConnection, request: Command) -> Command:
+        if core.ensure_group(check_group(_json(request).get("groupName"))):
+            await context.announce()
+        return request.response(ResponseCode.SUCCESS)
+
     def unregister(_: ServerConnection, request: Command) -> Command:
         group = request.fields.get("consumerGroup")
         if group is not None and groups.unregister(str(group), text(request, "clientID")):
@@ -96,6 +111,17 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     def members(_: ServerConnection, request: Command) -> Command:
         found = groups.members(text(request, "consumerGroup"))
         return request.response(ResponseCode.SUCCESS, body=json.dumps({"consumerIdList": found}).encode())
+
+    return {
+        RequestCode.HEART_BEAT: heartbeat,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: create_group,
+        RequestCode.UNREGISTER_CLIENT: unregister,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
+    }
+
+
+def _offsets(context: BrokerContext) -> dict[int, Handler]:
+    core = context.core
 
     def query_offset(_: ServerConnection, request: Command) -> Command:
         group, topic = text(request, "consumerGroup"), text(request, "topic")
@@ -114,9 +140,6 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.HEART_BEAT: heartbeat,
-        RequestCode.UNREGISTER_CLIENT: unregister,
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
         RequestCode.QUERY_CONSUMER_OFFSET: query_offset,
         RequestCode.UPDATE_CONSUMER_OFFSET: update_offset,
     }

@@ -31,7 +31,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("actor", ["broker-a", "name-server-0", "scheduler", "producer:shared-chaos"])
 def test_a_killed_actor_loses_nothing(mq: Cluster, actor: str, capsys: pytest.CaptureFixture[str]) -> None:
-    kind = actor.split(":")[0].split("-")[0]
+    kind = actor.split(":", maxsplit=1)[0].split("-", maxsplit=1)[0]
     topic = f"kill-{kind}"
     Admin(mq).create_topic(topic, queues=2)
     traffic = Traffic(topic, [Producer(mq, "direct-chaos"), Producer(mq, "shared-chaos", shared=True)])

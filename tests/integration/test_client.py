@@ -1,0 +1,479 @@
+"""The client against real services over real sockets, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raymq.actors.wire.frame import MAX_FRAME_BYTES
+from raymq.client import (
+    Admin,
+    BrokerUnavailable,
+    ClientClosed,
+    Connection,
+    ConsumeFrom,
+    ConsumeResult,
+    GroupNotFound,
+    InvalidInput,
+    Message,
+    MessageModel,
+    MessageNotFound,
+    MessageQueue,
+    NotStored,
+    OffsetOutOfRange,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    QueueNotFound,
+    ReceivedMessage,
+    Retry,
+    SendStatus,
+    SubscriptionMismatch,
+    TopicExists,
+    TopicNotFound,
+)
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def admin(mq: Connection) -> Admin:
+    made = Admin(mq)
+    made.create_topic("t", queues=2)
+    return made
+
+
+class Taker:
+    """A listener that keeps what it gets, after `fails` said no to it."""
+
+    def __init__(self, fails: object = lambda message: None) -> None:
+        self.fails = fails
+        self.taken: list[ReceivedMessage] = []
+        self.deliveries: list[tuple[bytes, int]] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, messages: list[ReceivedMessage]) -> list[ConsumeResult | Retry]:
+        results: list[ConsumeResult | Retry] = []
+        with self._lock:
+            for message in messages:
+                self.deliveries.append((message.body, message.reconsume_times))
+                failure = self.fails(message)  # type: ignore[operator]
+                if failure is None:
+                    self.taken.append(message)
+                results.append(failure or ConsumeResult.SUCCESS)
+        return results
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return sorted(message.body for message in self.taken)
+
+
+def test_send_and_find_again(mq: Connection, admin: Admin) -> None:
+    with Producer(mq, "p") as producer:
+        message = Message("t", b"body", tags="paid", keys=["order-42", "x"], properties={"k": "v"})
+        result = producer.send(message)
+    assert result.status is SendStatus.SEND_OK
+    assert result.unique_key == message.unique_key
+    for found in (
+        admin.query_by_id(result.message_id),
+        admin.query_by_id(result.message_id.lower()),
+        admin.query_by_unique_key("t", result.unique_key),
+        admin.query_by_key("t", "order-42")[0],
+    ):
+        assert (found.body, found.tags, found.keys, found.properties) == (
+            b"body",
+            "paid",
+            ["order-42", "x"],
+            {"k": "v"},
+        )
+        assert (found.message_id, found.queue, found.queue_offset) == (result.message_id, result.queue, 0)
+    assert admin.query_by_key("t", "order-4") == []
+    with pytest.raises(MessageNotFound):
+        admin.query_by_unique_key("t", "F" * 32)
+    with pytest.raises(MessageNotFound):
+        admin.query_by_id(result.message_id[:-16] + "0000000000000001")
+    with pytest.raises(InvalidInput):
+        admin.query_by_id("nonsense")
+
+
+def test_keys_are_found_newest_first_over_all_brokers(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    queues = PullConsumer(mq, "g").queues("t")
+    sent = [producer.send(Message("t", b"%d" % n, keys="k"), queue=queues[n % 4]) for n in range(8)]
+    found = admin.query_by_key("t", "k")
+    assert sorted(int(message.body) for message in found) == list(range(8))
+    times = [message.store_timestamp for message in found]
+    assert times == sorted(times, reverse=True)
+    assert len(admin.query_by_key("t", "k", limit=3)) == 3
+    now = time.time()
+    assert len(admin.query_by_key("t", "k", begin=now - 60, end=now)) == 8
+    assert admin.query_by_key("t", "k", begin=now + 60) == []
+    assert len({result.queue.broker for result in sent}) == 2
+
+
+def test_topics(mq: Connection, admin: Admin) -> None:
+    admin.create_topic("t", queues=2)
+    with pytest.raises(TopicExists):
+        admin.create_topic("t", queues=3)
+    with pytest.raises(InvalidInput):
+        admin.create_topic("a/b")
+    with pytest.raises(InvalidInput):
+        admin.create_topic("u", queues=0)
+    assert admin.topics() == ["t"]
+    assert "SCHEDULE_TOPIC_XXXX" in admin.topics(system=True)
+    assert len(admin.topic_stats("t")) == 4
+    with pytest.raises(TopicNotFound):
+        admin.topic_stats("none")
+    Producer(mq, "p").send(Message("t", b"x"))
+    admin.delete_topic("t")
+    assert admin.topics() == []
+    with pytest.raises(TopicNotFound):
+        admin.delete_topic("t")
+    admin.create_topic("t", queues=2)
+    assert all(stats.max_offset == 0 for stats in admin.topic_stats("t").values())
+
+
+def test_refused_sends(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    with pytest.raises(TopicNotFound):
+        producer.send(Message("none", b"x"))
+    for queue in (MessageQueue("t", "broker-a", 2), MessageQueue("t", "broker-z", 0), MessageQueue("u", "broker-a", 0)):
+        with pytest.raises(QueueNotFound):
+            producer.send(Message("t", b"x"), queue=queue)
+    with pytest.raises(InvalidInput):
+        producer.send_batch([])
+    with pytest.raises(InvalidInput):
+        producer.send_batch([Message("t", b"x"), Message("u", b"x")])
+    with pytest.raises(InvalidInput):
+        producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 0), sharding_key="x")
+    assert all(stats.max_offset == 0 for stats in admin.topic_stats("t").values())
+    producer.close()
+    with pytest.raises(ClientClosed):
+        producer.send(Message("t", b"x"))
+
+
+def test_largest_messages_and_large_batches(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p", timeout=30.0)
+    largest = Message("t", b"x" * (4 << 20), properties={"p": "y" * 30_000})
+    result = producer.send(largest)
+    assert admin.query_by_id(result.message_id).body == largest.body
+    messages = [Message("t", bytes([n % 256]) * 100_000) for n in range(200)]
+    assert sum(len(message.body) for message in messages) > MAX_FRAME_BYTES
+    results = producer.send_batch(messages)
+    assert [r.unique_key for r in results] == [m.unique_key for m in messages]
+    for message, sent in list(zip(messages, results, strict=True))[::37]:
+        assert admin.query_by_id(sent.message_id).body == message.body
+    assert sum(stats.max_offset for stats in admin.topic_stats("t").values()) == 201
+
+
+def test_sharding_key_and_chosen_queue_fix_the_queue(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    assert len({producer.send(Message("t", b"x"), sharding_key="customer-7").queue for _ in range(10)}) == 1
+    queue = MessageQueue("t", "broker-b", 1)
+    assert {producer.send(Message("t", b"x"), queue=queue).queue for _ in range(5)} == {queue}
+    offsets = [producer.send(Message("t", b"x"), queue=queue).queue_offset for _ in range(5)]
+    assert offsets == list(range(offsets[0], offsets[0] + 5))
+
+
+def test_every_way_to_send(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    futures = [producer.send_async(Message("t", b"future")) for _ in range(5)]
+    assert all(future.result(10).status is SendStatus.SEND_OK for future in futures)
+
+    async def send() -> None:
+        results = await asyncio.gather(*(producer.asend(Message("t", b"asyncio")) for _ in range(5)))
+        assert len({result.message_id for result in results}) == 5
+        assert len(await producer.asend_batch([Message("t", b"batch")] * 3)) == 3
+
+    asyncio.run(send())
+    producer.send_oneway(Message("t", b"oneway"))
+    table = pa.table({"value": [b"row-%d" % n for n in range(1_000)], "id": [f"id-{n}" for n in range(1_000)]})
+    result = producer.send_table("t", table, body="value", keys="id")
+    assert (result.rows, sum(part[2] for part in result.parts)) == (1_000, 1_000)
+    poll_until(lambda: sum(stats.max_offset for stats in admin.topic_stats("t").values()) == 1_014, 10)
+    assert [message.body for message in admin.query_by_key("t", "id-577")] == [b"row-577"]
+
+
+def test_pull_consumer(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    queue = MessageQueue("t", "broker-a", 1)
+    sent = producer.send_batch([Message("t", b"%d" % n) for n in range(10)], queue=queue)
+    with PullConsumer(mq, "g") as pull:
+        assert queue in pull.queues("t")
+        assert pull.offsets(queue) == (0, 10)
+        assert (pull.committed(queue), pull.position(queue)) == (None, 0)
+        first = pull.poll(queue, max_messages=4)
+        assert [message.body for message in first] == [b"0", b"1", b"2", b"3"]
+        assert [message.message_id for message in first] == [result.message_id for result in sent[:4]]
+        assert pull.fetch_table(queue, max_messages=100)["offset"].to_pylist() == [4, 5, 6, 7, 8, 9]
+        assert pull.poll(queue, timeout=0.05) == []
+        pull.commit(queue, 7)
+        pull.seek(queue, "earliest")
+        assert len(pull.poll(queue, 100)) == 10
+        pull.seek(queue, 11)
+        with pytest.raises(OffsetOutOfRange) as caught:
+            pull.poll(queue)
+        assert (caught.value.offset, caught.value.min_offset, caught.value.max_offset) == (11, 0, 10)
+        pull.seek_to_time(queue, time.time() + 60)
+        assert pull.position(queue) == 10
+        pull.seek_to_time(queue, 0.0)
+        assert pull.position(queue) == 0
+        nowhere = MessageQueue("t", "broker-a", 9)
+        pull.seek(nowhere, 0)
+        with pytest.raises(QueueNotFound):
+            pull.poll(nowhere, timeout=0.1)
+    with PullConsumer(mq, "g") as again:
+        assert again.position(queue) == 7
+    assert admin.group_progress("g")[queue].lag == 3
+
+
+def test_a_waiting_poll_returns_at_arrival(mq: Connection, admin: Admin) -> None:
+    queue = MessageQueue("t", "broker-a", 0)
+    pull = PullConsumer(mq, "g")
+    found: list[list[ReceivedMessage]] = []
+    thread = threading.Thread(target=lambda: found.append(pull.poll(queue, timeout=30.0)))
+    thread.start()
+    Producer(mq, "p").send(Message("t", b"now"), queue=queue)
+    thread.join(10)
+    assert [message.body for message in found[0]] == [b"now"]
+
+
+def test_push_consumer_takes_everything_once_and_commits(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    producer.send_batch([Message("t", b"before-%d" % n) for n in range(50)])
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker, batch_size=7):
+        producer.send_batch([Message("t", b"after-%d" % n) for n in range(50)])
+        poll_until(lambda: len(taker.taken) >= 100, 10)
+    assert len(set(taker.bodies)) == len(taker.bodies) == 100
+    progress = admin.group_progress("g")
+    assert sum(p.committed_offset or 0 for q, p in progress.items() if q.topic == "t") == 100
+    again = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, again):
+        producer.send(Message("t", b"new"))
+        poll_until(lambda: again.taken, 10)
+    assert again.bodies == [b"new"]
+
+
+def test_where_a_new_group_starts(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    producer.send(Message("t", b"old"))
+    middle = time.time() + 0.01
+    poll_until(lambda: time.time() > middle, 1)
+    producer.send(Message("t", b"new"))
+    for start, timestamp, expected in (
+        (ConsumeFrom.FIRST, None, [b"last", b"new", b"old"]),
+        (ConsumeFrom.TIMESTAMP, middle, [b"last", b"new"]),
+        (ConsumeFrom.LAST, None, [b"last"]),
+    ):
+        taker = Taker()
+        group = f"g-{start.name}"
+        with PushConsumer(mq, group, {"t": "*"}, taker, consume_from=start, consume_timestamp=timestamp):
+            last = producer.send(Message("t", b"last"))
+            poll_until(lambda t=taker: b"last" in t.bodies, 10)  # type: ignore[misc]
+            poll_until(lambda t=taker, e=expected: len(t.taken) >= len(e), 10)  # type: ignore[misc]
+        assert [body for body in taker.bodies if body != b"last"] == [b for b in expected if b != b"last"]
+        assert last.status is SendStatus.SEND_OK
+
+
+def test_tags_are_filtered(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    taker = Taker()
+    tags = ["paid", "shipped", "open", "Aa", "BB", None]
+    with PushConsumer(mq, "g", {"t": "paid || Aa"}, taker):
+        producer.send_batch([Message("t", str(tag).encode(), tags=tag) for tag in tags])
+        poll_until(lambda: len(taker.taken) >= 2, 10)
+        poll_until(lambda: _lag(admin, "g") == 0, 10, "filtered messages are passed, too")
+    assert taker.bodies == [b"Aa", b"paid"]
+
+
+def test_failures_are_retried_and_end_in_the_dead_letter_queue(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    results = producer.send_batch([Message("t", b"good"), Message("t", b"bad", keys="k", properties={"a": "b"})])
+    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
+    pull = PullConsumer(mq, "reader")
+    with PushConsumer(mq, "g", {"t": "*"}, taker, max_reconsume_times=2):
+        queue = poll_until(lambda: _queues(pull, "%DLQ%g"), 20)[0]
+        dead = poll_until(lambda: pull.poll(queue, timeout=1.0), 20)[0]
+        poll_until(lambda: _lag(admin, "g") == 0, 10)
+    assert sorted(taker.deliveries) == [(b"bad", 0), (b"bad", 1), (b"bad", 2), (b"good", 0)]
+    assert (dead.topic, dead.message_id, dead.unique_key) == ("t", results[1].message_id, results[1].unique_key)
+    assert (dead.keys, dead.properties, dead.queue.topic) == (["k"], {"a": "b"}, "%DLQ%g")
+
+
+@pytest.mark.parametrize("answer", ["raise", "none", "later", "level", "dead"])
+def test_every_kind_of_failure(mq: Connection, admin: Admin, answer: str) -> None:
+    deliveries: list[int] = []
+
+    def listener(messages: list[ReceivedMessage]) -> object:
+        deliveries.append(messages[0].reconsume_times)
+        if messages[0].reconsume_times:
+            return ConsumeResult.SUCCESS
+        if answer == "raise":
+            raise ValueError("no")
+        return {"none": None, "later": ConsumeResult.RECONSUME_LATER, "level": Retry(2), "dead": Retry(-1)}[answer]
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener):  # type: ignore[arg-type]
+        Producer(mq, "p").send(Message("t", b"x"))
+        poll_until(lambda: deliveries and _lag(admin, "g") == 0 and _pending(admin) == 0, 20)
+        if answer != "dead":
+            poll_until(lambda: deliveries == [0, 1], 20)
+    assert deliveries == ([0] if answer == "dead" else [0, 1])
+    assert ("%DLQ%g" in admin.topics(system=True)) == (answer == "dead")
+
+
+def test_delayed_messages_are_never_early(mq: Connection, admin: Admin) -> None:
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        result = Producer(mq, "p").send(Message("t", b"late", delay_level=1))
+        assert result.queue.topic == "SCHEDULE_TOPIC_XXXX"
+        poll_until(lambda: taker.taken, 10)
+    message = taker.taken[0]
+    assert message.unique_key == result.unique_key
+    assert message.store_timestamp >= admin.query_by_id(result.message_id).store_timestamp + 1.0
+    with pytest.raises(InvalidInput):
+        Producer(mq, "p").send_batch([Message("t", b"x", delay_level=1)])
+
+
+def test_members_share_the_queues_and_take_over(mq: Connection, services: Services, admin: Admin) -> None:
+    first, second = Taker(), Taker()
+    producer = Producer(mq, "p")
+    one = PushConsumer(mq, "g", {"t": "*"}, first)
+    one.start()
+    with Connection([services.name_server.address]) as other:
+        two = PushConsumer(other, "g", {"t": "*"}, second)
+        two.start()
+
+        def both_work() -> bool:
+            producer.send_batch([Message("t", b"x") for _ in range(4)])
+            for queue in PullConsumer(mq, "q").queues("t"):
+                producer.send(Message("t", b"x"), queue=queue)
+            return bool(first.taken and second.taken)
+
+        poll_until(both_work, 20)
+    before = len(first.taken)
+    producer.send_batch([Message("t", b"after") for _ in range(20)])
+    poll_until(lambda: first.bodies.count(b"after") == 20, 20, "the one that is left takes over")
+    assert len(first.taken) > before
+    one.shutdown()
+
+
+def test_another_subscription_in_the_group_is_refused(mq: Connection, services: Services, admin: Admin) -> None:
+    with (
+        PushConsumer(mq, "g", {"t": "paid"}, Taker()),
+        Connection([services.name_server.address]) as other,
+        pytest.raises(SubscriptionMismatch, match=r"shipped.*paid"),
+    ):
+        PushConsumer(other, "g", {"t": "shipped"}, Taker()).start()
+
+
+def test_broadcast_reaches_every_member(mq: Connection, services: Services, admin: Admin) -> None:
+    takers = [Taker(), Taker(lambda message: ConsumeResult.RECONSUME_LATER)]
+    with Connection([services.name_server.address]) as other:
+        for connection, taker in zip((mq, other), takers, strict=True):
+            PushConsumer(connection, "g", {"t": "*"}, taker, model=MessageModel.BROADCASTING).start()
+        Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(10)])
+        poll_until(lambda: all(len(taker.deliveries) == 10 for taker in takers), 10)
+    assert "%DLQ%g" not in admin.topics(system=True)
+
+
+def test_a_broker_that_is_gone_costs_no_message(mq: Connection, services: Services, admin: Admin) -> None:
+    producer = Producer(mq, "p", timeout=5.0)
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        producer.send_batch([Message("t", b"%d" % n) for n in range(10)])
+        services.stop_broker("broker-a")
+        results = [producer.send(Message("t", b"%d" % n)) for n in range(10, 20)]
+        assert {result.queue.broker for result in results} == {"broker-b"}
+        services.start_broker("broker-a")
+        poll_until(lambda: len(set(taker.bodies)) == 20, 30)
+    assert services.brokers["broker-a"].status().epoch == 2
+
+
+def test_no_broker_at_all(mq: Connection, services: Services, admin: Admin) -> None:
+    producer = Producer(mq, "p", timeout=1.0)
+    producer.send(Message("t", b"x"))
+    for name in list(services.brokers):
+        services.stop_broker(name)
+    with pytest.raises(NotStored) as caught:
+        producer.send(Message("t", b"x"))
+    assert len(caught.value.attempts) == 3
+    assert {attempt.broker for attempt in caught.value.attempts} <= {"broker-a", "broker-b", None}
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), NotStored)
+    with pytest.raises(BrokerUnavailable):
+        PullConsumer(mq, "g").poll(MessageQueue("t", "broker-a", 0), timeout=0.2)
+
+
+def test_nobody_at_that_address() -> None:
+    with Connection(["127.0.0.1:1"]) as nowhere, pytest.raises(BrokerUnavailable):
+        Admin(nowhere).topics()
+    for bad in ([], ["host"], ["host:x"], ["host:70000"]):
+        with pytest.raises(InvalidInput):
+            Connection(bad)
+
+
+def test_a_connection_survives_pickle_and_ends_its_clients(mq: Connection, admin: Admin) -> None:
+    copy = pickle.loads(pickle.dumps(mq))
+    producer = Producer(copy, "p")
+    assert producer.send(Message("t", b"x")).status is SendStatus.SEND_OK
+    copy.close()
+    copy.close()
+    with pytest.raises(ClientClosed):
+        producer.send(Message("t", b"x"))
+    assert Admin(mq).topics() == ["t"]
+
+
+def test_progress_of_nobody(mq: Connection, admin: Admin) -> None:
+    with pytest.raises(GroupNotFound):
+        admin.group_progress("nobody")
+    PullConsumer(mq, "g")
+    assert all(found.lag is None for found in admin.group_progress("g").values())
+
+
+def test_cluster_info(mq: Connection, services: Services, admin: Admin) -> None:
+    info = admin.cluster_info()
+    assert [(broker.name, broker.role, broker.state) for broker in info.brokers] == [
+        ("broker-a", "master", "running"),
+        ("broker-b", "master", "running"),
+    ]
+    assert info.name_servers[0].address == services.name_server.address
+    assert info.scheduler.pid == 1
+
+
+def test_sync_flush(tmp_path: Path) -> None:
+    services = Services(tmp_path, flush="sync")
+    services.start()
+    try:
+        with Connection([services.name_server.address]) as mq:
+            Admin(mq).create_topic("t", queues=1)
+            producer = Producer(mq, "p")
+            futures = [producer.send_async(Message("t", b"x")) for _ in range(50)]
+            assert {future.result(10).status for future in futures} == {SendStatus.SEND_OK}
+            for broker in services.brokers.values():
+                assert broker.store.flushed_offset == broker.store.max_physical_offset
+    finally:
+        services.stop()
+
+
+def _queues(pull: PullConsumer, topic: str) -> list[MessageQueue]:
+    try:
+        return pull.queues(topic)
+    except TopicNotFound:
+        return []
+
+
+def _lag(admin: Admin, group: str) -> int:
+    return sum(found.lag or 0 for found in admin.group_progress(group).values())
+
+
+def _pending(admin: Admin) -> int:
+    """What waits in the schedule topic is not seen in a group's lag: its retry topic's lag is."""
+    return sum(found.lag or 0 for q, found in admin.group_progress("g").items() if q.topic.startswith("%RETRY%"))

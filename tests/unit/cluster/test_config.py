@@ -1,0 +1,87 @@
+"""The settings: every key documented once, every shipped file loads, nothing unknown gets through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from raymq.client import InvalidInput
+from raymq.cluster.config import ClusterConfig
+
+SHIPPED = ("embedded.yaml", "local.yaml", "durable.yaml")
+
+
+def test_embedded_yaml_lists_every_setting_with_its_default(repository: Path) -> None:
+    listed = yaml.safe_load((repository / "configs" / "embedded.yaml").read_text())
+    assert listed == ClusterConfig.defaults()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_load(repository: Path, name: str) -> None:
+    loaded = ClusterConfig.load(repository / "configs" / name)
+    assert loaded == ClusterConfig.load(yaml.safe_load((repository / "configs" / name).read_text()))
+
+
+def test_what_the_shipped_files_change(repository: Path) -> None:
+    configs = repository / "configs"
+    assert ClusterConfig.load(configs / "embedded.yaml") == ClusterConfig()
+    assert ClusterConfig.load(configs / "local.yaml") == ClusterConfig(port=9876, auto_create_topics=True)
+    assert ClusterConfig.load(configs / "durable.yaml") == ClusterConfig(store={"flush": "sync"})
+
+
+def test_settings_survive_json_for_comparison() -> None:
+    config = ClusterConfig.load({"flush": "sync", "index_slots": 10})
+    assert json.loads(json.dumps(config.as_dict())) == config.as_dict()
+    assert config.store == {"flush": "sync", "index_slots": 10}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"flush": "sometimes"},
+        {"unknown": 1},
+        {"replication": "sync"},
+        {"commitlog_file_bytes": "1 GiB"},
+        {"commitlog_file_bytes": 1},
+        {"index_slots": 0},
+        {"delay_levels": "soon"},
+        {"disk_refuse_ratio": 1.5},
+        {"auto_create_topics": "yes"},
+        {"port": -1},
+        {"port": True},
+        {"store_host": "127.0.0.1:1"},
+    ],
+)
+def test_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        ClusterConfig.load(config)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "flush: [", "text", "\xff"])
+def test_files_that_are_no_mapping(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidInput):
+        ClusterConfig.load(path)
+    with pytest.raises(InvalidInput):
+        ClusterConfig.load(tmp_path / "missing.yaml")
+
+
+def test_the_cluster_file_for_ray_up_is_valid(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    config = yaml.safe_load((repository / "configs" / "ray-up-local.yaml").read_text())
+    prepared = prepare_config(dict(config))
+    validate_config(prepared)
+    assert prepared["provider"]["type"] == "local"
+    assert prepared["max_workers"] == len(config["provider"]["worker_ips"])
+    for commands in (prepared["head_start_ray_commands"], prepared["worker_start_ray_commands"]):
+        started = commands[-1]
+        assert "broker_$(hostname)" in started, "without it a broker is not bound to its machine by name"
+        assert "RAY_AUTH_MODE=token" in started
+    with pytest.raises(Exception, match=r"not of type|Failed to validate"):
+        validate_config({**prepared, "max_workers": "two"})
