@@ -18,6 +18,7 @@ from raymq.actors.spec import host_resource
 #: it when it was imported, and protects a cluster of its own with a token by itself.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # else brokers run at niceness 15 and wait for everything else on the machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about GPUs that are not there
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else a SIGTERM prints stack traces
 }

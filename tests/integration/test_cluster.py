@@ -1,0 +1,216 @@
+"""A real cluster on a real Ray: starting, joining, reaching it in every way, stopping, coming back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from click.testing import CliRunner
+
+from raymq import cluster
+from raymq.client import (
+    Admin,
+    BrokerUnavailable,
+    InvalidInput,
+    Message,
+    OutcomeUnknown,
+    Producer,
+    PullConsumer,
+    SendResult,
+    StoreLocked,
+)
+from raymq.cluster import Cluster
+from raymq.cluster.cli import main_group
+from raymq.storage.store import Store
+from tests.chaos.actors import await_restart, kill, pid_of
+from tests.polling import poll_until
+from tests.ray_cluster import own_ray
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "test-cluster"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_ray() -> Iterator[None]:
+    with own_ray():
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def mq(root: Path) -> Iterator[Cluster]:
+    with cluster.start(brokers=2, root=root, namespace=NAMESPACE) as started:
+        Admin(started).create_topic("t", queues=1)
+        yield started
+
+
+def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
+    again = cluster.start(brokers=2, root=root, namespace=NAMESPACE)
+    assert again.name_servers == mq.name_servers
+    again.close()
+    for change in ({"brokers": 3}, {"root": root / "other"}, {"config": {"flush": "sync"}}):
+        with pytest.raises(InvalidInput, match=NAMESPACE) as caught:
+            cluster.start(**{"brokers": 2, "root": root, "namespace": NAMESPACE, **change})  # type: ignore[arg-type]
+        assert caught.value.field == next(iter(change))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"brokers": 0}, {"namespace": "a/b"}, {"replicas": 2}, {"port": 70_000}, {"name_servers": 0}, {"config": {"x": 1}}],
+)
+def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        cluster.start(**{"root": tmp_path, "namespace": "never", **arguments})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_the_actors_are(mq: Cluster) -> None:
+    info = Admin(mq).cluster_info()
+    assert [broker.name for broker in info.brokers] == ["broker-a", "broker-b"]
+    for broker in info.brokers:
+        assert broker.pid == pid_of(broker.name, NAMESPACE)
+        assert psutil.Process(broker.pid).cmdline()[0].startswith("ray::Broker")
+        assert broker.address.startswith("127."), "an embedded cluster listens on loopback only"
+    assert info.name_servers[0].pid == pid_of("name-server-0", NAMESPACE)
+    poll_until(lambda: Admin(mq).cluster_info().scheduler.pid == pid_of("scheduler", NAMESPACE), 10)
+
+
+def test_a_running_broker_owns_its_directory(mq: Cluster, root: Path) -> None:
+    with pytest.raises(StoreLocked) as caught:
+        Store.open(root / "broker-a")
+    assert caught.value.pid == pid_of("broker-a", NAMESPACE)
+
+
+def test_from_tasks_and_by_address(mq: Cluster) -> None:
+    @ray.remote(num_cpus=0)
+    def by_namespace() -> SendResult:
+        with cluster.connect(namespace=NAMESPACE) as inner, Producer(inner, "task") as producer:
+            return producer.send(Message("t", b"by namespace"))
+
+    @ray.remote(num_cpus=0)
+    def by_pickle(connection: Cluster) -> SendResult:
+        with Producer(connection, "task") as producer:
+            return producer.send(Message("t", b"by pickle"))
+
+    results: list[SendResult] = ray.get([by_namespace.remote(), by_pickle.remote(mq)], timeout=60)
+    with cluster.connect(name_servers=";".join(mq.name_servers)) as by_address:
+        assert not by_address.reaches_ray
+        results.append(Producer(by_address, "p").send(Message("t", b"by address")))
+        with pytest.raises(InvalidInput):
+            Producer(by_address, "p", shared=True)
+        with pytest.raises(InvalidInput):
+            by_address.stop()
+        bodies = [Admin(by_address).query_by_id(result.message_id).body for result in results]
+    assert bodies == [b"by namespace", b"by pickle", b"by address"]
+    with pytest.raises(BrokerUnavailable):
+        cluster.connect(namespace="nobody-here")
+
+
+def test_the_shared_producer_is_one_actor_and_comes_back(mq: Cluster) -> None:
+    first, second = (Producer(mq, "shared", shared=True) for _ in range(2))
+    first.send(Message("t", b"x"))
+    second.send_batch([Message("t", b"x") for _ in range(100)])
+    await_restart("producer:shared", NAMESPACE, kill("producer:shared", NAMESPACE))
+
+    def sent() -> bool:
+        try:
+            first.send(Message("t", b"x"))
+        except OutcomeUnknown:
+            return False
+        return True
+
+    poll_until(sent, 20)
+
+
+def test_a_program_that_just_ends_is_quiet(mq: Cluster) -> None:
+    program = f"""
+from raymq.client import Connection, Message, Producer, PushConsumer
+mq = Connection({mq.name_servers!r})
+producer = Producer(mq, "ending")
+producer.send(Message("t", b"x"))
+consumer = PushConsumer(mq, "ending", {{"t": "*"}}, lambda messages: None)
+consumer.start()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_the_command_line(mq: Cluster, root: Path) -> None:
+    def call(*arguments: str, code: int = 0) -> Any:
+        found = CliRunner().invoke(main_group, ["--name-servers", ";".join(mq.name_servers), *arguments, "--json"])
+        assert found.exit_code == code, found.output
+        return json.loads(found.stdout) if found.exit_code == 0 or found.stdout else None
+
+    assert call("topic", "create", "cli", "--queues", "2")["topic"] == "cli"
+    assert {"topic": "cli"} in call("topic", "list")
+    sent = call("message", "send", "cli", "--body", "hello", "--key", "k", "--tag", "x")
+    assert sent["status"] == "SEND_OK"
+    message = call("message", "get", sent["message_id"])
+    assert (message["body"], message["keys"], message["tags"]) == ("hello", ["k"], "x")
+    assert [found["message_id"] for found in call("message", "query", "cli", "--key", "k")] == [sent["message_id"]]
+    stats = call("topic", "stats", "cli")
+    assert sum(queue["max_offset"] for queue in stats) == 1
+    assert {queue["broker"] for queue in stats} == {"broker-a", "broker-b"}
+    status = call("cluster", "status")
+    assert len(status["brokers"]) == 2
+    assert set(status) == {"brokers", "name_servers", "scheduler"}
+    assert call("topic", "delete", "cli", "--dry-run") == {"topic": "cli", "messages": 1, "deleted": False}
+    assert {"topic": "cli"} in call("topic", "list")
+    assert call("topic", "delete", "cli", "--yes")["deleted"]
+    assert {"topic": "cli"} not in call("topic", "list")
+    found = CliRunner().invoke(main_group, ["store", "verify", str(root / "broker-a"), "--json"])
+    assert json.loads(found.stdout)["bad"] == []
+
+
+def test_a_body_that_is_no_text_is_printed_as_base64(mq: Cluster) -> None:
+    sent = Producer(mq, "p").send(Message("t", b"\xff\x00"))
+    arguments = ["--name-servers", mq.name_servers[0], "message", "get", sent.message_id, "--json"]
+    shown = json.loads(CliRunner().invoke(main_group, arguments).stdout)
+    assert shown["body_base64"] == "/wA="
+    assert "body" not in shown
+
+
+def test_exit_codes(mq: Cluster) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from raymq.cluster.cli import main; main()"]
+        servers = ["--name-servers", mq.name_servers[0]]
+        return subprocess.run(
+            [*command, *servers, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    refused = run("topic", "stats", "no-such-topic")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: ")
+    assert len(refused.stderr.splitlines()) == 1
+    assert run("topic", "stats").returncode == 2
+    assert run("topic", "delete", "t").returncode == 1
+    assert run("nonsense").returncode == 2
+
+
+def test_stop_and_start_again(tmp_path: Path) -> None:
+    first = cluster.start(brokers=2, root=tmp_path, namespace="again")
+    Admin(first).create_topic("kept", queues=1)
+    sent = Producer(first, "p").send(Message("kept", b"kept"))
+    pids = [broker.pid for broker in Admin(first).cluster_info().brokers]
+    assert all((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
+    first.stop()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert [entry for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == "again"] == []
+    assert not any((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
+    with cluster.start(brokers=2, root=tmp_path, namespace="again") as second:
+        assert second.name_servers == first.name_servers
+        assert Admin(second).query_by_id(sent.message_id).body == b"kept"
+        with PullConsumer(second, "g") as pull:
+            assert [message.body for message in pull.poll(sent.queue)] == [b"kept"]
