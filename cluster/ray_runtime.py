@@ -28,10 +28,13 @@ _LOOPBACK = "127.0.0.2"
 
 
 def join() -> bool:
-    """Use the Ray that this process is connected to, or one that runs on this machine; False if there is none."""
+    """Use the Ray that this process is connected to, or one that runs on this machine; False if there is none.
+
+    RAY_ADDRESS=local, Ray's own word for "start a new one", looks for none.
+    """
     if ray.is_initialized():
         return True
-    return _init(address="auto")
+    return os.environ.get("RAY_ADDRESS") != "local" and _init(address="auto")
 
 
 def join_address(address: str) -> bool:

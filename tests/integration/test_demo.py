@@ -1,0 +1,110 @@
+"""`raymq demo` as a user runs it: the bundled data, own data, a broker that is killed on the way, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
+
+RAYMQ = [sys.executable, "-c", "from raymq.cluster.cli import main; main()"]
+#: The bundled flights: 12,208 rows, 123 of which have an NA in a number column.
+ROWS, DIRTY = 12_208, 123
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RAYMQ, "demo", *arguments], capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with subprocess.Popen(
+        [*RAYMQ, "demo", "--data", str(data)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        lines = []
+        for line in demo.stdout:
+            lines.append(line)
+            broker = re.search(r"broker-a pid (\d+)", line)
+            if broker:
+                # On the way into the log: the stores are up, the first rows are being sent.
+                threading.Timer(0.5, os.kill, (int(broker[1]), signal.SIGKILL)).start()
+        errors = demo.stderr.read()
+    shown = "".join(lines)
+    assert (demo.returncode, errors) == (0, ""), shown + errors
+    counted = dict(re.findall(r"^\s+(\w[\w ()-]+?)\s{2,}(\d+)", shown, re.MULTILINE))
+    assert int(counted["rows of the input"]) == int(counted["events read by Spark"]) == ROWS
+    assert int(counted["in the dead-letter queue"]) == int(counted["dirty rows"]) == DIRTY
+    assert int(counted["taken by the listener"]) == ROWS - DIRTY
+    assert "every row accounted for" in shown
+    epochs = json.loads((data / "broker-a" / "raymq" / "broker.json").read_text())["epoch"]
+    assert epochs == 2, "the broker was not killed, or was killed before it ran"
+    assert _processes_with(str(data)) == []
+
+
+def test_own_data_as_json_lines(tmp_path: Path) -> None:
+    rows = [{"id": f"order {n}", "amount": n * 1.5, "state": "paid" if n % 3 else "open"} for n in range(500)]
+    lines = [json.dumps(row) for row in rows]
+    lines[7] = '{"id": "broken", '
+    lines[8] = '["no", "object"]'
+    lines[9] = '{"id": "", "amount": 1}'
+    lines[10] = '{"id": "order 10", "amount": "a lot"}'
+    path = tmp_path / "orders.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    ended = run_demo("--input", str(path), "--key", "id", "--tag", "state", "--measure", "amount", "--json")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(ended.stdout.splitlines()) == 1
+    assert json.loads(ended.stdout) == {
+        "rows": 500,
+        "sent": 500,
+        "consumed": 496,
+        "dirty": 4,
+        "dead_letters": 4,
+        "spark_rows": 500,
+        "spark_dead_letters": 4,
+        "ok": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments"),
+    [
+        ("missing.csv", None, []),
+        ("empty.csv", "", []),
+        ("data.csv", "a,b\n1,2\n", ["--key", "c"]),
+        ("data.csv", "a,b\n1,2\n", ["--tag", "c"]),
+        ("data.parquet", "no parquet", []),
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(
+    tmp_path: Path, name: str, content: str | None, arguments: list[str]
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    ended = run_demo("--input", str(path), *arguments)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("error: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def _processes_with(text: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if text in line:
+            found.append(line)
+    return found
