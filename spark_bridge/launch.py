@@ -24,6 +24,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from raydp.spark.ray_cluster import SparkCluster
+from raydp.spark.ray_cluster_master import SPARK_JAVAAGENT as _AGENT
 from raydp.spark.ray_cluster_master import RayDPSparkMaster
 
 from raymq.actors.java import lent_environment
@@ -90,6 +91,12 @@ class _Application(SparkCluster):  # type: ignore[misc]
         ray.get(self._started, timeout=timeout)
         url: str = ray.get(self.master.get_master_url.remote(), timeout=timeout - (time.monotonic() - begin))
         return url
+
+    def _prepare_spark_configs(self) -> None:
+        """RayDP's, with the agent's path quoted: it may have a blank, and Spark splits these options at blanks."""
+        super()._prepare_spark_configs()
+        agent, options = f"-javaagent:{self._configs[_AGENT]}", "spark.driver.extraJavaOptions"
+        self._configs[options] = self._configs[options].replace(agent, f'"{agent}"')
 
     def _set_up_master(self, resources: dict[str, float], kwargs: Any) -> None:  # noqa: ARG002 - RayDP's signature
         """RayDP calls this from its constructor. The master starts while we go on: `master_url` waits for it."""

@@ -68,7 +68,14 @@ def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"brokers": 0}, {"namespace": "a/b"}, {"replicas": 2}, {"port": 70_000}, {"name_servers": 0}, {"config": {"x": 1}}],
+    [
+        {"brokers": 0},
+        {"namespace": "a/b"},
+        {"replicas": 2},
+        {"port": 70_000},
+        {"name_servers": 0},
+        {"config": {"x": 1}},
+    ],
 )
 def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
@@ -186,9 +193,7 @@ def test_exit_codes(mq: Cluster) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from raymq.cluster.cli import main; main()"]
         servers = ["--name-servers", mq.name_servers[0]]
-        return subprocess.run(
-            [*command, *servers, *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
+        return subprocess.run([*command, *servers, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
     refused = run("topic", "stats", "no-such-topic")
     assert (refused.returncode, refused.stdout) == (1, "")

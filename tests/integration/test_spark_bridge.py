@@ -41,7 +41,8 @@ CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entri
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
     root = tmp_path_factory.mktemp("data")
-    with own_ray(), cluster.start(brokers=2, root=root, namespace=f"spark-{uuid.uuid4().hex[:6]}", config=CONFIG) as running:
+    namespace = f"spark-{uuid.uuid4().hex[:6]}"
+    with own_ray(), cluster.start(brokers=2, root=root, namespace=namespace, config=CONFIG) as running:
         yield running
 
 

@@ -1,0 +1,23 @@
+"""What we add to RayDP's preparation of a session."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from raydp.spark.ray_cluster import SparkCluster
+
+from raymq.spark_bridge.launch import _Application
+
+
+def test_an_installation_under_a_path_with_a_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_raydp_does(self: SparkCluster) -> None:
+        self._configs["spark.javaagent"] = "/home/a b/agent.jar"
+        self._configs["spark.driver.extraJavaOptions"] = "-Done -javaagent:/home/a b/agent.jar -Dtwo"
+
+    monkeypatch.setattr(SparkCluster, "_prepare_spark_configs", as_raydp_does)
+    application = _Application.__new__(_Application)
+    application._configs = {}
+    application._prepare_spark_configs()
+    options = shlex.split(application.settings["spark.driver.extraJavaOptions"])
+    assert options == ["-Done", "-javaagent:/home/a b/agent.jar", "-Dtwo"]
