@@ -1,7 +1,7 @@
 """Names: what a topic, a group and an actor may be called, and which names are the system's.
 
 A topic's name becomes a directory's name, so nothing that is not in `NAME_PATTERN` may get past `check_topic`.
-Source of the rules: RocketMQ's TopicValidator and Validators (design.md 4, facts C.2).
+Source of the rules: RocketMQ's TopicValidator and Validators.
 """
 
 from __future__ import annotations

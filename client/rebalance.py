@@ -10,7 +10,7 @@ from raymq.actors.protocol import MessageQueue
 def average(queues: Sequence[MessageQueue], members: Sequence[str], member: str) -> list[MessageQueue]:
     """The queues of `member`: contiguous shares of the sorted queues, the first members get one more.
 
-    A member that is not in the list gets none (RocketMQ's AllocateMessageQueueAveragely, facts C.12).
+    A member that is not in the list gets none (RocketMQ's AllocateMessageQueueAveragely).
     """
     ranked = sorted(set(members))
     if member not in ranked:

@@ -25,7 +25,7 @@ from raymq.client.errors import ClientClosed, InvalidInput
 from raymq.spark_bridge import reader, writer
 from raymq.spark_bridge.launch import SparkApplication
 from raymq.spark_bridge.placement import Placement, place
-from raymq.spark_bridge.quiet import write_log_settings
+from raymq.spark_bridge.quiet import last_lines, write_log_settings
 from raymq.spark_bridge.ranges import Position, Range
 from raymq.spark_bridge.settings import spark_settings
 from raymq.spark_bridge.writer import WriteResult
@@ -91,7 +91,9 @@ class SparkBridge:
             )
             name = f"raymq-spark-{os.getpid()}-{uuid.uuid4().hex[:8]}"
             self._application = SparkApplication(name, settings, java=java, log=self.log_file, timeout=start_timeout)
-        except BaseException:
+        except BaseException as error:
+            if said := last_lines(self.log_file):
+                error.add_note(f"what Spark said last:\n{said}")
             self.close()
             raise
 

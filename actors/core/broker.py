@@ -24,7 +24,7 @@ from raymq.actors.errors import (
     TopicExists,
     TopicNotFound,
 )
-from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, check_group, check_topic, dlq_topic, retry_topic
+from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, Placed, QueueData
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.record import Record
@@ -198,14 +198,7 @@ class BrokerCore:
         check_group(group)
         if self.store.group_configs.get(group) is None:
             self.store.group_configs.put(GroupConfig(group))
-        return self.ensure_derived_topic(retry_topic(group))
-
-    def ensure_dlq(self, group: str) -> bool:
-        """Make a group's dead-letter topic where it is missing; True if it is new."""
-        return self.ensure_derived_topic(dlq_topic(group))
-
-    def ensure_derived_topic(self, topic: str) -> bool:
-        """A topic of one queue, read and write (facts F, T1)."""
+        topic = retry_topic(group)
         if self.store.topic_configs.get(topic) is not None:
             return False
         self.store.topic_configs.put(TopicConfig(topic, 1, 1))

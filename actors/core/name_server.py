@@ -14,7 +14,7 @@ from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
 
 #: Brokers register this often,
 HEARTBEAT_SECONDS = 1.0
-#: and leave the routes after this long without (design.md 4, "a dead broker leaves the routes in under 5 s").
+#: and leave the routes after this long without: a dead broker leaves the routes in under 5 s.
 EXPIRY_SECONDS = 4.0
 
 #: A name server younger than this does not say "no such topic": the topic's broker may not have registered yet.

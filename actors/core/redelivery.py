@@ -1,6 +1,6 @@
 """A failed message goes back: to the group's retry topic through the schedule topic, or to its dead-letter queue.
 
-Source of the properties: RocketMQ's consumerSendMsgBack (interop/traps.md 49, store_bytes.md "Send-back").
+Source of the properties: RocketMQ's consumerSendMsgBack.
 """
 
 from __future__ import annotations

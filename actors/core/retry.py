@@ -1,6 +1,6 @@
 """What happens to a message that a consumer failed on: the ladder of waits, then the dead-letter queue.
 
-Source: design.md 4 "Consumer retry", RocketMQ's AbstractSendMessageProcessor.consumerSendMsgBack (facts C.7).
+Source: RocketMQ's AbstractSendMessageProcessor.consumerSendMsgBack.
 """
 
 from __future__ import annotations

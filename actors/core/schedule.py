@@ -1,7 +1,7 @@
 """Delayed messages of the fixed levels: into the schedule topic, and out of it when they are due.
 
 Level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX, whose queue entries carry the due time in place of a tags code. The
-real topic and queue wait in REAL_TOPIC and REAL_QID (RocketMQ's format; design.md 4 "Delay").
+real topic and queue wait in REAL_TOPIC and REAL_QID, as in RocketMQ.
 
 Delivery is once, also over SIGKILL. A delivered copy names the entry that it was made from (`DELIVERED_FROM`), the
 position of each level is journaled after its copies are in the log, and a start looks through the log behind the

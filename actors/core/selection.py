@@ -1,6 +1,6 @@
 """Which queue a send goes to: round robin, and failure isolation by latency. No I/O, injected clock.
 
-Source of the table and of the order of picks: RocketMQ's MQFaultStrategy and LatencyFaultToleranceImpl (facts C.1).
+Source of the table and of the order of picks: RocketMQ's MQFaultStrategy and LatencyFaultToleranceImpl.
 """
 
 from __future__ import annotations

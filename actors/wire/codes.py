@@ -1,6 +1,6 @@
 """Request and response codes: RocketMQ's, and our own above 900000.
 
-Source: RocketMQ's RequestCode and ResponseCode (facts C, interop/codes.md). Only those that something serves or sends.
+Source: RocketMQ's RequestCode and ResponseCode. Only those that something serves or sends.
 """
 
 from __future__ import annotations
@@ -70,18 +70,6 @@ class ResponseCode(enum.IntEnum):
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
     GO_AWAY = 1500
-
-
-#: Answers that say "not here, not now": another broker may take the message (design.md 4, "Retried").
-RETRIED_CODES = frozenset(
-    {
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.NO_PERMISSION,
-    }
-)
 
 
 def response_name(code: int) -> str:

@@ -7,13 +7,13 @@ and backs off from an address that refuses (each attempt may take `CONNECT_SECON
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import faults, frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import FLAG_ONEWAY, Command, FrameReader
+from raymq.actors.wire.frame import Command, FrameReader
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
 CONNECT_SECONDS = 20.0
@@ -34,7 +34,6 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._writable = asyncio.Event()
         self._writable.set()
-        self.on_lost: list[Callable[[Connection], None]] = []
 
     @property
     def is_open(self) -> bool:
@@ -52,8 +51,6 @@ class Connection(asyncio.Protocol):
         for future in waiting.values():
             if not future.done():
                 future.set_exception(ConnectionLost(self.address, f"connection lost: {exc or 'closed by the peer'}"))
-        for callback in self.on_lost:
-            callback(self)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -102,12 +99,6 @@ class Connection(asyncio.Protocol):
             raise faults.to_error(answer)
         return answer
 
-    def oneway(self, command: Command) -> None:
-        """Send without an answer; nothing if the connection is closed."""
-        command.flag |= FLAG_ONEWAY
-        if self._transport is not None:
-            self._transport.writelines([frame.encode(command), command.body])
-
     def close(self) -> None:
         """Close; requests under way fail with ConnectionLost."""
         if self._transport is not None:
@@ -126,8 +117,6 @@ class ConnectionPool:
         self._closed = False
         #: This machine's address as a server saw it last; what born hosts say.
         self.local_host = "127.0.0.1"
-        #: Called with each new connection, before any request of others uses it.
-        self.on_open: list[Callable[[Connection], Awaitable[None] | None]] = []
 
     async def get(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
         """The open connection to "host:port", made now if need be.
@@ -162,10 +151,6 @@ class ConnectionPool:
         connection = await self.get(address, timeout)
         return await connection.request(command, max(0.0, deadline - loop.time()))
 
-    def opened(self) -> list[Connection]:
-        """The connections that are open now."""
-        return [connection for connection in self._open.values() if connection.is_open]
-
     async def close(self) -> None:
         """Close all connections; every later `get` raises ClientClosed."""
         self._closed = True
@@ -195,8 +180,4 @@ class ConnectionPool:
         backoff.reset()
         self.local_host = str(transport.get_extra_info("sockname")[0])
         self._open[address] = connection
-        for callback in self.on_open:
-            result = callback(connection)
-            if result is not None:
-                await result
         return connection

@@ -7,7 +7,7 @@ between RayMQ's own client and server, for codes above 900000). Each frame names
 know nothing in advance, and an answer is written in its request's form.
 
 Binary header: code i2 | language 1 B | version i2 | opaque i4 | flag i4 | remark (i4 length) | ext fields (i4 length;
-each key i2 + bytes, value i4 + bytes). Source: RocketMQ's RocketMQSerializable and interop/traps.md 1-9.
+each key i2 + bytes, value i4 + bytes). Source: RocketMQ's RocketMQSerializable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The name server's family of commands: registration, routes, cluster view, topic list; both directions.
 
-Bodies are strict JSON in RocketMQ's shapes (interop/traps.md 11-23).
+Bodies are strict JSON in RocketMQ's shapes.
 """
 
 from __future__ import annotations

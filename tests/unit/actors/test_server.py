@@ -1,0 +1,210 @@
+"""Server and connection over real sockets on loopback: order, errors, limits, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    ConnectionLost,
+    InvalidInput,
+    OffsetOutOfRange,
+    ProtocolError,
+    StoreCorrupt,
+    Timeout,
+)
+from raymq.actors.wire import faults, frame
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, FrameReader, Serialization
+from raymq.actors.wire.server import Server, ServerConnection, bind
+
+ECHO, SLOW, FAIL, NEVER, CLOSE = 1, 2, 3, 4, 5
+
+
+class Bench:
+    """A server with a few commands, and what happened on it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+        self.closed = asyncio.Event()
+        self.error: Exception = InvalidInput("field", "limit", "actual")
+
+    def handlers(self) -> dict[int, Any]:
+        async def slow(_: ServerConnection, request: Command) -> Command:
+            await asyncio.sleep(0.05)
+            return request.response(0, request.fields)
+
+        async def never(connection: ServerConnection, _: Command) -> Command | None:
+            connection.on_close.append(self.closed.set)
+            await asyncio.get_running_loop().create_future()
+            return None
+
+        def fail(_: ServerConnection, __: Command) -> Command:
+            raise self.error
+
+        def close(connection: ServerConnection, _: Command) -> None:
+            connection.close()
+
+        return {ECHO: self._echo, SLOW: slow, FAIL: fail, NEVER: never, CLOSE: close}
+
+    def _echo(self, _: ServerConnection, request: Command) -> Command:
+        self.seen.append((request.code, str(request.fields.get("n"))))
+        return request.response(0, request.fields, request.body)
+
+
+@asynccontextmanager
+async def served(bench: Bench) -> AsyncIterator[tuple[ConnectionPool, str]]:
+    server = Server(bench.handlers())
+    bound = bind("127.0.0.1", 0)
+    address = f"127.0.0.1:{bound.getsockname()[1]}"
+    await server.start(bound)
+    pool = ConnectionPool()
+    try:
+        yield pool, address
+    finally:
+        await pool.close()
+        await server.stop()
+
+
+async def raw(address: str, data: bytes, read: int = 1 << 20) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read(read)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("serialization", list(Serialization))
+async def test_requests_of_one_connection_are_carried_out_in_order(serialization: Serialization) -> None:
+    bench = Bench()
+    async with served(bench) as (pool, address):
+        commands = [Command(ECHO, {"n": str(n)}, b"x" * n, serialization=serialization) for n in range(200)]
+        answers = await asyncio.gather(*(pool.request(address, command, 5) for command in commands))
+    assert [answer.fields["n"] for answer in answers] == [str(n) for n in range(200)]
+    assert [len(answer.body) for answer in answers] == list(range(200))
+    assert [n for _, n in bench.seen] == [str(n) for n in range(200)]
+
+
+async def test_a_slow_request_holds_up_no_other() -> None:
+    async with served(Bench()) as (pool, address):
+        slow = asyncio.ensure_future(pool.request(address, Command(SLOW, {"n": "slow"}), 5))
+        await pool.request(address, Command(ECHO, {"n": "1"}), 5)
+        assert not slow.done()
+        assert (await slow).fields == {"n": "slow"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidInput("body", "1..4 bytes", b"12345"),
+        OffsetOutOfRange(7, 1, 5),
+        StoreCorrupt("/x/00", 17, "bad CRC"),
+    ],
+)
+async def test_our_errors_arrive_as_what_they_are(error: Exception) -> None:
+    bench = Bench()
+    bench.error = error
+    async with served(bench) as (pool, address):
+        with pytest.raises(type(error)) as caught:
+            await pool.request(address, Command(FAIL), 5)
+    assert str(caught.value) == str(error)
+    told = {k: v for k, v in error.__dict__.items() if isinstance(v, str | int | None)}
+    assert {k: v for k, v in caught.value.__dict__.items() if k != "code"} == told
+    assert getattr(caught.value, "code", None) in ResponseCode.__members__
+
+
+async def test_other_errors_are_told_by_their_text() -> None:
+    bench = Bench()
+    bench.error = ZeroDivisionError("by zero")
+    async with served(bench) as (pool, address):
+        with pytest.raises(ProtocolError, match="ZeroDivisionError: by zero") as caught:
+            await pool.request(address, Command(FAIL), 5)
+    assert caught.value.code == "SYSTEM_ERROR"
+
+
+@pytest.mark.parametrize("told", ["[]", "nonsense", '["os.system", "x", {}]', '["RayMQError", "x", {"args": 1}]'])
+def test_an_error_that_nobody_knows_is_a_protocol_error_at_worst(told: str) -> None:
+    error = faults.to_error(Command(ResponseCode.SYSTEM_ERROR, {faults.FIELD: told}, remark="r"))
+    assert isinstance(error, Exception)
+    assert error.code == "SYSTEM_ERROR"
+
+
+async def test_an_unknown_code_is_answered_with_3() -> None:
+    async with served(Bench()) as (_, address):
+        data = await raw(address, frame.encode(Command(999, opaque=42)))
+    answer = next(FrameReader().feed(data))
+    assert (answer.code, answer.opaque, answer.remark) == (3, 42, " request type 999 not supported")
+
+
+async def test_one_way_requests_get_no_answer_not_even_an_error() -> None:
+    bench = Bench()
+    async with served(bench) as (_, address):
+        oneway = [Command(code, {"n": "1"}, flag=FLAG_ONEWAY) for code in (FAIL, ECHO, 999)]
+        data = await raw(address, b"".join(map(frame.encode, [*oneway, Command(ECHO, {"n": "2"}, opaque=9)])))
+    assert [command.opaque for command in FrameReader().feed(data)] == [9]
+    assert bench.seen == [(ECHO, "1"), (ECHO, "2")]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n" * 3, struct.pack(">i", MAX_FRAME_BYTES + 1), struct.pack(">iI", 6, 2) + b"[]"],
+)
+async def test_garbage_closes_the_connection_and_nothing_else(garbage: bytes) -> None:
+    async with served(Bench()) as (pool, address):
+        assert await raw(address, garbage) == b""
+        assert (await pool.request(address, Command(ECHO, {"n": "1"}), 5)).fields == {"n": "1"}
+
+
+async def test_a_connection_that_closes_frees_what_it_had_parked() -> None:
+    bench = Bench()
+    async with served(bench) as (pool, address):
+        with pytest.raises(Timeout):
+            await pool.request(address, Command(NEVER), 0.05)
+        await pool.close()
+        async with asyncio.timeout(5):
+            await bench.closed.wait()
+
+
+async def test_a_connection_lost_leaves_the_outcome_unknown() -> None:
+    async with served(Bench()) as (pool, address):
+        with pytest.raises(ConnectionLost):
+            await pool.request(address, Command(CLOSE), 5)
+        assert (await pool.request(address, Command(ECHO, {"n": "1"}), 5)).code == 0
+
+
+async def test_nobody_listens() -> None:
+    pool = ConnectionPool()
+    bound = bind("127.0.0.1", 0)
+    address = f"127.0.0.1:{bound.getsockname()[1]}"
+    with pytest.raises(BrokerUnavailable, match="cannot connect") as caught:
+        await pool.request(address, Command(ECHO), 5)
+    assert not isinstance(caught.value, ConnectionLost)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="next attempt in"):
+        await pool.request(address, Command(ECHO), 5)
+    assert time.monotonic() - began < 1.0, "an address that refuses is left alone for a while"
+    bound.close()
+    with pytest.raises(BrokerUnavailable):
+        await pool.get("no address", 1)
+    await pool.close()
+    with pytest.raises(ClientClosed):
+        await pool.get(address)
+
+
+def test_json_errors_are_plain_data() -> None:
+    answer = faults.to_response(Command(1), OffsetOutOfRange(1, 2, 3))
+    name, _, state = json.loads(answer.fields[faults.FIELD])
+    assert (name, state) == ("OffsetOutOfRange", {"offset": 1, "min_offset": 2, "max_offset": 3})
