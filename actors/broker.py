@@ -9,7 +9,7 @@ import ray
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.hosting import start_patiently
-from raymq.actors.protocol import BrokerSpec, BrokerStatus, DueReport
+from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 
 
 class Broker:
@@ -28,7 +28,7 @@ class Broker:
         """Its process."""
         return os.getpid()
 
-    def status(self) -> BrokerStatus:
+    def status(self) -> BrokerInfo:
         """Who it is and how it does."""
         return self._loop.run(self._status())
 
@@ -41,5 +41,5 @@ class Broker:
         self._loop.run(self._service.stop())
         self._loop.stop()
 
-    async def _status(self) -> BrokerStatus:
+    async def _status(self) -> BrokerInfo:
         return self._service.status()

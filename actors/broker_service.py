@@ -26,7 +26,7 @@ from raymq.actors.core.name_server import HEARTBEAT_SECONDS
 from raymq.actors.errors import RayMQError
 from raymq.actors.group_commit import GroupCommit
 from raymq.actors.naming import check_name
-from raymq.actors.protocol import MASTER_ID, BrokerSpec, BrokerStatus, Corruption, DueReport, SendStatus
+from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
 from raymq.actors.wire import admin, group, pull, query, route, send
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
@@ -135,10 +135,10 @@ class BrokerService:
         self._lateness = report.lateness_ms / 1000
         return report
 
-    def status(self) -> BrokerStatus:
+    def status(self) -> BrokerInfo:
         """Who this is and how it does."""
         usage = shutil.disk_usage(self.spec.directory)
-        return BrokerStatus(
+        return BrokerInfo(
             name=self.spec.name,
             replica=MASTER_ID,
             role="master",
@@ -149,7 +149,7 @@ class BrokerService:
             node_id=self._node_id,
             store=self.spec.directory,
             disk_ratio=usage.used / usage.total,
-            corruption=tuple(Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption),
+            corruption=[Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption],
             scheduler_pid=self._scheduler_pid,
             lateness=self._lateness,
         )

@@ -6,8 +6,9 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     +-- SendError                      .attempts: what every try met
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
     |   +-- OutcomeUnknown (TimeoutError)   one try got no answer: the message may be stored
-    +-- BrokerUnavailable              .broker
-    +-- Timeout (TimeoutError)         an answer did not come in time; for calls that store nothing
+    +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
+    |   +-- ConnectionLost             the connection broke before the answer
+    |   +-- Timeout (TimeoutError)     the answer did not come in time
     +-- SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  ProtocolError
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import (
     GroupNotFound,
     InvalidInput,
@@ -38,6 +40,7 @@ __all__ = [
     "Attempt",
     "BrokerUnavailable",
     "ClientClosed",
+    "ConnectionLost",
     "GroupNotFound",
     "InvalidInput",
     "MessageExpired",
@@ -67,10 +70,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of a send. `code` is the broker's answer (None: no answer), `elapsed` in seconds."""
+    """One try of a send. `code` is the broker's answer (None: no answer), `elapsed` in seconds.
+
+    `broker` and `queue` are None where the try ended before one was chosen.
+    """
 
     broker: str | None
-    queue: int | None
+    queue: MessageQueue | None
     code: str | None
     error: str
     elapsed: float
@@ -81,7 +87,7 @@ class SendError(RayMQError):
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         lines = "".join(
-            f"\n  try {number}: broker {a.broker or '-'} queue {'-' if a.queue is None else a.queue}: "
+            f"\n  try {number}: broker {a.broker or '-'} queue {'-' if a.queue is None else a.queue.queue_id}: "
             f"{a.code or 'no answer'}: {a.error} ({a.elapsed:.3f} s)"
             for number, a in enumerate(attempts, 1)
         )
@@ -103,7 +109,7 @@ class OutcomeUnknown(SendError, TimeoutError):
 
 
 class BrokerUnavailable(RayMQError):
-    """A broker (or name server) cannot be reached; `.broker` is its name or address. Nothing was sent to it."""
+    """A broker (or name server, or actor) cannot be reached; `.broker` is its name or address."""
 
     retriable = True
     wire_code = "SERVICE_NOT_AVAILABLE"
@@ -117,10 +123,8 @@ class ConnectionLost(BrokerUnavailable):
     """The connection broke after a request went out: its outcome is unknown."""
 
 
-class Timeout(RayMQError, TimeoutError):
-    """No answer in time. The request may still be carried out."""
-
-    retriable = True
+class Timeout(BrokerUnavailable, TimeoutError):
+    """No answer in time. The request may still be carried out: its outcome is unknown."""
 
 
 class SubscriptionMismatch(RayMQError):

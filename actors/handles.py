@@ -51,6 +51,6 @@ def result(name: str, ref: ray.ObjectRef[Any], timeout: float) -> Any:
             raise error.cause from None
         raise RayMQError(f"{name}: {error.cause}") from error
     except (GetTimeoutError, ActorUnavailableError, TaskCancelledError) as error:
-        raise Timeout(f"{name} did not answer within {timeout:.3g} s; the call may have been carried out") from error
+        raise Timeout(name, f"no answer within {timeout:.3g} s; the call may have been carried out") from error
     except (ActorDiedError, ActorUnschedulableError, RayActorError) as error:
         raise BrokerUnavailable(name, f"the actor is dead: {str(error).splitlines()[0]}") from error

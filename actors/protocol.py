@@ -154,7 +154,7 @@ class Corruption:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerStatus:
+class BrokerInfo:
     """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called."""
 
     name: str
@@ -167,7 +167,7 @@ class BrokerStatus:
     node_id: str
     store: str
     disk_ratio: float
-    corruption: tuple[Corruption, ...] = ()
+    corruption: list[Corruption] = field(default_factory=list)
     scheduler_pid: int | None = None
     lateness: float = 0.0
 
@@ -176,6 +176,6 @@ class BrokerStatus:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> BrokerStatus:
+    def from_dict(cls, data: dict[str, Any]) -> BrokerInfo:
         """The reverse of `as_dict`."""
-        return cls(**{**data, "corruption": tuple(Corruption(**item) for item in data["corruption"])})
+        return cls(**{**data, "corruption": [Corruption(**item) for item in data["corruption"]]})

@@ -93,6 +93,6 @@ class Routes:
             try:
                 share = timeout / max(1, len(self.name_servers) - len(reasons))
                 return await self._pool.request(address, command, share)
-            except (BrokerUnavailable, TimeoutError) as error:
+            except BrokerUnavailable as error:
                 reasons.append(str(error))
         raise BrokerUnavailable("name server", "; ".join(reasons) or "no address was given")

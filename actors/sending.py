@@ -101,8 +101,7 @@ class Sender:
                     self._picker.isolation.report(
                         target.broker, elapsed * 1000, failed=failed, reachable=not never_arrived(error)
                     )
-                broker, queue_id = (target.broker, target.queue_id) if target else (None, None)
-                wait = plan.failed(broker, queue_id, error, elapsed)
+                wait = plan.failed(target, error, elapsed)
                 if wait is None:
                     if is_final_refusal(error, plan.attempts):
                         raise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.actors.protocol import BrokerStatus as BrokerInfo
-from raymq.actors.protocol import Corruption, MessageQueue, SendStatus
+from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, SendStatus
 from raymq.client.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import MessageModel

@@ -16,10 +16,12 @@ from raymq.actors.errors import (
     RayMQError,
 )
 from raymq.actors.naming import check_group, check_sendable, check_topic, is_system_topic
-from raymq.actors.protocol import BrokerStatus, MessageQueue
+from raymq.actors.protocol import BrokerInfo, MessageQueue
 from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire import group as wire_group
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
+from raymq.client import rebalance
 from raymq.client.connection import Connection
 from raymq.client.fetching import patiently
 from raymq.client.message import ReceivedMessage
@@ -95,7 +97,7 @@ class Admin:
             GroupNotFound: no broker knows it.
         """
         check_group(group)
-        found: dict[MessageQueue, QueueProgress] = {}
+        found: dict[MessageQueue, dict[str, Any]] = {}
         missing = 0
         answers = self._run(self._ask_all(lambda: wire_admin.consume_stats_command(group)))
         for answer in answers:
@@ -104,13 +106,16 @@ class Admin:
             elif isinstance(answer, RayMQError):
                 raise answer
             else:
-                for queue, values in wire_admin.read_queue_table(answer).items():
-                    committed = None if values["consumerOffset"] < 0 else values["consumerOffset"]
-                    lag = None if committed is None else values["brokerOffset"] - committed
-                    found[queue] = QueueProgress(committed, values["brokerOffset"], lag)
+                found.update(wire_admin.read_queue_table(answer))
         if missing == len(answers):
             raise GroupNotFound(f"consumer group {group} does not exist")
-        return dict(sorted(found.items()))
+        owners = self._run(self._owners(group, list(found)))
+        progress = {}
+        for queue, values in sorted(found.items()):
+            committed = None if values["consumerOffset"] < 0 else values["consumerOffset"]
+            lag = None if committed is None else values["brokerOffset"] - committed
+            progress[queue] = QueueProgress(committed, values["brokerOffset"], lag, owners.get(queue))
+        return progress
 
     def query_by_id(self, message_id: str) -> ReceivedMessage:
         """The message at the place that an id names: MessageNotFound, MessageExpired or BrokerUnavailable if not."""
@@ -208,6 +213,17 @@ class Admin:
 
         return await self._each(await patiently(masters, _REQUEST_SECONDS), ask)
 
+    async def _owners(self, group: str, queues: list[MessageQueue]) -> dict[MessageQueue, str]:
+        """Which member each queue falls to, by the rule that every member follows."""
+        answers = await self._ask_all(lambda: wire_group.members_command(group))
+        members = {m for answer in answers if isinstance(answer, Command) for m in wire_group.read_members(answer)}
+        owners: dict[MessageQueue, str] = {}
+        for topic in {queue.topic for queue in queues}:
+            of_topic = [queue for queue in queues if queue.topic == topic]
+            for member in members:
+                owners |= dict.fromkeys(rebalance.average(of_topic, sorted(members), member), member)
+        return owners
+
     async def _on_brokers_of(self, topic: str, command: Callable[[], Command]) -> list[Command]:
         route = await self._mq.routes.get(topic, fresh=True)
 
@@ -226,12 +242,12 @@ class Admin:
     async def _each(self, items: list[Any], ask: Callable[[Any], Awaitable[_T]]) -> list[_T]:
         return list(await asyncio.gather(*(ask(item) for item in items)))
 
-    async def _status(self, item: tuple[str, str]) -> BrokerStatus:
+    async def _status(self, item: tuple[str, str]) -> BrokerInfo:
         name, address = item
         try:
             answer = await self._mq.pool.request(address, wire_admin.status_command(), _STATUS_SECONDS)
         except RayMQError:
-            return BrokerStatus(name, 0, "master", "unreachable", 0, address, 0, "", "", 0.0)
+            return BrokerInfo(name, 0, "master", "unreachable", 0, address, 0, "", "", 0.0)
         return wire_admin.read_status(answer)
 
     async def _name_server(self, address: str) -> NameServerInfo:

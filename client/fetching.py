@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
+from raymq.actors.errors import BrokerUnavailable, RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.pull import Fetched, fetch_command, read_fetched
 from raymq.client.connection import Connection
@@ -49,7 +49,7 @@ async def fetch(
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
     Raises:
-        BrokerUnavailable, Timeout: no answer.
+        BrokerUnavailable: no answer.
     """
     address = await address_of(mq, wanted[0].topic, broker)
     command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds)
@@ -64,7 +64,7 @@ async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: f
     while True:
         try:
             return await attempt()
-        except (BrokerUnavailable, Timeout):
+        except BrokerUnavailable:
             wait = backoff.next_delay()
             if time.monotonic() + wait >= deadline:
                 raise

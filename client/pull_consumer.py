@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput, MessageNotFound, Timeout
+from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput, MessageNotFound
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import admin as wire_admin
@@ -129,7 +129,7 @@ class PullConsumer:
     async def _create_group(self) -> None:
         """Make the group on every broker that can be reached; the others make it with its first commit."""
         for address in (await self._mq.routes.cluster()).masters.values():
-            with contextlib.suppress(BrokerUnavailable, Timeout):
+            with contextlib.suppress(BrokerUnavailable):
                 command = wire_group.create_group_command(self.group)
                 await self._mq.pool.request(address, command, _CONTROL_SECONDS)
 

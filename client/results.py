@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raymq.actors.protocol import BrokerStatus, MessageQueue, SendStatus
+from raymq.actors.protocol import BrokerInfo, MessageQueue, SendStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,15 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a group is in a queue; None where it is not known (never committed, broker unreachable), never 0."""
+    """How far a group is in a queue; None where it is not known (never committed, broker unreachable), never 0.
+
+    `owner` is the client id of the member that the queue falls to, None where the group has no member.
+    """
 
     committed_offset: int | None
     max_offset: int | None
     lag: int | None
+    owner: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,6 @@ class SchedulerInfo:
 class ClusterInfo:
     """The cluster as it answers now."""
 
-    brokers: list[BrokerStatus]
+    brokers: list[BrokerInfo]
     name_servers: list[NameServerInfo]
     scheduler: SchedulerInfo

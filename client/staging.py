@@ -50,7 +50,7 @@ class StagedWriter:
         """Keep chunk `number` (at most 8 MiB) of `part` on the broker of `queue`. On its disk when this returns.
 
         Raises:
-            InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, BrokerUnavailable, Timeout.
+            InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, BrokerUnavailable.
         """
 
         def command() -> Command:
@@ -63,7 +63,7 @@ class StagedWriter:
         """Make the chunks of `parts`, as (part, broker), visible; how many messages this call added.
 
         Raises:
-            BrokerUnavailable, Timeout: a broker did not come back in time; repeat the call.
+            BrokerUnavailable: a broker did not come back in time; repeat the call.
         """
         by_broker: dict[str, list[str]] = {}
         for part, broker in parts:

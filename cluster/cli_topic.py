@@ -97,6 +97,7 @@ def group_progress(finder: Finder, name: str, as_json: bool) -> None:
             "committed_offset": found.committed_offset,
             "max_offset": found.max_offset,
             "lag": found.lag,
+            "owner": found.owner,
         }
         for queue, found in progress.items()
     ]

@@ -21,6 +21,7 @@ from raymq.actors.errors import (
     Timeout,
     TopicNotFound,
 )
+from raymq.actors.protocol import MessageQueue
 
 #: Answers after which another broker may take the message; any other answer is final.
 RETRIED_CODES = frozenset({"TOPIC_NOT_EXIST", "SERVICE_NOT_AVAILABLE", "SYSTEM_ERROR", "SYSTEM_BUSY", "NO_PERMISSION"})
@@ -33,7 +34,7 @@ def is_unknown(error: BaseException) -> bool:
 
 def never_arrived(error: BaseException) -> bool:
     """Whether the try surely did not reach a broker."""
-    return isinstance(error, BrokerUnavailable) and not isinstance(error, ConnectionLost)
+    return isinstance(error, BrokerUnavailable) and not is_unknown(error)
 
 
 @dataclass(slots=True)
@@ -60,10 +61,16 @@ class SendPlan:
         """What the next try may take: what is left, divided by the tries left; so a paused broker eats a share only."""
         return self.remaining / max(1, 1 + self.retries - len(self.attempts))
 
-    def failed(self, broker: str | None, queue: int | None, error: RayMQError, elapsed: float) -> float | None:
-        """Count a failed try. Seconds to wait before the next, or None if there is none: then raise `outcome()`."""
+    def failed(self, queue: MessageQueue | None, error: RayMQError, elapsed: float) -> float | None:
+        """Count a failed try; `queue` is None where none was chosen.
+
+        Returns:
+            seconds to wait before the next try, None if there is none: then raise `outcome()`.
+        """
         self._unknown = self._unknown or is_unknown(error)
-        self.attempts.append(Attempt(broker, queue, error.code, _reason(error), elapsed))
+        self.attempts.append(
+            Attempt(None if queue is None else queue.broker, queue, error.code, _reason(error), elapsed)
+        )
         unanswered = is_unknown(error) or never_arrived(error)
         if len(self.attempts) > self.retries or not (unanswered or error.code in RETRIED_CODES):
             return None

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.protocol import BrokerStatus, MessageQueue
+from raymq.actors.protocol import BrokerInfo, MessageQueue
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import Command, Serialization
@@ -59,9 +59,9 @@ def read_queue_table(answer: Command) -> dict[MessageQueue, dict[str, Any]]:
     return table
 
 
-def read_status(answer: Command) -> BrokerStatus:
+def read_status(answer: Command) -> BrokerInfo:
     """The status in a broker's answer to STATUS."""
-    return BrokerStatus.from_dict(answer.fields)
+    return BrokerInfo.from_dict(answer.fields)
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
                 self._transport.writelines([head, command.body] if len(command.body) else [head])
                 answer = await future
         except TimeoutError as error:
-            raise Timeout(f"{self.address} did not answer within {timeout:.3g} s") from error
+            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
         finally:
             self._waiting.pop(command.opaque, None)
         if answer.code != ResponseCode.SUCCESS:

@@ -9,7 +9,7 @@ from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.errors import InvalidInput
-from raymq.actors.protocol import BrokerStatus, SendStatus
+from raymq.actors.protocol import BrokerInfo, SendStatus
 from raymq.actors.wire.frame import Command
 
 
@@ -26,7 +26,7 @@ class BrokerContext:
     announce: Callable[[], Awaitable[None]]
     #: Tells a group's members that its membership changed.
     notify_group: Callable[[str], None]
-    status: Callable[[], BrokerStatus]
+    status: Callable[[], BrokerInfo]
 
 
 def text(request: Command, name: str) -> str:

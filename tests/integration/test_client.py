@@ -253,8 +253,12 @@ def test_push_consumer_takes_everything_once_and_commits(mq: Connection, admin: 
     with PushConsumer(mq, "g", {"t": "*"}, taker, batch_size=7):
         producer.send_batch([Message("t", b"after-%d" % n) for n in range(50)])
         poll_until(lambda: len(taker.taken) >= 100, 10)
+        owners = {found.owner for queue, found in admin.group_progress("g").items() if queue.topic == "t"}
+        assert len(owners) == 1
+        assert None not in owners
     assert len(set(taker.bodies)) == len(taker.bodies) == 100
     progress = admin.group_progress("g")
+    assert {found.owner for found in progress.values()} == {None}
     assert sum(p.committed_offset or 0 for q, p in progress.items() if q.topic == "t") == 100
     again = Taker()
     with PushConsumer(mq, "g", {"t": "*"}, again):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.errors import Attempt
+from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import InvalidInput, RayMQError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -23,7 +24,10 @@ SAMPLES: dict[str, Any] = {
     "int": 7,
     "int | None": 7,
     "float": 1.5,
-    "Sequence[Attempt]": [Attempt("broker-a", 3, "SYSTEM_BUSY", "busy", 0.25), Attempt(None, None, None, "lost", 1.0)],
+    "Sequence[Attempt]": [
+        Attempt("broker-a", MessageQueue("t", "broker-a", 3), "SYSTEM_BUSY", "busy", 0.25),
+        Attempt(None, None, None, "lost", 1.0),
+    ],
 }
 
 
@@ -131,7 +135,7 @@ def test_fields_of_the_contract() -> None:
         assert made.code == "SYSTEM_BUSY"
         first = made.attempts[0]
         assert (first.broker, first.queue, first.code, first.error, first.elapsed) == (
-            "broker-a", 3, "SYSTEM_BUSY", "busy", 0.25,
+            "broker-a", MessageQueue("t", "broker-a", 3), "SYSTEM_BUSY", "busy", 0.25,
         )  # fmt: skip
     outside = errors.OffsetOutOfRange(1, 5, 9)
     assert (outside.offset, outside.min_offset, outside.max_offset) == (1, 5, 9)

@@ -21,7 +21,10 @@ from raymq.actors.errors import (
     Timeout,
     TopicNotFound,
 )
+from raymq.actors.protocol import MessageQueue
 from tests.unit.actors.clock import FakeClock
+
+A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 
 
 def coded(error: RayMQError, code: str) -> RayMQError:
@@ -38,14 +41,17 @@ def plan(clock: FakeClock, timeout: float = 3.0, retries: int = 2) -> SendPlan:
     [
         ([BrokerUnavailable("a")] * 3, NotStored),
         ([BrokerUnavailable("a"), ConnectionLost("a"), BrokerUnavailable("a")], OutcomeUnknown),
-        ([Timeout("t"), coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE"), BrokerUnavailable("b")], OutcomeUnknown),
+        (
+            [Timeout("t", "silent"), coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE"), BrokerUnavailable("b")],
+            OutcomeUnknown,
+        ),
         ([coded(PermissionDenied("p"), "NO_PERMISSION")] * 3, NotStored),
     ],
 )
 def test_outcome_of_three_tries(errors: list[RayMQError], outcome: type[RayMQError]) -> None:
     clock = FakeClock()
     tried = plan(clock)
-    waits = [tried.failed("a", 0, error, 0.1) for error in errors]
+    waits = [tried.failed(A, error, 0.1) for error in errors]
     assert waits == [0.0, 0.0, None]
     error = tried.outcome()
     assert type(error) is outcome
@@ -56,7 +62,7 @@ def test_outcome_of_three_tries(errors: list[RayMQError], outcome: type[RayMQErr
 def test_a_final_answer_ends_the_tries_at_once() -> None:
     tried = plan(FakeClock())
     refused = coded(InvalidInput("body", "small", "large"), "INVALID_PARAMETER")
-    assert tried.failed("a", 0, refused, 0.0) is None
+    assert tried.failed(A, refused, 0.0) is None
     assert is_final_refusal(refused, tried.attempts)
 
 
@@ -64,7 +70,7 @@ def test_no_such_topic_is_said_as_such() -> None:
     tried = plan(FakeClock())
     missing = coded(TopicNotFound("t"), "TOPIC_NOT_EXIST")
     for _ in range(3):
-        tried.failed(None, None, missing, 0.0)
+        tried.failed(None, missing, 0.0)
     assert is_final_refusal(missing, tried.attempts)
 
 
@@ -73,10 +79,10 @@ def test_a_try_may_use_its_share_of_what_is_left() -> None:
     tried = plan(clock, timeout=3.0, retries=2)
     assert tried.try_timeout() == pytest.approx(1.0)
     clock.advance(1.0)
-    tried.failed("a", 0, Timeout("t"), 1.0)
+    tried.failed(A, Timeout("t", "silent"), 1.0)
     assert tried.try_timeout() == pytest.approx(1.0)
     clock.advance(1.9)
-    tried.failed("b", 0, Timeout("t"), 1.9)
+    tried.failed(B, Timeout("t", "silent"), 1.9)
     assert tried.try_timeout() == pytest.approx(0.1)
 
 
@@ -84,7 +90,7 @@ def test_flow_control_waits_longer_each_time_within_the_budget() -> None:
     clock = FakeClock()
     tried = plan(clock, timeout=10.0, retries=9)
     waits = []
-    while (wait := tried.failed("a", 0, coded(ServerBusy("busy"), "SYSTEM_BUSY"), 0.0)) is not None:
+    while (wait := tried.failed(A, coded(ServerBusy("busy"), "SYSTEM_BUSY"), 0.0)) is not None:
         waits.append(wait)
         clock.advance(wait)
     assert sum(waits) < 10.0
