@@ -1,0 +1,67 @@
+"""The demo's accounting: what adds up, what does not, and rows that come twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client import ConsumeResult, Message, ReceivedMessage
+from raymq.demo.counts import Counts
+from raymq.demo.messaging import ROW, RowListener, as_message, wait_until
+from raymq.demo.plan import InputRecord
+from raymq.demo.rule import DirtyRule
+from raymq.storage.record import decode
+
+RULE = DirtyRule("csv", ("id", "n"), (("n", "int"),), "id")
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
+
+
+def counts(**changed: int) -> Counts:
+    right = {
+        "rows": 10,
+        "sent": 10,
+        "consumed": 8,
+        "dirty": 2,
+        "dead_letters": 2,
+        "spark_rows": 10,
+        "spark_dead_letters": 2,
+    }
+    return Counts(**{**right, **changed})
+
+
+def test_what_adds_up() -> None:
+    assert counts().differences() == []
+
+
+@pytest.mark.parametrize("name", ["sent", "consumed", "dead_letters", "spark_rows", "spark_dead_letters"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_one_count_that_is_off_is_told(name: str, by: int) -> None:
+    assert counts(**{name: getattr(counts(), name) + by}).differences() != []
+
+
+def received(body: bytes, row: int, reconsume_times: int = 0) -> ReceivedMessage:
+    record = decode(Message("events", body, properties={ROW: str(row)}).encode(1, HOST))
+    record.reconsume_times = reconsume_times
+    return ReceivedMessage.from_record(record, "broker-a")
+
+
+def test_the_listener_fails_on_dirty_rows_and_counts_each_row_once() -> None:
+    listener = RowListener(RULE)
+    clean, dirty = b'{"id":"a","n":1}', b'{"id":"b","n":"NA"}'
+    ok, later = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
+    assert listener([received(clean, 1), received(dirty, 2)]) == [ok, later]
+    assert listener([received(dirty, 2, 1), received(clean, 1)]) == [later, ok]
+    assert (listener.consumed, listener.deliveries, listener.retries, listener.duplicates) == (1, 4, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "tag"), [("UA", "UA"), ("", "none"), ("two words", "two%20words"), ("a||b", "a%7C%7Cb"), (7, "7")]
+)
+def test_any_value_becomes_a_tag(value: object, tag: str) -> None:
+    record = InputRecord(1, "a key", b"{}", False, None, {"c": value})
+    message = as_message("events", record, "c")
+    assert (message.tags, message.keys, message.properties) == (tag, ("a%20key",), {ROW: "1"})
+
+
+def test_waiting_ends_when_nothing_moves() -> None:
+    assert wait_until(lambda: True, lambda: 0, 0.0)
+    assert not wait_until(lambda: False, lambda: 0, 0.0)
