@@ -1,18 +1,18 @@
 """What a restart may rely on: RocketMQ's checkpoint, and beside it our own `raymq/state.json`.
 
 The checkpoint holds times, so that RocketMQ knows where to begin. Ours says it exactly: the log up to
-`dispatched_to` is on disk and so are its queue entries and index entries; how far each queue reached; the sizes of
-the files; deleted topics; and during which boot of the machine the store was open, because the death of a process
-loses nothing that is in memory-mapped files, and the death of the machine does.
+`dispatched_to` is on disk and so are its queue entries and index entries; how far each queue and the index reached;
+the sizes of the files; deleted topics; and during which boot of the machine the store was open, because the death of a
+process loses nothing that is in memory-mapped files, and the death of the machine does.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from raymq.storage import fileutil
 
@@ -48,12 +48,36 @@ class Checkpoint:
         fileutil.replace(path, longs.ljust(CHECKPOINT_BYTES, b"\0"))
 
 
+@dataclass(frozen=True, slots=True)
+class IndexExtent:
+    """How far the index reached: the headers of its files by their names, ascending.
+
+    A header is begin time, end time, begin physical offset, end physical offset, used slots, number of the next entry.
+    """
+
+    files: dict[str, tuple[int, int, int, int, int, int]]
+
+    @property
+    def end_ms(self) -> int:
+        """Store time of the newest record; 0 if there is none."""
+        return max((header[1] for header in self.files.values()), default=0)
+
+    @property
+    def end_physical(self) -> int:
+        """Physical offset of the newest record; -1 if there is none."""
+        return max((header[3] for header in self.files.values()), default=-1)
+
+
 @dataclass(slots=True)
 class State:
-    """Our own checkpoint; see the module."""
+    """Our own checkpoint; see the module.
+
+    `index` is None where its extent was not written down.
+    """
 
     dispatched_to: int = 0
     indexed_to: int = -1
+    index: IndexExtent | None = None
     queues: dict[str, dict[int, int]] = field(default_factory=dict)
     deleted_topics: dict[str, int] = field(default_factory=dict)
     geometry: dict[str, int] = field(default_factory=dict)
@@ -67,6 +91,7 @@ class State:
             return cls(
                 dispatched_to=int(raw["dispatched_to"]),
                 indexed_to=int(raw["indexed_to"]),
+                index=_index_extent(raw.get("index")),
                 queues={t: {int(q): int(m) for q, m in queues.items()} for t, queues in raw["queues"].items()},
                 deleted_topics={t: int(p) for t, p in raw["deleted_topics"].items()},
                 geometry={k: int(v) for k, v in raw["geometry"].items()},
@@ -80,13 +105,24 @@ class State:
         content = {
             "dispatched_to": self.dispatched_to,
             "indexed_to": self.indexed_to,
+            "index": None if self.index is None else asdict(self.index),
             "queues": self.queues,
             "deleted_topics": self.deleted_topics,
             "geometry": self.geometry,
             "boot": self.boot,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
+        fileutil.make_folder(path.parent)
         fileutil.replace(path, json.dumps(content).encode())
+
+
+def _index_extent(raw: Any) -> IndexExtent | None:
+    if raw is None:
+        return None
+    files: dict[str, tuple[int, int, int, int, int, int]] = {}
+    for name, header in raw["files"].items():
+        begin_ms, end_ms, begin_physical, end_physical, used_slots, count = map(int, header)
+        files[str(name)] = (begin_ms, end_ms, begin_physical, end_physical, used_slots, count)
+    return IndexExtent(files)
 
 
 def boot_id() -> str:

@@ -7,7 +7,7 @@ append cut short by the death of the process has not happened.
 
 from __future__ import annotations
 
-import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,11 +15,15 @@ from typing import Final
 import numpy as np
 
 from raymq.storage import record as layout
-from raymq.storage.errors import MessageExpired, MessageNotFound, StoreCorrupt, StoreFailed
+from raymq.storage.byte_rows import Int64s
+from raymq.storage.errors import MessageExpired, MessageNotFound, StoreCorrupt, StoreError
+from raymq.storage.failpoints import failpoint
+from raymq.storage.health import Health
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.preallocation import Preallocator
 from raymq.storage.record import Record
-from raymq.storage.record_batch import Batch, Int64s, stamp
+from raymq.storage.record_batch import Batch, stamp
 
 _ALLOCATE_STEP_BYTES: Final = 16 << 20
 _SIZE_BYTES: Final = layout.OFFSET_MAGIC
@@ -31,18 +35,33 @@ class CommitLog:
     Thread rule: appending and reading belong to the store's writer; `flush` may run in another thread.
     """
 
-    def __init__(self, folder: Path, file_bytes: int, store_host: bytes, *, writable: bool) -> None:
-        """Look at the files; the end is set by recovery (`set_end`)."""
+    def __init__(
+        self,
+        folder: Path,
+        file_bytes: int,
+        store_host: bytes,
+        health: Health,
+        *,
+        writable: bool,
+        whole_to: int | None = None,
+    ) -> None:
+        """Look at the files; the end is set by recovery (`set_end`). `whole_to` as in `MappedFileQueue`."""
         self.folder = folder
         self.files = MappedFileQueue(
-            folder, file_bytes, writable=writable, allocate_step_bytes=min(_ALLOCATE_STEP_BYTES, file_bytes)
+            folder,
+            file_bytes,
+            writable=writable,
+            allocate_step_bytes=min(_ALLOCATE_STEP_BYTES, file_bytes),
+            whole_to=whole_to,
         )
         self._store_host = int.from_bytes(store_host, "big", signed=True)
         self._store_host_bytes = store_host
         self.max_offset = self.files.start
         self.flushed_offset = self.files.start
         self.last_timestamp_ms = 0
-        self.failure: Exception | None = None
+        self.health = health
+        self._ahead: Preallocator | None = None
+        self._flushing = threading.Lock()
 
     @property
     def min_offset(self) -> int:
@@ -58,6 +77,11 @@ class CommitLog:
         """Recovery's result: everything before `end` is there and on disk."""
         self.max_offset = self.flushed_offset = end
         self.last_timestamp_ms = last_timestamp_ms
+
+    def prepare_ahead(self, *, clean: bool) -> None:
+        """From now on a thread prepares the files behind the log's end; `clean` as in `Preallocator`."""
+        self._ahead = Preallocator(self.files, clean=clean)
+        self._ahead.start(self.max_offset)
 
     def append(self, batch: Batch, queue_offsets: Int64s, store_timestamp_ms: int) -> Int64s:
         """Write a checked batch, no record of it larger than `capacity`; the physical offsets of its records.
@@ -78,12 +102,15 @@ class CommitLog:
             last = int(np.searchsorted(ends, done + capacity - at, "right")) if total > capacity else count
             length = int(ends[last - 1]) - done
             file.allocate(at, at + length)
+            failpoint("append.before_copy")
             target = file.view[at : at + length]
             physical_offsets[first:last] = stamp(
                 target, batch, first, last, queue_offsets, self.max_offset, store_timestamp_ms, self._store_host
             )
             self.max_offset += length
             first = last
+        if self._ahead is not None:
+            self._ahead.advance(self.max_offset)
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offsets
 
@@ -94,6 +121,7 @@ class CommitLog:
         physical_offset = self.max_offset
         at = physical_offset - file.start
         file.allocate(at, at + size)
+        failpoint("append.one_before_copy")
         view = file.view
         view[at + _SIZE_BYTES : at + size] = record[_SIZE_BYTES:]
         layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into(view, at + layout.OFFSET_QUEUE_OFFSET, queue_offset, physical_offset)
@@ -101,8 +129,11 @@ class CommitLog:
         layout.STORE_TIMESTAMP.pack_into(view, late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms)
         host_at = late + layout.OFFSET_STORE_HOST
         view[host_at : host_at + len(self._store_host_bytes)] = self._store_host_bytes
+        failpoint("append.one_before_size")
         view[at : at + _SIZE_BYTES] = record[:_SIZE_BYTES]
         self.max_offset += size
+        if self._ahead is not None:
+            self._ahead.advance(self.max_offset)
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offset
 
@@ -113,12 +144,18 @@ class CommitLog:
         rest = file.size - at
         if length + layout.BLANK.size <= rest:
             return file
+        failpoint("roll.before_file")
+        # Whatever there may be no room for comes first: if it fails, the log has not changed.
+        following = self.files.extend(self.max_offset + rest)
+        following.allocate(0, length)
         file.allocate(at, at + layout.BLANK.size)
+        failpoint("roll.before_blank")
         blank = layout.BLANK.pack(rest, layout.MAGIC_BLANK)
         file.view[at + _SIZE_BYTES : at + len(blank)] = blank[_SIZE_BYTES:]
         file.view[at : at + _SIZE_BYTES] = blank[:_SIZE_BYTES]
         self.max_offset += rest
-        return self.files.extend(self.max_offset)
+        failpoint("roll.after_blank")
+        return following
 
     def view(self, physical_offset: int, length: int) -> memoryview:
         """Bytes of the mapping, which they keep alive; they must lie in one file."""
@@ -180,26 +217,46 @@ class CommitLog:
         late = at + (layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0)
         return int(layout.STORE_TIMESTAMP.unpack_from(file.view, late + layout.OFFSET_STORE_TIMESTAMP)[0])
 
+    def expirable(self, most: int) -> list[tuple[int, int]]:
+        """At most `most` files that may go, oldest first: where the next one begins, and when its first record came.
+
+        Not the newest file, nor what is not on disk yet.
+        """
+        found: list[tuple[int, int]] = []
+        for following in self.files.starts[1 : most + 1]:
+            if following >= min(self.max_offset, self.flushed_offset + 1):
+                break
+            found.append((following, self.store_timestamp(following)))
+        return found
+
     def flush(self) -> None:
         """Bring to disk all that was appended before the call; from any thread, releases the GIL.
 
         Raises:
             StoreFailed: the disk failed, now or before.
         """
-        if self.failure is not None:
-            raise StoreFailed(f"the store failed before: {self.failure}") from self.failure
         end = self.max_offset
-        if end > self.flushed_offset:
-            try:
-                self.files.sync(self.flushed_offset, end)
-            except OSError as error:
-                self.failure = error
-                name = errno.errorcode.get(error.errno or 0, "")
-                raise StoreFailed(f"fdatasync of {self.folder} failed: {name} {error}") from error
-            self.flushed_offset = max(self.flushed_offset, end)
+        # One at a time: the kernel tells of a failure once, and whoever comes later would take it for a success.
+        with self._flushing:
+            self.health.check()
+            # Those who waited share what the one before them, or this one, has brought to disk.
+            if end > self.flushed_offset:
+                end = self.max_offset
+                failpoint("flush.before_sync")
+                try:
+                    self.files.sync(self.flushed_offset, end)
+                except StoreError as error:
+                    self.health.fail(error)
+                    raise
+                failpoint("flush.after_sync")
+                length, self.flushed_offset = end - self.flushed_offset, end
+                if self._ahead is not None:
+                    self._ahead.flushed(length)
 
     def close(self) -> None:
         """Let go of the files; leases stay valid."""
+        if self._ahead is not None:
+            self._ahead.stop()
         self.files.close()
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.open_files import OpenFiles
 
 ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _ENTRY = struct.Struct(">qiq")
@@ -23,6 +24,9 @@ ENTRY_BYTES: Final = _ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
 _ALLOCATE_STEP_BYTES = 64 * 1024
+_FIRST_LOOK: Final = 200
+#: Up to how many entries are read without mapping the file.
+_FEW: Final = 64
 
 Entries = npt.NDArray[np.void]
 
@@ -39,22 +43,35 @@ def make_entries(physical_offsets: npt.ArrayLike, sizes: npt.ArrayLike, tags_cod
 class ConsumeQueue:
     """The entries of one queue; offsets count entries. Belongs to the store's writer; `sync` to any thread."""
 
-    def __init__(self, folder: Path, file_entries: int, *, writable: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file_entries: int,
+        *,
+        writable: bool,
+        whole_to: int | None = None,
+        open_files: OpenFiles | None = None,
+    ) -> None:
+        """Look how far it reaches; `whole_to` and `open_files` as in `MappedFileQueue`, `whole_to` in entries."""
         self._files = MappedFileQueue(
-            folder, file_entries * ENTRY_BYTES, writable=writable, allocate_step_bytes=_ALLOCATE_STEP_BYTES
+            folder,
+            file_entries * ENTRY_BYTES,
+            writable=writable,
+            allocate_step_bytes=_ALLOCATE_STEP_BYTES,
+            whole_to=None if whole_to is None else whole_to * ENTRY_BYTES,
+            open_files=open_files,
         )
         self._first = self._files.start // ENTRY_BYTES
         self.max_offset = self._find_end()
         self.min_offset = self._first
+        #: The log's minimum for which `min_offset` is right.
+        self.trimmed_to = 0
         self._synced = self._first
-        self._tail: MappedFile | None = None
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
         """One more entry."""
         position = self.max_offset * ENTRY_BYTES
-        file = self._tail
-        if file is None or not 0 <= position - file.start < file.size:
-            file = self._tail = self._files.extend(position)
+        file = self._files.extend(position)
         at = position - file.start
         file.allocate(at, at + ENTRY_BYTES)
         _ENTRY.pack_into(file.view, at, physical_offset, size, tags_code)
@@ -81,6 +98,9 @@ class ConsumeQueue:
         if offset < self._first:
             entries = entries[self._first - offset :]
             offset = self._first
+        known = offset + len(entries) <= self.max_offset
+        if known and self.entries(offset, len(entries)).tobytes() == entries.tobytes():
+            return  # As recovery finds most of them; what is not written need not be brought to disk.
         while offset > self.max_offset:
             room = self._files.file_bytes // ENTRY_BYTES - self.max_offset % (self._files.file_bytes // ENTRY_BYTES)
             self._write(self.max_offset, np.full(min(room, offset - self.max_offset), _FILLER, ENTRY))
@@ -103,6 +123,10 @@ class ConsumeQueue:
     def entries(self, offset: int, count: int) -> Entries:
         """A copy of at most `count` entries from `offset` on; offset must be within min..max."""
         end = min(offset + count, self.max_offset)
+        if end - offset <= _FEW:
+            part = self._files.read(offset * ENTRY_BYTES, max(0, end - offset) * ENTRY_BYTES) if end > offset else b""
+            if len(part) == (end - offset) * ENTRY_BYTES:
+                return np.frombuffer(part, ENTRY)
         parts = [
             np.frombuffer(file.view, ENTRY, (stop - start) // ENTRY_BYTES, start)
             for file, start, stop in self._files.ranges(offset * ENTRY_BYTES, end * ENTRY_BYTES)
@@ -113,12 +137,15 @@ class ConsumeQueue:
 
     def entry(self, offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of one entry."""
-        file = self._files.file_at(offset * ENTRY_BYTES)
-        return _ENTRY.unpack_from(file.view, offset * ENTRY_BYTES - file.start)
+        return _ENTRY.unpack(self._files.read(offset * ENTRY_BYTES, ENTRY_BYTES))
 
     def trim(self, log_min: int) -> None:
         """Set `min_offset` to the first entry whose message is at or behind `log_min`."""
         low, high = self._first, self.max_offset
+        if low < high:
+            physical_offset, size, _ = self.entry(low)
+            if physical_offset >= log_min and size != FILLER_SIZE:
+                high = low  # Nothing has expired: no damaged entry further on is asked.
         while low < high:
             middle = (low + high) // 2
             physical_offset, size, _ = self.entry(middle)
@@ -127,18 +154,31 @@ class ConsumeQueue:
             else:
                 high = middle
         self.min_offset = low
+        self.trimmed_to = log_min
 
-    def truncate(self, log_end: int) -> int:
-        """Drop the entries at the tail whose messages do not end at or before `log_end`; how many these were."""
-        end = self.max_offset
-        while end > self._first:
-            physical_offset, size, _ = self.entry(end - 1)
-            if size == FILLER_SIZE or physical_offset + size <= log_end:
+    def detach_before(self, log_min: int) -> list[tuple[Path, MappedFile | None]]:
+        """Forget the files all of whose messages lie before `log_min`, as `MappedFileQueue.detach_before`."""
+        end = self._files.start
+        for start in self._files.starts[:-1]:
+            following = start + self._files.file_bytes
+            physical_offset, size, _ = self.entry(following // ENTRY_BYTES - 1)
+            if size != FILLER_SIZE and physical_offset >= log_min:
                 break
-            end -= 1
+            end = following
+        detached = self._files.detach_before(end)
+        self._first = self._files.start // ENTRY_BYTES
+        self.min_offset = max(self.min_offset, self._first)
+        return detached
+
+    def truncate(self, log_end: int, *, certainly: bool = False) -> int:
+        """Drop the entries at the tail whose messages do not end at or before `log_end`; how many these were.
+
+        Args:
+            certainly: look behind the last entry too, where a loss of power may have left entries behind a hole.
+        """
+        end = self._sound_end(log_end)
         dropped = self.max_offset - end
-        if dropped:
-            self._tail = None
+        if dropped or (certainly and self._files.last_data(end * ENTRY_BYTES) > end * ENTRY_BYTES):
             self._files.zero_from(end * ENTRY_BYTES)
             self.max_offset = end
             self._synced = min(self._synced, end)
@@ -146,11 +186,25 @@ class ConsumeQueue:
 
     def hide_behind(self, log_end: int) -> None:
         """`truncate` for a read-only queue: what lies behind is not shown."""
-        while self.max_offset > self._first:
-            physical_offset, size, _ = self.entry(self.max_offset - 1)
-            if size == FILLER_SIZE or physical_offset + size <= log_end:
+        self.max_offset = self._sound_end(log_end)
+
+    def _sound_end(self, log_end: int) -> int:
+        """One past the last entry that points into the log, and behind the entry before it."""
+        end = self.max_offset
+        while end > self._first:
+            physical_offset, size, _ = self.entry(end - 1)
+            if size == FILLER_SIZE:
                 break
-            self.max_offset -= 1
+            before = self.entry(end - 2)[0] if end - 1 > self._first else -1
+            if before < physical_offset <= log_end - size:
+                break
+            end -= 1
+        return end
+
+    def extend(self, max_offset: int) -> None:
+        """Make `max_offset` the next message's offset, behind fillers, if the queue has not reached it."""
+        if max_offset > self.max_offset:
+            self.put(max_offset - 1, np.full(1, _FILLER, ENTRY))
 
     def end_physical(self) -> int:
         """One past the last message's end in the commit log; 0 if there is none."""
@@ -158,6 +212,10 @@ class ConsumeQueue:
             return 0
         physical_offset, size, _ = self.entry(self.max_offset - 1)
         return 0 if size == FILLER_SIZE else physical_offset + size
+
+    def trust(self, max_offset: int) -> None:
+        """The entries before `max_offset` are on disk already."""
+        self._synced = max(self._synced, min(max_offset, self.max_offset))
 
     def sync(self) -> None:
         """Wait until the entries of before the call are on disk."""
@@ -168,14 +226,20 @@ class ConsumeQueue:
 
     def close(self) -> None:
         """Let go of the files."""
-        self._tail = None
         self._files.close()
 
     def _find_end(self) -> int:
-        """The number of the first empty entry: by halves within the last file that has an entry."""
+        """The number of the first empty entry: by halves within the last file that has an entry.
+
+        Without mapping the file: most of many queues are short, and end within its first page.
+        """
         for start in reversed(self._files.starts):
             first = start // ENTRY_BYTES
             low, high = first, first + self._files.file_bytes // ENTRY_BYTES
+            page = np.frombuffer(self._files.read(start, _FIRST_LOOK * ENTRY_BYTES), ENTRY)
+            empty = (page["physical_offset"] < 0) | (page["size"] <= 0)
+            if empty.any():
+                low = high = first + int(np.argmax(empty))
             while low < high:
                 middle = (low + high) // 2
                 physical_offset, size, _ = self.entry(middle)

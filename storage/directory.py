@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from raymq.storage import fileutil, index_sizes
 from raymq.storage.checkpoint import State
 from raymq.storage.config import StoreConfig
 from raymq.storage.consume_queue import ENTRY_BYTES
@@ -63,13 +65,17 @@ class Paths:
         return self.root / "raymq" / "progress.journal"
 
     @property
+    def healthy(self) -> Path:
+        return self.root / "raymq" / "healthy"
+
+    @property
     def damaged(self) -> Path:
         return self.root / "raymq" / "damaged"
 
 
 def take_lock(paths: Paths) -> DirectoryLock:
     """Make the directory if need be and take its lock; StoreLocked if somebody has it."""
-    paths.root.mkdir(parents=True, exist_ok=True)
+    fileutil.make_folder(paths.root)
     return DirectoryLock(paths.lock, paths.abort)
 
 
@@ -84,8 +90,8 @@ def geometry(config: StoreConfig) -> dict[str, int]:
 def fitted(config: StoreConfig, paths: Paths, state: State | None) -> StoreConfig:
     """`config` with the sizes that the directory was made with.
 
-    Ours are written down. A directory of RocketMQ's shows those of log and queues in its files; the index's two
-    cannot be told apart, there the configuration must be right.
+    Ours are written down. A directory of RocketMQ's shows those of log and queues in the sizes of its files, and the
+    index's two in what is in them.
     """
     if state is not None and all(field in state.geometry for field in _GEOMETRY):
         kept = state.geometry
@@ -101,8 +107,9 @@ def fitted(config: StoreConfig, paths: Paths, state: State | None) -> StoreConfi
         config = replace(config, commitlog_file_bytes=int(log_files[1].name) - int(log_files[0].name))
     elif log_files and log_files[0].stat().st_size:
         config = replace(config, commitlog_file_bytes=log_files[0].stat().st_size)
-    for queue_file in paths.consume_queue.glob("*/*/[0-9]*"):
-        size = queue_file.stat().st_size
-        if size and size % ENTRY_BYTES == 0:
-            return replace(config, consume_queue_file_entries=size // ENTRY_BYTES)
-    return config
+    sizes = Counter(path.stat().st_size for path in paths.consume_queue.glob("*/*/[0-9]*"))
+    whole = [size for size, _ in sizes.most_common() if size and size % ENTRY_BYTES == 0]
+    if whole:
+        config = replace(config, consume_queue_file_entries=whole[0] // ENTRY_BYTES)
+    index = index_sizes.find(paths.index, config.index_slots, config.index_entries)
+    return replace(config, index_slots=index[0], index_entries=index[1]) if index else config

@@ -5,7 +5,9 @@ Everything here can be rebuilt from the commit log, and recovery does so with th
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +16,16 @@ import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage import record as layout
+from raymq.storage.byte_rows import Int64s, some
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
-from raymq.storage.errors import QueueNotFound
-from raymq.storage.java_hash import index_hash, index_hashes, tags_code_of_bytes
+from raymq.storage.errors import QueueNotFound, StoreCorrupt
+from raymq.storage.failpoints import failpoint
+from raymq.storage.indexed_properties import Spans, find, keys_of, tags_of
+from raymq.storage.java_hash import index_hash, index_hashes, prefix_hash, tags_code_of_bytes, tags_codes
 from raymq.storage.key_index import KeyIndex
-from raymq.storage.record_batch import TOPIC_PATTERN, Batch, Int64s, keys_of, tags_of
+from raymq.storage.open_files import OpenFiles
+from raymq.storage.record_batch import TOPIC_PATTERN, Batch
+from raymq.storage.retention import Removal
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 _QUEUE_FOLDER = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -28,32 +35,91 @@ class Dispatcher:
     """The queues and the index of one store. Belongs to the store's writer; `sync` to any thread."""
 
     def __init__(
-        self, folder: Path, file_entries: int, index: KeyIndex, delays_ms: tuple[int, ...], *, writable: bool
+        self,
+        folder: Path,
+        file_entries: int,
+        index: KeyIndex,
+        delays_ms: tuple[int, ...],
+        *,
+        writable: bool,
+        rebuilt: bool = False,
+        whole: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
+        """Look at the queues.
+
+        Args:
+            rebuilt: the size is surely that of these files: a queue with a damaged one is dropped, and recovery makes
+                it anew from the log.
+            whole: how far each queue was on disk when the machine died; None = it did not.
+
+        Raises:
+            StoreCorrupt: a queue file of another size, or a missing one, unless `rebuilt`.
+        """
         self.index = index
         self._folder = folder
         self._file_entries = file_entries
         self._delays_ms = delays_ms
         self._writable = writable
+        # Read-only, what recovery adds is in the mappings alone: none may be closed.
+        self._open_files = OpenFiles() if writable else None
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         for topic, queue_id, path in _queue_folders(folder):
-            self.queues[topic, queue_id] = ConsumeQueue(path, file_entries, writable=writable)
+            try:
+                whole_to = None if whole is None else whole.get(topic, {}).get(queue_id, 0)
+                self.queues[topic, queue_id] = ConsumeQueue(
+                    path, file_entries, writable=writable, whole_to=whole_to, open_files=self._open_files
+                )
+            except StoreCorrupt:
+                if not (rebuilt and writable):
+                    raise
+                fileutil.remove_tree(path)  # Recovery finds it missing, and makes it anew from the log.
         #: The log up to here is dispatched.
         self.dispatched_to = 0
+        self._log_min = 0
+        self._unswept: list[tuple[str, int]] | None = None
+
+    def trust(self, queues: dict[str, dict[int, int]]) -> None:
+        """The entries of these queues before these offsets are on disk already: `sync` need not see to them."""
+        for topic, offsets in queues.items():
+            for queue_id, max_offset in offsets.items():
+                if (queue := self.queues.get((topic, queue_id))) is not None:
+                    queue.trust(max_offset)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; QueueNotFound if nothing was ever written to it."""
         try:
-            return self.queues[topic, queue_id]
+            queue = self.queues[topic, queue_id]
         except KeyError:
             raise QueueNotFound(f"topic {topic} has no messages in queue {queue_id}") from None
+        if queue.trimmed_to < self._log_min:
+            queue.trim(self._log_min)
+        return queue
+
+    def follow(self, log_min: int, most_queues: int) -> tuple[Sequence[Removal], Sequence[Removal]]:
+        """Forget what points below the log's new minimum; the files of queues and of the index that go with it.
+
+        Queues say the right minimum at once; of their files only some queues' are looked at in one call, so that it
+        is quick. The next call goes on with the next ones, until all have been seen.
+        """
+        if log_min > self._log_min or self._unswept is None:
+            self._log_min = log_min
+            self._unswept = list(self.queues)
+        removals: list[Removal] = []
+        for key in self._unswept[-most_queues:]:
+            queue = self.queues.get(key)
+            if queue is not None:
+                removals += queue.detach_before(log_min)
+        del self._unswept[-most_queues:]
+        return removals, self.index.detach_before(log_min)
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, new if need be (its folder appears with its first entry)."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
             folder = self._folder / topic / str(queue_id)
-            queue = self.queues[topic, queue_id] = ConsumeQueue(folder, self._file_entries, writable=self._writable)
+            queue = self.queues[topic, queue_id] = ConsumeQueue(
+                folder, self._file_entries, writable=self._writable, open_files=self._open_files
+            )
         return queue
 
     def assign(self, batch: Batch) -> Int64s:
@@ -84,24 +150,30 @@ class Dispatcher:
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
-        tags_codes = batch.tags_codes()
-        entries = make_entries(physical_offsets, batch.sizes, tags_codes)
+        found = find(batch.records, batch.properties_at, batch.ends)
+        codes = np.zeros(len(batch), np.int64)
+        if len(found.tags):
+            codes[found.tags.owners] = tags_codes(batch.records, found.tags.starts, found.tags.ends)
+        entries = make_entries(physical_offsets, batch.sizes, codes)
         for group in batch.groups:
-            members = np.arange(len(batch)) if group.members is None else group.members
+            members: slice | Int64s = slice(None) if group.members is None else group.members
             if group.topic == SCHEDULE_TOPIC:
                 entries["tags_code"][members] = timestamps_ms[members] + self.delay_ms(group.queue_id)
             if queued is not None:
+                members = np.arange(len(batch))[members]
                 members = members[queued[members]]
                 if not len(members):
                     continue
+            failpoint("dispatch.before_queue")
             queue = self.open(group.topic, group.queue_id)
             offsets = queue_offsets[members]
             chosen = entries[members]
             # In one run unless the log has lost some in between.
-            cuts = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
+            cuts = (np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1).tolist()
             for start, stop in zip([0, *cuts], [*cuts, len(offsets)], strict=True):
                 queue.put(int(offsets[start]), chosen[start:stop])
-        self._index(batch, physical_offsets, timestamps_ms, index_after)
+        failpoint("dispatch.before_index")
+        self._index(batch, found.keys, physical_offsets, timestamps_ms, index_after)
 
     def dispatch_one(
         self,
@@ -117,8 +189,10 @@ class Dispatcher:
         if topic == SCHEDULE_TOPIC:
             tags_code = timestamp_ms + self.delay_ms(queue_id)
         else:
-            tags_code = tags_code_of_bytes(tags_of(properties)) if b"TAGS\x01" in properties else 0
+            tags = tags_of(properties)
+            tags_code = tags_code_of_bytes(tags) if tags else 0
         queue.append(physical_offset, size, tags_code)
+        failpoint("dispatch.one_before_index")
         hashes = [index_hash(f"{topic}#{key.decode('utf-8', 'replace')}") for key in keys_of(properties)]
         self.index.put_record(hashes, physical_offset, timestamp_ms)
 
@@ -126,31 +200,21 @@ class Dispatcher:
         """The delay of a queue of the schedule topic; beyond the last level the last one's."""
         return self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
 
-    def _index(self, batch: Batch, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int) -> None:
-        first = int(np.searchsorted(physical_offsets, index_after, "right"))
+    def _index(
+        self, batch: Batch, keys: Spans, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
+    ) -> None:
+        if physical_offsets[0] <= index_after:
+            keys = keys.chosen(physical_offsets[keys.owners] > index_after)
         rolled_back = (batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK) == layout.SYS_FLAG_TRANSACTION_ROLLBACK
-        skip_rolled_back = bool(rolled_back.any())
-        keys: list[bytes] = []
-        counts = np.zeros(len(batch), np.int64)
-        properties = batch.read_properties()
-        for i in range(first, len(batch)):
-            if not (skip_rolled_back and rolled_back[i]):
-                found = keys_of(properties[i])
-                counts[i] = len(found)
-                keys += found
-        if not keys:
+        if some(rolled_back):
+            keys = keys.chosen(~rolled_back[keys.owners])
+        if not len(keys):
             return
-        owners = np.repeat(np.arange(len(batch)), counts)
-        topics = {group.topic for group in batch.groups}
-        if len(topics) == 1:
-            hashes = index_hashes(f"{batch.groups[0].topic}#", keys)
-        else:
-            hashes = np.empty(len(keys), np.int32)
-            for group in batch.groups:
-                members = np.arange(len(batch)) if group.members is None else group.members
-                chosen = np.flatnonzero(np.isin(owners, members))
-                hashes[chosen] = index_hashes(f"{group.topic}#", [keys[k] for k in chosen.tolist()])
-        self.index.put(hashes, physical_offsets[owners], timestamps_ms[owners])
+        prefixes = np.empty(len(batch), np.uint32)
+        for group in batch.groups:
+            prefixes[slice(None) if group.members is None else group.members] = prefix_hash(group.topic)
+        hashes = index_hashes(prefixes[keys.owners], batch.records, keys.starts, keys.ends)
+        self.index.put(hashes, physical_offsets[keys.owners], timestamps_ms[keys.owners])
 
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's queues with their files."""
@@ -183,10 +247,13 @@ class Dispatcher:
 
 
 def _queue_folders(folder: Path) -> list[tuple[str, int, Path]]:
+    if not folder.is_dir():
+        return []
     found: list[tuple[str, int, Path]] = []
-    if folder.is_dir():
-        for topic in sorted(folder.iterdir()):
+    with os.scandir(folder) as topics:
+        for topic in topics:
             if topic.is_dir() and TOPIC_PATTERN.fullmatch(topic.name.encode()):
-                paths = [p for p in sorted(topic.iterdir()) if p.is_dir() and _QUEUE_FOLDER.fullmatch(p.name)]
-                found += [(topic.name, int(path.name), path) for path in paths]
-    return found
+                with os.scandir(topic.path) as queues:
+                    names = [q.name for q in queues if q.is_dir() and _QUEUE_FOLDER.fullmatch(q.name)]
+                found += [(topic.name, int(name), folder / topic.name / name) for name in names]
+    return sorted(found)

@@ -157,10 +157,12 @@ class StoreFailed(StoreError):
     """A write or fsync failed: what is on disk is unknown, so the store refuses writes until it is opened again."""
 
     wire_code = "SERVICE_NOT_AVAILABLE"
+    remedy = "close the store, look at its disk (the kernel's log says more) and open it again"
 
 
 class StoreFull(StoreError):
-    """The disk is fuller than `disk_refuse_ratio`: writes are refused until it falls."""
+    """The disk has no room, or is fuller than `disk_refuse_ratio`: writes are refused until that changes."""
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     retriable = True
+    remedy = "free some of the disk or raise disk_refuse_ratio; the store goes on by itself then"

@@ -1,99 +1,189 @@
-"""What makes files safe: fsync, atomic replacement, locks, allocation. Nobody else calls these system functions."""
+"""What makes files safe: fsync, atomic replacement, locks, allocation. Nobody else calls these system functions.
+
+Whatever changes a file goes through `file_calls`. A call that fails is a StoreError that names the file and says what
+to do: StoreFull where there is no room and nothing is in doubt, StoreFailed for all else, and for every fsync.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import shutil
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from raymq.storage.errors import StoreFull, StoreLocked
+from raymq.storage import file_calls
+from raymq.storage.errors import StoreError, StoreFailed, StoreFull, StoreLocked
+from raymq.storage.failpoints import failpoint
 
 #: struct flock of a 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _SCAN_BYTES: Final = 1 << 20
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def fdatasync(fd: int) -> None:
-    """Wait until the file's data are on disk; releases the GIL."""
-    os.fdatasync(fd)
+def fdatasync(fd: int, path: Path) -> None:
+    """Wait until the file's data are on disk; releases the GIL.
+
+    Raises:
+        StoreFailed: they may never get there. The kernel counts the pages as written from then on, so that a second
+            call would succeed and mean nothing: only writing them anew helps, which is what opening the store does.
+    """
+    try:
+        file_calls.current.fdatasync(fd)
+    except OSError as error:
+        raise _failed("fdatasync", path, error) from error
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Make the names in `directory` durable; StoreFailed as `fdatasync`."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        file_calls.current.fsync(fd)
+    except OSError as error:
+        raise _failed("fsync", directory, error) from error
     finally:
         os.close(fd)
+
+
+def make_folder(path: Path, *, durable: bool = True) -> None:
+    """Make a folder and those above it, as far as they are missing.
+
+    Args:
+        durable: their names are on disk when it returns.
+
+    Raises:
+        StoreFull, StoreFailed: the disk has no room, or fails.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent, durable=durable)
+    try:
+        file_calls.current.make_folder(path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise _not_done("make", path, error) from error
+    if durable:
+        sync_directory(path.parent)
+
+
+def open_for_append(path: Path) -> int:
+    """A descriptor that writes behind the file's end, wherever that is; StoreFull, StoreFailed as `replace`."""
+    return _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable."""
+    """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
+
+    Raises:
+        StoreFull: the disk has no room; the old content stays.
+        StoreFailed: the disk fails; the old content stays, or the new one is there and may not outlive the machine.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    failpoint("replace.before_write")
+    fd = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        write_all(fd, content)
-        os.fsync(fd)
+        write_all(fd, content, temporary)
+        failpoint("replace.before_sync")
+        file_calls.current.fsync(fd)
+    except OSError as error:
+        raise _failed("fsync", temporary, error) from error
     finally:
         os.close(fd)
-    os.rename(temporary, path)
-    sync_directory(path.parent)
+    failpoint("replace.before_rename")
+    rename(temporary, path)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename a file or folder and make that durable."""
-    os.rename(source, target)
+    """Rename a file or folder and make that durable; StoreFull, StoreFailed as `replace`."""
+    try:
+        file_calls.current.rename(source, target)
+    except OSError as error:
+        raise _not_done("rename", source, error) from error
+    failpoint("replace.after_rename")
     sync_directory(target.parent)
     if source.parent != target.parent:
         sync_directory(source.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there, and make that durable."""
+    """Remove a file, if it is there, and make that durable; StoreFailed if the disk fails."""
     if path.exists():
-        path.unlink()
+        _remove(path)
         sync_directory(path.parent)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, if it is there, and make that durable."""
+    """Remove a folder with all that is in it, if it is there, and make that durable; StoreFailed as `remove`."""
     if folder.is_dir():
-        shutil.rmtree(folder)
+        for parent, folders, files in os.walk(folder, topdown=False):
+            for name in (*files, *folders):
+                _remove(Path(parent, name))
+        _remove(folder)
         sync_directory(folder.parent)
 
 
-def write_all(fd: int, content: bytes) -> None:
-    """`os.write` until all is written; from then on it survives the process."""
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            file_calls.current.remove_folder(path)
+        else:
+            file_calls.current.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _not_done("remove", path, error) from error
+
+
+def write_all(fd: int, content: bytes, path: Path) -> None:
+    """Write all of it; from then on it survives the process. StoreFull, StoreFailed: a part may be written."""
     view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
+    try:
+        while view:
+            view = view[file_calls.current.write(fd, view) :]
+    except OSError as error:
+        raise _not_done("write", path, error) from error
+
+
+def truncate(fd: int, size: int, path: Path) -> None:
+    """Cut or grow a file; StoreFull, StoreFailed if that could not be done."""
+    try:
+        file_calls.current.truncate(fd, size)
+    except OSError as error:
+        raise _not_done("resize", path, error) from error
 
 
 def create_sparse(path: Path, size: int) -> int:
-    """A descriptor of the file at `path`, created or grown to `size` bytes of which none is allocated."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    if os.fstat(fd).st_size < size:
-        os.ftruncate(fd, size)
+    """A descriptor of the file at `path`, created or grown to `size` bytes of which none is allocated.
+
+    Raises:
+        StoreFull, StoreFailed: it could not be made.
+    """
+    fd = _open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if os.fstat(fd).st_size < size:
+            truncate(fd, size, path)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
-def allocate(fd: int, start: int, length: int) -> None:
+def allocate(fd: int, start: int, length: int, path: Path) -> None:
     """Give the bytes from `start` on real blocks, so that writing them through a mapping cannot fail.
 
     Raises:
         StoreFull: the disk or the quota has no room.
+        StoreFailed: the disk fails.
     """
     try:
-        os.posix_fallocate(fd, start, length)
+        file_calls.current.allocate(fd, start, length)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StoreFull(f"no room for {length} more bytes: {os.strerror(error.errno)}") from error
-        raise
+        raise _not_done(f"allocate {length} bytes of", path, error) from error
 
 
 def close(fd: int) -> None:
@@ -101,10 +191,37 @@ def close(fd: int) -> None:
     os.close(fd)
 
 
-def zero_from(fd: int, start: int, size: int) -> None:
-    """Drop everything from `start` on; the file keeps `size` bytes, zeros there. It must not be mapped."""
-    os.ftruncate(fd, start)
-    os.ftruncate(fd, size)
+def zero_from(fd: int, start: int, size: int, path: Path) -> None:
+    """Drop everything from `start` on; the file keeps `size` bytes, zeros there. It must not be mapped.
+
+    Raises:
+        StoreFull, StoreFailed: as `truncate`; the file may be shorter then.
+    """
+    truncate(fd, start, path)
+    truncate(fd, size, path)
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return file_calls.current.open(path, flags)
+    except OSError as error:
+        raise _not_done("open", path, error) from error
+
+
+def _not_done(action: str, path: Path, error: OSError) -> StoreError:
+    """What to raise when a call was refused and nothing is in doubt."""
+    if error.errno in _NO_ROOM:
+        return StoreFull(f"no room to {action} {path}: {_words(error)}")
+    return _failed(action, path, error)
+
+
+def _failed(action: str, path: Path, error: OSError) -> StoreFailed:
+    return StoreFailed(f"could not {action} {path}: {_words(error)}")
+
+
+def _words(error: OSError) -> str:
+    number = error.errno or 0
+    return f"{errno.errorcode.get(number, number)} {os.strerror(number)}"
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -138,39 +255,59 @@ def last_data(fd: int, start: int, end: int) -> int:
 class DirectoryLock:
     """Ownership of a store directory until `release` or the death of the process.
 
-    A POSIX record lock on byte 0 of the lock file (what RocketMQ takes) keeps other processes out, `flock` on the
-    same open file a second store of this process, to which record locks do not apply.
+    A POSIX record lock on byte 0 of the lock file (what RocketMQ takes) keeps other processes out, and so does `flock`
+    on the same open file. Neither may be tried by the owner's own process, where the former does not apply and is lost
+    as soon as any descriptor of the file is closed: there the set of files that are held decides.
     """
 
     CONTENT: Final = b"lock"
+    _held: ClassVar[dict[tuple[int, int], int]] = {}
+    _taking: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, path: Path, pid_hint: Path) -> None:
         """Take the lock; `pid_hint` is a file in which the holder wrote its process id.
 
         Raises:
             StoreLocked: somebody has it.
+            StoreFull, StoreFailed: the lock file could not be made.
         """
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = -1
+        with self._taking:
+            if path.exists() and self._held.get(_identity(os.stat(path))) == os.getpid():
+                raise StoreLocked(path.parent, os.getpid())
+            fd = _open(path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._take(fd, path, pid_hint)
+                if os.fstat(fd).st_size == 0:
+                    write_all(fd, self.CONTENT, path)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._fd = fd
+            self._identity = _identity(os.fstat(fd))
+            self._held[self._identity] = os.getpid()
+
+    @staticmethod
+    def _take(fd: int, path: Path, pid_hint: Path) -> None:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            holder = _holder(self._fd)
-            if holder is not None:
-                os.close(self._fd)
-            # Otherwise the holder may be this very process: closing any descriptor of the file would drop its record
-            # lock, so this one is left open.
-            raise StoreLocked(path.parent, holder or _read_pid(pid_hint)) from None
-        if os.fstat(self._fd).st_size == 0:
-            write_all(self._fd, self.CONTENT)
+                raise _failed("lock", path, error) from error
+            raise StoreLocked(path.parent, _holder(fd) or _read_pid(pid_hint)) from None
 
     def release(self) -> None:
         """Give the directory free; may be called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._taking:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                self._held.pop(self._identity, None)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _holder(fd: int) -> int | None:

@@ -59,5 +59,5 @@ class Flusher:
                     self._checkpoint()
                     checked_at = now
             except (StoreError, OSError):
-                # The commit log keeps its failure and refuses appends; a checkpoint that failed is merely older.
+                # The store remembers a failure and refuses appends; a checkpoint without room is merely older.
                 checked_at = now

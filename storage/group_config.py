@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from raymq.storage import json_file
 from raymq.storage.errors import StoreError
 from raymq.storage.json_file import DataVersion
 
+_TABLES = ("dataVersion", "subscriptionGroupTable")
+
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """One consumer group on one broker."""
+    """One consumer group on one broker; `others` are settings of RocketMQ's that mean nothing here and are kept."""
 
     name: str
     retry_max_times: int = 16
@@ -25,11 +27,12 @@ class GroupConfig:
     consume_from_min_enable: bool = True
     consume_timeout_minutes: int = 15
     attributes: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> GroupConfig:
         """From RocketMQ's object."""
-        return cls(
+        known = cls(
             name=name,
             retry_max_times=int(raw.get("retryMaxTimes", 16)),
             retry_queues=int(raw.get("retryQueueNums", 1)),
@@ -40,6 +43,7 @@ class GroupConfig:
             consume_timeout_minutes=int(raw.get("consumeTimeoutMinute", 15)),
             attributes=dict(raw.get("attributes") or {}),
         )
+        return replace(known, others=json_file.unknown(raw, known.to_json()))
 
     def to_json(self) -> dict[str, Any]:
         """RocketMQ's object."""
@@ -58,6 +62,7 @@ class GroupConfig:
             "retryMaxTimes": self.retry_max_times,
             "retryQueueNums": self.retry_queues,
             "whichBrokerWhenConsumeSlowly": 1,
+            **self.others,
         }
 
 
@@ -68,8 +73,8 @@ class GroupConfigs:
         self._path = path
         self._writable = writable
         raw = json_file.load(path)
+        self._others = {"forbiddenTable": {}} | {n: v for n, v in raw.items() if n not in _TABLES}
         self._version = DataVersion.from_json(raw.get("dataVersion"))
-        self._forbidden: dict[str, Any] = raw.get("forbiddenTable") or {}
         table: dict[str, Any] = raw.get("subscriptionGroupTable") or {}
         self._table = {name: GroupConfig.from_json(name, group) for name, group in table.items()}
 
@@ -102,7 +107,7 @@ class GroupConfigs:
         version = self._version.next()
         content = {
             "dataVersion": version.to_json(),
-            "forbiddenTable": self._forbidden,
+            **self._others,
             "subscriptionGroupTable": {name: config.to_json() for name, config in table.items()},
         }
         json_file.save(self._path, content)

@@ -16,6 +16,7 @@ from typing import Any
 
 from raymq.storage import fileutil
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.failpoints import failpoint
 
 _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
@@ -52,15 +53,37 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` durably and keep what was there as `.bak`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `content` durably and keep what was there as `.bak`, unless that is broken: then the `.bak` stays.
+
+    Raises:
+        StoreFull, StoreFailed: not written; what was there stays.
+    """
+    fileutil.make_folder(path.parent)
     try:
         before = path.read_bytes()
     except FileNotFoundError:
         before = b""
-    if before.strip():
+    if _is_readable(before):
+        failpoint("settings.before_backup")
         fileutil.replace(path.with_name(path.name + ".bak"), before)
-    fileutil.replace(path, json.dumps(content, ensure_ascii=False, indent="\t").encode())
+    failpoint("settings.before_replace")
+    fileutil.replace(path, json.dumps(content, ensure_ascii=False, indent="\t", separators=(",", ":")).encode())
+
+
+def _is_readable(content: bytes) -> bool:
+    try:
+        parse(content.decode("utf-8"))
+    except ValueError:
+        return False
+    return True
+
+
+def unknown(raw: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """What `raw` says and `written` does not, or says otherwise: settings of RocketMQ's that we have no use for.
+
+    They are kept, so that a broker of RocketMQ's finds them again.
+    """
+    return {name: value for name, value in raw.items() if name not in written or written[name] != value}
 
 
 @dataclass(frozen=True, slots=True)

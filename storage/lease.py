@@ -15,8 +15,9 @@ class Lease:
     """Consecutive records of one queue, until `release` (or the end of a `with`).
 
     The bytes are slices of the log's mapping, which they keep alive, also after the store is closed; they never
-    change. `parts` are these slices, to be written to a socket as they are; `records` is all of them in one piece,
-    which is a copy if messages of other queues lie in between.
+    change. `parts` are these slices, to be written to a socket as they are, or one copy of them all if they were many
+    and small because messages of other queues lie in between; `records` is all of them in one piece, a copy if there
+    are several.
 
     Attributes:
         sizes: of the records.
@@ -44,7 +45,7 @@ class Lease:
 
     @property
     def parts(self) -> list[memoryview]:
-        """The records as slices of the log. ValueError after `release`."""
+        """The records in as few pieces as is sensible. ValueError after `release`."""
         if self._parts is None:
             raise ValueError("the lease was released")
         return self._parts

@@ -9,8 +9,13 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
+from typing import Final
 
 from raymq.storage import fileutil
+
+_MAP_NORESERVE: Final = 0x4000
+#: Of a file that is only read: what is written stays in memory, and no memory is set aside for that.
+_PRIVATE: Final = mmap.MAP_PRIVATE | _MAP_NORESERVE
 
 
 class MappedFile:
@@ -22,22 +27,28 @@ class MappedFile:
     def __init__(self, path: Path, start: int, size: int, *, writable: bool, allocate_step_bytes: int = 0) -> None:
         """Map `path`, which is created or grown to `size` if `writable`.
 
+        Otherwise nothing reaches the disk: what is written to `view` stays in memory, as does a file that is missing.
+
         Args:
             allocate_step_bytes: how far ahead of a write blocks are allocated; 0 = the whole file.
         """
         self.path = path
         self.start = start
         self.size = size
+        #: Set by whoever finds the file, for `OpenFiles`.
+        self.used = True
         self._step = allocate_step_bytes or size
         self._allocated_from = self._allocated_to = 0
+        self._ahead_from = self._ahead_to = -1
+        self._writable = writable
         if writable:
             self._fd = fileutil.create_sparse(path, size)
         else:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path if path.exists() else os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             present = os.fstat(self._fd).st_size
             if present >= size:
-                self._mapping = mmap.mmap(self._fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+                self._mapping = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED if writable else _PRIVATE)
             else:
                 # Read-only and cut off: what is missing shows as zeros.
                 self._mapping = mmap.mmap(-1, size)
@@ -53,13 +64,28 @@ class MappedFile:
         Raises:
             StoreFull: the disk has no room; nothing was written.
         """
-        if self._allocated_from <= begin and end <= self._allocated_to:
+        if (self._allocated_from <= begin and end <= self._allocated_to) or not self._writable:
+            return
+        if self._ahead_from <= begin and end <= self._ahead_to:
             return
         if not self._allocated_from <= begin <= self._allocated_to:
             self._allocated_from = self._allocated_to = begin
         target = min(self.size, -(-end // self._step) * self._step)
-        fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to)
+        fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
         self._allocated_to = target
+
+    def allocate_ahead(self, begin: int, end: int) -> None:
+        """`allocate` for the one other thread that prepares the file piece by piece; releases the GIL."""
+        fileutil.allocate(self._fd, begin, end - begin, self.path)
+        if begin != self._ahead_to:
+            self._ahead_from = self._ahead_to = end  # Nothing is promised while the two do not belong together.
+            self._ahead_from = begin
+        self._ahead_to = end
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._fd < 0
 
     def find(self, needle: bytes, begin: int, end: int) -> int:
         """The first position of `needle` within begin..end, holes skipped; -1 if it is not there."""
@@ -74,9 +100,15 @@ class MappedFile:
         """One past the last byte within begin..end that is not zero, `begin` if all are."""
         return fileutil.last_data(self._fd, begin, end)
 
+    def rewrite(self, begin: int, end: int) -> None:
+        """Make the pages of begin..end that have blocks count as changed."""
+        for start, stop in fileutil.data_ranges(self._fd, begin, end):
+            for at in (*range(start, stop, mmap.PAGESIZE), stop - 1):
+                self.view[at] = self.view[at]
+
     def sync(self) -> None:
-        """Wait until what was written before the call is on disk; releases the GIL."""
-        fileutil.fdatasync(self._fd)
+        """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be."""
+        fileutil.fdatasync(self._fd, self.path)
 
     def close(self) -> None:
         """Let go of the file; live views stay valid and keep the memory mapped. May be called again."""

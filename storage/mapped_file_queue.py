@@ -5,13 +5,18 @@ Files are mapped when they are first touched. There are no gaps but at the begin
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from raymq.storage import fileutil
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.mapped_file import MappedFile
+from raymq.storage.open_files import OpenFiles
 
 _NAME = re.compile(r"[0-9]{20}")
 #: Folders above the files' own that a store may have made: the queue's topic, consumequeue/ or commitlog/, the root.
@@ -29,11 +34,25 @@ class MappedFileQueue:
     Thread rule: one writer; `sync` may run in another thread at the same time.
     """
 
-    def __init__(self, folder: Path, file_bytes: int, *, writable: bool, allocate_step_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file_bytes: int,
+        *,
+        writable: bool,
+        allocate_step_bytes: int = 0,
+        open_files: OpenFiles | None = None,
+        whole_to: int | None = None,
+    ) -> None:
         """Look what is there; nothing is created yet.
 
+        Args:
+            open_files: bounds how many files are mapped, these among others; None = as many as are touched.
+            whole_to: the position up to which all was on disk when the machine died; None = it did not.
+
         Raises:
-            StoreCorrupt: a file of another size (a shorter last file is taken as cut off and grown), or a gap.
+            StoreCorrupt: a file of another size, or a gap. A shorter file that is the last one, or ends behind
+                `whole_to`, is taken as cut off and grown.
         """
         self.folder = folder
         self.file_bytes = file_bytes
@@ -41,12 +60,16 @@ class MappedFileQueue:
         self._step = allocate_step_bytes
         self._files: dict[int, MappedFile | None] = {}
         self._new_names = False
-        sizes = {int(p.name): p.stat().st_size for p in files_of(folder)}
+        self._open_files = open_files
+        self._prepared: dict[int, MappedFile] = {}
+        self._creating = threading.Lock()
+        sizes = _sizes(folder)
         starts = sorted(sizes)
         while starts and sizes[starts[-1]] == 0 and writable:
             fileutil.remove(folder / file_name(starts.pop()))
         for start in starts:
-            short = start == starts[-1] and sizes[start] < file_bytes
+            unsure = start == starts[-1] or (whole_to is not None and start + file_bytes > whole_to)
+            short = unsure and sizes[start] < file_bytes
             if start % file_bytes or not (sizes[start] == file_bytes or short):
                 raise StoreCorrupt(
                     str(folder / file_name(start)), 0, f"a file of {sizes[start]} bytes, not {file_bytes}"
@@ -75,8 +98,23 @@ class MappedFileQueue:
         start = position - position % self.file_bytes
         file = self._files[start]
         if file is None:
-            file = self._files[start] = self._open(start)
+            file = self._map(start)
+        file.used = True
         return file
+
+    def read(self, position: int, length: int) -> bytes:
+        """At most `length` bytes of the file in which `position` lies; a file that is not mapped stays so."""
+        start = position - position % self.file_bytes
+        at = position - start
+        file = self._files[start]
+        if file is not None:
+            return bytes(file.view[at : at + length])
+        fd = os.open(self.folder / file_name(start), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # A file that was cut off goes on with zeros, as its mapping would.
+            return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
+        finally:
+            os.close(fd)
 
     def extend(self, position: int) -> MappedFile:
         """The file in which `position` lies, created behind the last one if need be (or as the first)."""
@@ -84,10 +122,35 @@ class MappedFileQueue:
         if start not in self._files:
             if self._files and start != self.end:
                 raise ValueError(f"{start} does not follow the last file's end {self.end}")
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._files[start] = self._open(start)
+            if self._writable:
+                fileutil.make_folder(self.folder, durable=False)
+            with self._creating:
+                self._files[start] = self._prepared.pop(start, None) or self._open(start)
             self._new_names = True
         return self.file_at(start)
+
+    def prepare(self, position: int) -> MappedFile:
+        """The file in which `position` lies, made before `extend` asks for it. For one other thread than the writer."""
+        start = position - position % self.file_bytes
+        with self._creating:
+            if start not in self._files:
+                if start not in self._prepared:
+                    fileutil.make_folder(self.folder, durable=False)
+                    self._prepared[start] = self._open(start)
+                return self._prepared[start]
+        return self._map(start)
+
+    def close_mapping(self, start: int) -> None:
+        """Let go of one file; it is mapped again when it is touched."""
+        self._close(start)
+
+    def detach_before(self, position: int) -> list[tuple[Path, MappedFile | None]]:
+        """Forget the files that end at or before `position`, but never the last one; they are on disk and open yet."""
+        gone = [start for start in self.starts[:-1] if start + self.file_bytes <= position]
+        detached = [(self.folder / file_name(start), self._files[start]) for start in gone]
+        if gone:  # Another mapping object: other threads may be walking through this one.
+            self._files = {start: file for start, file in self._files.items() if start not in gone}
+        return detached
 
     def zero_from(self, position: int) -> None:
         """Drop all bytes from `position` on: later files are deleted, its own keeps its size with zeros behind."""
@@ -100,9 +163,24 @@ class MappedFileQueue:
                 self._close(start)
                 fd = fileutil.create_sparse(self.folder / file_name(start), self.file_bytes)
                 try:
-                    fileutil.zero_from(fd, position - start, self.file_bytes)
+                    fileutil.zero_from(fd, position - start, self.file_bytes, self.folder / file_name(start))
                 finally:
                     fileutil.close(fd)
+
+    def last_data(self, begin: int) -> int:
+        """One past the last byte from `begin` on that is not zero; `begin` if there is none."""
+        last = begin
+        for start in self.starts:
+            if start + self.file_bytes > begin:
+                at = max(0, begin - start)
+                used = self.file_at(start).last_data(at, self.file_bytes)
+                last = max(last, start + used) if used > at else last
+        return last
+
+    def rewrite(self, begin: int, end: int) -> None:
+        """Have the next `sync` write begin..end again, also where the kernel believes that it is on disk."""
+        for file, start, stop in self.ranges(begin, end):
+            file.rewrite(start, stop)
 
     def ranges(self, begin: int, end: int) -> Iterator[tuple[MappedFile, int, int]]:
         """The files that hold begin..end, each with the part within the file."""
@@ -112,30 +190,80 @@ class MappedFileQueue:
             yield file, begin - file.start, stop - file.start
             begin = stop
 
-    def sync(self, begin: int, end: int) -> None:
-        """Bring begin..end and the names of new files to disk (a file that was not mapped was not written)."""
-        if self._new_names:
+    def sync(self, begin: int, end: int, *, names: bool = False) -> None:
+        """Bring begin..end and the names of new files to disk (what was never mapped was not written).
+
+        Args:
+            names: all names, also those of files that were there when the store was opened.
+        """
+        if self._new_names or (names and self._files):
             self._new_names = False
             for folder in (self.folder, *self.folder.parents[:_LEVELS]):
                 fileutil.sync_directory(folder)
         for start, file in list(self._files.items()):
-            if file is not None and start < end and begin < start + self.file_bytes:
-                file.sync()
+            if start < end and begin < start + self.file_bytes:
+                if self._open_files is not None:  # The writer may close it at any moment.
+                    _sync(self.folder / file_name(start))
+                elif file is not None:
+                    file.sync()
 
     def close(self) -> None:
-        """Let go of all files; leases stay valid."""
+        """Let go of all files, and remove those that were prepared and not needed; leases stay valid."""
         for start in self.starts:
             self._close(start)
+        while self._prepared:
+            _, file = self._prepared.popitem()
+            file.close()
+            with contextlib.suppress(StoreError):  # An empty file behind the last one harms nobody.
+                fileutil.remove(file.path)
+
+    def _map(self, start: int) -> MappedFile:
+        """A file of the sequence, mapped if it is not; the writer and `prepare` get the same one."""
+        with self._creating:
+            file = self._files[start]
+            if file is None:
+                file = self._files[start] = self._open(start)
+            return file
 
     def _open(self, start: int) -> MappedFile:
         path = self.folder / file_name(start)
-        return MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)
+        file = MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)
+        if self._open_files is not None:
+            self._open_files.add(self, file)
+        return file
 
     def _close(self, start: int) -> None:
-        file = self._files[start]
+        file = self._files.get(start)
         if file is not None:
             file.close()
             self._files[start] = None
+
+
+def _sizes(folder: Path) -> dict[int, int]:
+    """The sizes of the files of a sequence, by where they begin."""
+    sizes: dict[int, int] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if _NAME.fullmatch(entry.name):
+                    status = entry.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        sizes[int(entry.name)] = status.st_size
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return sizes
+
+
+def _sync(path: Path) -> None:
+    """Bring a file to disk that may be closed, or deleted, by another thread meanwhile."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fileutil.fdatasync(fd, path)
+    finally:
+        fileutil.close(fd)
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -8,8 +8,9 @@ or does not match its CRC ends the journal; only the newest one can be.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ import msgpack
 
 from raymq.storage import fileutil, json_file
 from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage.failpoints import failpoint
 from raymq.storage.json_file import DataVersion
 
 _FRAME = struct.Struct(">II")
@@ -28,54 +30,74 @@ _DELAY: Final = "d"
 
 
 class Journal:
-    """The file of frames. One thread."""
+    """The file of frames. One thread, but for `sync`."""
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         """Read what is there (`entries`) and, if writable, cut off a torn end."""
         self._path = path
         self._fd = -1
+        self._torn = False
+        self._descriptor = threading.Lock()
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             content = b""
         self.entries, self.length = _read(content)
         if writable:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            fileutil.make_folder(path.parent)
+            self._fd = fileutil.open_for_append(path)
             if self.length < len(content):
-                os.ftruncate(self._fd, self.length)
+                fileutil.truncate(self._fd, self.length, path)
 
     def append(self, entry: tuple[Any, ...]) -> None:
         """Hand a frame to the kernel; it survives the process when this returns.
 
         Raises:
             StoreError: opened read-only.
-            OSError: not written; the journal is as before.
+            StoreFull, StoreFailed: not written; the journal is as before.
         """
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         payload = msgpack.packb(entry)
+        if self._torn:
+            self._cut()
+        failpoint("journal.before_write")
         try:
-            fileutil.write_all(self._fd, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
-        except OSError:
-            os.ftruncate(self._fd, self.length)
+            fileutil.write_all(self._fd, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload, self._path)
+        except StoreError:
+            self._torn = True
+            with contextlib.suppress(StoreError):
+                self._cut()
             raise
+        failpoint("journal.after_write")
         self.length += _FRAME.size + len(payload)
 
+    def _cut(self) -> None:
+        """Drop what is no whole frame, behind which no other could be found."""
+        fileutil.truncate(self._fd, self.length, self._path)
+        self._torn = False
+
     def clear(self) -> None:
-        """Drop all frames: they are in the JSON files."""
-        os.ftruncate(self._fd, 0)
-        self.entries, self.length = [], 0
+        """Drop all frames: they are in the JSON files. StoreFull, StoreFailed: they are still there."""
+        # By a new file: after a loss of power an old page behind new ones would bring back old frames.
+        fileutil.replace(self._path, b"")
+        fd = fileutil.open_for_append(self._path)
+        with self._descriptor:
+            fileutil.close(self._fd)
+            self._fd = fd
+        self.entries, self.length, self._torn = [], 0, False
 
     def sync(self) -> None:
-        """Wait until the frames are on disk."""
-        if self._fd >= 0:
-            fileutil.fdatasync(self._fd)
+        """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
+        with self._descriptor:
+            if self._fd >= 0:
+                fileutil.fdatasync(self._fd, self._path)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fileutil.close(self._fd)
-            self._fd = -1
+        with self._descriptor:
+            if self._fd >= 0:
+                fileutil.close(self._fd)
+                self._fd = -1
 
 
 def _read(content: bytes) -> tuple[list[tuple[Any, ...]], int]:
@@ -110,6 +132,7 @@ class Progress:
         self.consumers: dict[str, dict[str, dict[int, int]]] = {}
         self.delays: dict[int, int] = {}
         self.log_end = 0
+        self._fold_at = _FOLD_BYTES
         try:
             for key, queues in (raw.get("offsetTable") or {}).items():
                 topic, _, group = key.partition("@")
@@ -129,11 +152,14 @@ class Progress:
             self.fold()
 
     def commit(self, entry: tuple[Any, ...]) -> None:
-        """Write an entry to the journal, then apply it."""
+        """Write an entry to the journal, then apply it. Raises as `Journal.append`: nothing was committed."""
         self.journal.append(entry)
         self._apply(entry)
-        if self.journal.length >= _FOLD_BYTES:
-            self.fold()
+        if self.journal.length >= self._fold_at:
+            self._fold_at = self.journal.length + _FOLD_BYTES
+            # The entry is safe in the journal; a failed fold is tried again when as much has come in.
+            with contextlib.suppress(StoreError):
+                self.fold()
 
     def _apply(self, entry: tuple[Any, ...]) -> None:
         kind, *rest = entry
@@ -150,7 +176,11 @@ class Progress:
             self.delays[level] = offset
 
     def fold(self) -> None:
-        """Write the JSON files and empty the journal; a crash in between only means that it is replayed."""
+        """Write the JSON files and empty the journal; a crash in between only means that it is replayed.
+
+        Raises:
+            StoreFull, StoreFailed: not done, nothing is lost.
+        """
         self._version = self._version.next()
         self._delay_version = self._delay_version.next()
         table = {
@@ -163,12 +193,15 @@ class Progress:
             self._consumer_path,
             {"dataVersion": self._version.to_json(), "groupTopicMap": groups, "offsetTable": table},
         )
+        failpoint("fold.before_delays")
         delays = {str(level): offset for level, offset in self.delays.items()}
         json_file.save(
             self._delay_path,
             {"dataVersion": self._delay_version.to_json(), "offsetTable": delays, "raymqLogEnd": self.log_end},
         )
+        failpoint("fold.before_clear")
         self.journal.clear()
+        self._fold_at = _FOLD_BYTES
 
     def close(self, *, fold: bool) -> None:
         if fold and self.journal.length:

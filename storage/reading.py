@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection
-from typing import Final
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
 from raymq.storage import record as layout
+from raymq.storage.byte_rows import Int64s
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.consume_queue import FILLER_SIZE, ConsumeQueue, Entries
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
+from raymq.storage.indexed_properties import keys_of
 from raymq.storage.lease import Lease
 from raymq.storage.record import Record
-from raymq.storage.record_batch import BadRecord, keys_of, parse
+from raymq.storage.record_batch import BadRecord, parse
 
 #: Queue entries that one filtered read looks at.
 SCAN_ENTRIES: Final = 16_000
 #: From how many adjacent records on NumPy checks them faster than a loop.
 _VECTOR_FROM: Final = 48
+#: From how many pieces on, and up to which length of them, records are copied together: cheaper than to send them so.
+_MANY_RUNS: Final = 16
+_SMALL_RUN_BYTES: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Records first..last (last not included) of a read in one piece."""
+
+    first: int
+    last: int
+    view: memoryview
 
 
 class Reader:
@@ -45,7 +60,11 @@ class Reader:
         self.check_offset(queue, offset)
         if offset == queue.max_offset or max_messages < 1:
             return Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset)
-        scanned = max_messages if tags_codes is None else max(max_messages, SCAN_ENTRIES)
+        scanned = max_messages
+        if tags_codes is not None:
+            scanned = max(max_messages, SCAN_ENTRIES)
+        elif max_bytes is not None:
+            scanned = min(max_messages, max(0, max_bytes) // layout.MIN_RECORD_BYTES + 1)
         entries = queue.entries(offset, scanned)
         next_offset = offset + len(entries)
         offsets = np.arange(offset, next_offset)
@@ -55,14 +74,20 @@ class Reader:
         take = self._fitting(entries, max_messages, max_bytes)
         if take < len(entries):
             next_offset = int(offsets[take])
-        sound, problem = self._check(entries[:take], topic, queue_id, check_crc)
+        entries = entries[:take]
+        sizes = entries["size"].astype(np.int64)
+        positions = entries["physical_offset"].astype(np.int64)
+        inside, problem = self._inside(positions, sizes)
+        runs = self._runs(positions[:inside], sizes[:inside])
+        sound, damage = self._check(runs, positions, sizes, topic, queue_id, check_crc)
+        problem = damage or problem
         if problem is not None:
             if sound == 0:
                 raise problem
-            take, next_offset = sound, int(offsets[sound])
-        physical_offsets = entries["physical_offset"][:take].tolist()
-        sizes = entries["size"][:take].astype(np.int32)
-        return Lease(self._parts(physical_offsets, sizes.tolist()), sizes, offsets[:take], next_offset)
+            runs = self._runs(positions[:sound], sizes[:sound])
+            next_offset = int(offsets[sound])
+        parts = [run.view for run in runs]
+        return Lease(parts, sizes[:sound].astype(np.int32), offsets[:sound], next_offset)
 
     @staticmethod
     def check_offset(queue: ConsumeQueue, offset: int) -> None:
@@ -78,58 +103,71 @@ class Reader:
             take = max(1, int(np.searchsorted(ends, max_bytes, "right")))
         return take
 
-    def _runs(self, physical_offsets: list[int], sizes: list[int]) -> list[tuple[int, int, int]]:
-        """Adjacent records of one file: first record's number, position, length."""
-        runs: list[tuple[int, int, int]] = []
+    def _inside(self, positions: Int64s, sizes: Int64s) -> tuple[int, StoreCorrupt | None]:
+        """How many entries from the first on point into the log, and what is wrong with the next one."""
+        lost = sizes == FILLER_SIZE
+        outside = lost | (positions < self._log.min_offset) | (positions > self._log.max_offset - sizes)
+        if not outside.any():
+            return len(positions), None
+        number = int(np.argmax(outside))
+        position = int(positions[number])
+        reason = "the message is lost" if lost[number] else f"the queue points at {position}, outside of the log"
+        return number, StoreCorrupt(str(self._log.folder), position, reason)
+
+    def _runs(self, positions: Int64s, sizes: Int64s) -> list[_Run]:
+        """The records in as few pieces as they lie in the log; if these are many and small, copied into one."""
+        if not len(positions):
+            return []
+        ends = positions + sizes
         file_bytes = self._log.files.file_bytes
-        expected = -1
-        for number, (position, size) in enumerate(zip(physical_offsets, sizes, strict=True)):
-            if position == expected and position % file_bytes:
-                first, start, length = runs[-1]
-                runs[-1] = (first, start, length + size)
-            else:
-                runs.append((number, position, size))
-            expected = position + size
-        return runs
+        new = np.append(True, (positions[1:] != ends[:-1]) | (positions[1:] % file_bytes == 0))
+        firsts = np.flatnonzero(new)
+        lasts = np.append(firsts[1:], len(positions))
+        begins, stops = positions[firsts], ends[lasts - 1]
+        if len(firsts) >= _MANY_RUNS and int(sizes.sum()) < len(firsts) * _SMALL_RUN_BYTES:
+            return [_Run(0, len(positions), memoryview(b"".join(self._views(begins, stops))))]
+        return [
+            _Run(first, last, view)
+            for first, last, view in zip(firsts.tolist(), lasts.tolist(), self._views(begins, stops), strict=True)
+        ]
 
-    def _parts(self, physical_offsets: list[int], sizes: list[int]) -> list[memoryview]:
-        return [self._log.view(start, length) for _, start, length in self._runs(physical_offsets, sizes)]
+    def _views(self, begins: Int64s, stops: Int64s) -> Iterator[memoryview]:
+        """The bytes of the log from each begin to its stop, of one file each."""
+        numbers = begins // self._log.files.file_bytes
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        for first, last in zip([0, *cuts], [*cuts, len(begins)], strict=True):
+            file = self._log.files.file_at(int(begins[first]))
+            starts = (begins[first:last] - file.start).tolist()
+            yield from map(file.view.__getitem__, map(slice, starts, (stops[first:last] - file.start).tolist()))
 
-    def _check(self, entries: Entries, topic: str, queue_id: int, check_crc: bool) -> tuple[int, StoreCorrupt | None]:
+    def _check(
+        self, runs: list[_Run], positions: Int64s, sizes: Int64s, topic: str, queue_id: int, check_crc: bool
+    ) -> tuple[int, StoreCorrupt | None]:
         """How many records from the first on are what they should be, and what is wrong with the next one."""
-        physical_offsets, sizes = entries["physical_offset"].tolist(), entries["size"].tolist()
         name = topic.encode()
-        for number, (position, size) in enumerate(zip(physical_offsets, sizes, strict=True)):
-            lost = size == FILLER_SIZE
-            if lost or not self._log.min_offset <= position <= self._log.max_offset - size:
-                reason = "the message is lost" if lost else f"the queue points at {position}, outside of the log"
-                problem = StoreCorrupt(str(self._log.folder), position, reason)
-                return number, self._check(entries[:number], topic, queue_id, check_crc)[1] or problem
-        for first, start, length in self._runs(physical_offsets, sizes):
-            last = first
-            total = 0
-            while last < len(sizes) and total < length:
-                total += sizes[last]
-                last += 1
-            if last - first >= _VECTOR_FROM:
-                try:
-                    batch = parse(
-                        self._log.view(start, length), entries["size"][first:last].astype(np.int32), check_crc=check_crc
-                    )
-                    one = len(batch.groups) == 1
-                    if (
-                        one
-                        and batch.groups[0].is_of(topic, queue_id)
-                        and (batch.physical_offsets == entries["physical_offset"][first:last]).all()
-                    ):
-                        continue
-                except BadRecord:
-                    pass  # Which one is the first bad one, the loop tells.
-            for number in range(first, last):
-                problem_ = self._problem(physical_offsets[number], sizes[number], name, queue_id, check_crc)
-                if problem_ is not None:
-                    return number, problem_
-        return len(sizes), None
+        for run in runs:
+            positions_, sizes_ = positions[run.first : run.last], sizes[run.first : run.last]
+            if run.last - run.first >= _VECTOR_FROM and self._is_sound(
+                run, positions_, sizes_, topic, queue_id, check_crc
+            ):
+                continue
+            # Which one is the first bad one, if any, the loop tells.
+            for number, position, size in zip(
+                range(run.first, run.last), positions_.tolist(), sizes_.tolist(), strict=True
+            ):
+                problem = self._problem(position, size, name, queue_id, check_crc)
+                if problem is not None:
+                    return number, problem
+        return runs[-1].last if runs else 0, None
+
+    @staticmethod
+    def _is_sound(run: _Run, positions: Int64s, sizes: Int64s, topic: str, queue_id: int, check_crc: bool) -> bool:
+        try:
+            batch = parse(run.view, sizes.astype(np.int32), check_crc=check_crc)
+        except BadRecord:
+            return False
+        one_queue = len(batch.groups) == 1 and batch.groups[0].is_of(topic, queue_id)
+        return one_queue and bool((batch.physical_offsets == positions).all())
 
     def _problem(self, position: int, size: int, topic: bytes, queue_id: int, check_crc: bool) -> StoreCorrupt | None:
         """What is wrong with the record there."""
@@ -146,7 +184,7 @@ class Reader:
             reason = error.reason
         return StoreCorrupt(str(file.path), at, reason) if reason else None
 
-    def offset_at_time(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    def offset_at_time(self, queue: ConsumeQueue, timestamp_ms: int, boundary: Literal["lower", "upper"]) -> int:
         """See `Store.offset_at_time`."""
 
         def stored_ms(offset: int) -> int:
@@ -157,6 +195,8 @@ class Reader:
             return 1 << 62
 
         offsets = range(queue.min_offset, queue.max_offset)
+        if boundary == "upper":
+            return queue.min_offset + max(0, bisect_right(offsets, timestamp_ms, key=stored_ms) - 1)
         return queue.min_offset + bisect_left(offsets, timestamp_ms, key=stored_ms)
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int) -> list[Record]:

@@ -7,19 +7,53 @@ byte position of the buffer (strides of 1) and is indexed with the positions of 
 from __future__ import annotations
 
 import re
-import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
-from raymq.storage.java_hash import tags_code_of_bytes
+from raymq.storage.byte_rows import Int64s, every, rows_at, some
+from raymq.storage.checksums import checksums
+from raymq.storage.failpoints import failpoint
 from raymq.storage.record import Buffer
 
-Int64s = npt.NDArray[np.int64]
 TOPIC_PATTERN = re.compile(rb"[%|a-zA-Z0-9_-]+")
 LONG_TOPIC_PREFIXES = (b"%RETRY%", b"%DLQ%")
+
+#: The fields of a header with IPv4 hosts that are read or stamped here.
+_HEADER = np.dtype(
+    {
+        "names": [
+            "size",
+            "magic",
+            "body_crc",
+            "queue_id",
+            "queue_offset",
+            "physical_offset",
+            "sys_flag",
+            "store_timestamp",
+            "store_host",
+            "body_length",
+        ],
+        "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
+        "offsets": [
+            layout.OFFSET_SIZE,
+            layout.OFFSET_MAGIC,
+            layout.OFFSET_BODY_CRC,
+            layout.OFFSET_QUEUE_ID,
+            layout.OFFSET_QUEUE_OFFSET,
+            layout.OFFSET_PHYSICAL_OFFSET,
+            layout.OFFSET_SYS_FLAG,
+            layout.OFFSET_STORE_TIMESTAMP,
+            layout.OFFSET_STORE_HOST,
+            layout.OFFSET_BODY_LENGTH,
+        ],
+        "itemsize": layout.HEADER.size,
+    }
+)
+#: What lies between the first and the last stamped field of such a header.
+_STAMPED = slice(layout.OFFSET_QUEUE_OFFSET, layout.OFFSET_RECONSUME_TIMES)
 
 
 class BadRecord(Exception):
@@ -52,50 +86,37 @@ class Batch:
     records: memoryview
     sizes: Int64s
     starts: Int64s
+    ends: Int64s
     sys_flags: npt.NDArray[np.int32]
     body_at: Int64s
     body_lengths: Int64s
     properties_at: Int64s
     groups: list[Group]
-    properties: list[bytes] = field(default_factory=list)
+    headers: npt.NDArray[np.void]
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @property
-    def ends(self) -> Int64s:
-        return self.starts + self.sizes
-
-    @property
     def queue_offsets(self) -> Int64s:
-        return self._longs(layout.OFFSET_QUEUE_OFFSET)
+        return self.headers["queue_offset"].astype(np.int64)
 
     @property
     def physical_offsets(self) -> Int64s:
-        return self._longs(layout.OFFSET_PHYSICAL_OFFSET)
+        return self.headers["physical_offset"].astype(np.int64)
 
     @property
     def store_timestamps_ms(self) -> Int64s:
-        eights = strided(self.records, ">i8")
-        at = self.starts + layout.OFFSET_STORE_TIMESTAMP + _born_shift(self.sys_flags)
-        times: Int64s = eights[at].astype(np.int64)
+        times: Int64s = self.headers["store_timestamp"].astype(np.int64)
+        if self.born_ipv6:
+            at = self.starts + layout.OFFSET_STORE_TIMESTAMP + _born_shift(self.sys_flags)
+            times = strided(self.records, ">i8")[at].astype(np.int64)
         return times
 
-    def _longs(self, offset: int) -> Int64s:
-        return strided(self.records, ">i8")[self.starts + offset].astype(np.int64)
-
-    def read_properties(self) -> list[bytes]:
-        """The properties of each record, as stored."""
-        if not self.properties:
-            records = self.records
-            spans = zip(self.properties_at.tolist(), self.ends.tolist(), strict=True)
-            self.properties = [bytes(records[start:end]) for start, end in spans]
-        return self.properties
-
-    def tags_codes(self) -> Int64s:
-        """The hash of each record's TAGS, 0 without."""
-        codes = [tags_code_of_bytes(tags_of(p)) if b"TAGS\x01" in p else 0 for p in self.read_properties()]
-        return np.array(codes, np.int64)
+    @property
+    def born_ipv6(self) -> bool:
+        """Whether a record has a born host of IPv6, so that the fields behind it lie later than in `headers`."""
+        return some(self.sys_flags & layout.SYS_FLAG_BORN_IPV6 != 0)
 
     def part(self, first: int, last: int) -> tuple[int, int]:
         """The bytes of records first..last (last not included)."""
@@ -127,23 +148,29 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
         raise BadRecord(0, f"sizes that add up to the buffer's {len(view)} bytes", int(ends[-1]) if count else 0)
     _require(sizes_ >= layout.MIN_RECORD_BYTES, f"at least {layout.MIN_RECORD_BYTES} bytes", sizes_)
     starts = ends - sizes_
-    fours = strided(view, ">i4")
-    _require(fours[starts] == sizes_, "the declared size in its first field", fours[starts])
-    magics = fours[starts + layout.OFFSET_MAGIC]
+    headers = rows_at(view, starts, _HEADER.itemsize).view(_HEADER)
+    _require(headers["size"] == sizes_, "the declared size in its first field", headers["size"])
+    magics = headers["magic"]
     version_1 = magics == layout.MAGIC_V1
-    _require(version_1 | (magics == layout.MAGIC_V2), "the magic of version 1 or 2", magics)
-    queue_ids = fours[starts + layout.OFFSET_QUEUE_ID]
+    all_version_1 = every(version_1)
+    if not all_version_1:
+        _require(version_1 | (magics == layout.MAGIC_V2), "the magic of version 1 or 2", magics)
+    queue_ids = headers["queue_id"].astype(np.int32)
     _require(queue_ids >= 0, "a queue id from 0", queue_ids)
-    sys_flags = fours[starts + layout.OFFSET_SYS_FLAG].astype(np.int32)
-    shift = _born_shift(sys_flags) + ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
-    _require(sizes_ >= shift + layout.MIN_RECORD_BYTES, "room for its hosts", sizes_)
-    body_lengths = fours[starts + layout.OFFSET_BODY_LENGTH + shift].astype(np.int64)
-    room = sizes_ - shift - layout.MIN_RECORD_BYTES
+    sys_flags = headers["sys_flag"].astype(np.int32)
+    body_lengths = headers["body_length"].astype(np.int64)
+    body_at = starts + layout.OFFSET_BODY
+    room = sizes_ - layout.MIN_RECORD_BYTES
+    if some(sys_flags & (layout.SYS_FLAG_BORN_IPV6 | layout.SYS_FLAG_STORE_IPV6) != 0):
+        shift = _born_shift(sys_flags) + ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
+        room -= shift
+        _require(room >= 0, "room for its hosts", sizes_)
+        body_at += shift
+        body_lengths = strided(view, ">i4")[body_at - layout.OFFSET_BODY + layout.OFFSET_BODY_LENGTH].astype(np.int64)
     _require((body_lengths >= 0) & (body_lengths <= room), "a body within the record", body_lengths)
-    body_at = starts + layout.OFFSET_BODY + shift
     length_at = body_at + body_lengths
     bytes_ = np.frombuffer(view, np.uint8)
-    if version_1.all():
+    if all_version_1:
         topic_at = length_at + 1
         topic_lengths = bytes_[length_at].astype(np.int64)
     else:
@@ -152,21 +179,19 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
         topic_lengths = np.where(version_1, bytes_[length_at], two_bytes)
     properties_at = topic_at + topic_lengths + 2
     _require((topic_lengths > 0) & (properties_at <= ends), "a topic within the record", topic_lengths)
-    properties_lengths = bytes_[properties_at - 2].astype(np.int64) << 8 | bytes_[properties_at - 1]
+    properties_lengths = np.ndarray((len(view) - 1,), ">u2", view, strides=(1,))[properties_at - 2].astype(np.int64)
     _require(properties_at + properties_lengths == ends, "parts that add up to the size", properties_lengths)
     last_bytes = bytes_[ends - 1]
     _require((last_bytes != 0) | (properties_lengths == 0), "properties that are all there", last_bytes)
     if check_crc:
-        stored = fours[starts + layout.OFFSET_BODY_CRC]
-        bodies = map(view.__getitem__, map(slice, body_at.tolist(), length_at.tolist()))
-        crcs = np.fromiter(map(zlib.crc32, bodies), np.uint32, count) & layout.CRC_MASK
-        _require(crcs == stored, "a body of its CRC", stored)
+        stored = headers["body_crc"]
+        _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
     groups = _group(view, topic_at, topic_lengths, queue_ids)
-    return Batch(view, sizes_, starts, sys_flags, body_at, body_lengths, properties_at, groups)
+    return Batch(view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, headers)
 
 
 def _require(sound: npt.NDArray[np.bool_], reason: str, values: npt.NDArray[np.integer]) -> None:
-    if not sound.all():
+    if not every(sound):
         index = int(np.argmin(sound))
         raise BadRecord(index, reason, int(values[index]))
 
@@ -176,21 +201,35 @@ def _group(view: memoryview, topic_at: Int64s, topic_lengths: Int64s, queue_ids:
     length = int(topic_lengths[0])
     first = bytes(view[int(topic_at[0]) : int(topic_at[0]) + length])
     check_topic(first, 0)
-    if (topic_lengths == length).all():
-        every = np.ndarray((len(view) - length + 1,), f"S{length}", view, strides=(1,))
-        if (every[topic_at] == first).all():
+    if every(topic_lengths == length):
+        names = np.ndarray((len(view) - length + 1,), f"S{length}", view, strides=(1,))
+        if every(names[topic_at] == first):
             topic = first.decode("ascii")
             queue_id = int(queue_ids[0])
-            if (queue_ids == queue_id).all():
+            if every(queue_ids == queue_id):
                 return [Group(topic, queue_id, None)]
             return [Group(topic, q, np.flatnonzero(queue_ids == q)) for q in np.unique(queue_ids).tolist()]
-    members: dict[tuple[bytes, int], list[int]] = {}
-    spans = zip(topic_at.tolist(), topic_lengths.tolist(), queue_ids.tolist(), strict=True)
-    for index, (at, size, queue_id) in enumerate(spans):
-        members.setdefault((bytes(view[at : at + size]), queue_id), []).append(index)
-    for name, queue_id in members:
-        check_topic(name, members[name, queue_id][0])
-    return [Group(name.decode("ascii"), queue_id, np.array(m)) for (name, queue_id), m in members.items()]
+    return _group_all(view, topic_at, topic_lengths, queue_ids)
+
+
+def _group_all(
+    view: memoryview, topic_at: Int64s, topic_lengths: Int64s, queue_ids: npt.NDArray[np.int32]
+) -> list[Group]:
+    """The queues of a batch of several topics, in the order of their first records."""
+    names: list[bytes] = []
+    topics = np.empty(len(topic_at), np.int64)
+    for length in np.unique(topic_lengths).tolist():
+        chosen = np.flatnonzero(topic_lengths == length)
+        found, numbers = np.unique(rows_at(view, topic_at[chosen], length), return_inverse=True)
+        topics[chosen] = numbers.reshape(-1) + len(names)
+        names += found.tolist()
+    lanes = topics << 32 | queue_ids
+    order = np.argsort(lanes, kind="stable")
+    firsts = np.flatnonzero(np.append(True, lanes[order][1:] != lanes[order][:-1]))
+    groups = sorted(np.split(order, firsts[1:]), key=lambda members: int(members[0]))
+    for members in groups:
+        check_topic(names[topics[members[0]]], int(members[0]))
+    return [Group(names[topics[m[0]]].decode("ascii"), int(queue_ids[m[0]]), m) for m in groups]
 
 
 def check_topic(name: bytes, index: int) -> None:
@@ -223,44 +262,23 @@ def stamp(
     target[size_bytes:] = batch.records[begin + size_bytes : end]
     starts = batch.starts[first:last] - begin
     physical_offsets: Int64s = starts + physical_offset
-    eights = strided(target, ">i8")
-    eights[starts + layout.OFFSET_QUEUE_OFFSET] = queue_offsets[first:last]
-    eights[starts + layout.OFFSET_PHYSICAL_OFFSET] = physical_offsets
-    late = starts + _born_shift(batch.sys_flags[first:last])
-    eights[late + layout.OFFSET_STORE_TIMESTAMP] = store_timestamp_ms
-    eights[late + layout.OFFSET_STORE_HOST] = store_host
+    if batch.born_ipv6:
+        eights = strided(target, ">i8")
+        eights[starts + layout.OFFSET_QUEUE_OFFSET] = queue_offsets[first:last]
+        eights[starts + layout.OFFSET_PHYSICAL_OFFSET] = physical_offsets
+        late = starts + _born_shift(batch.sys_flags[first:last])
+        eights[late + layout.OFFSET_STORE_TIMESTAMP] = store_timestamp_ms
+        eights[late + layout.OFFSET_STORE_HOST] = store_host
+    else:
+        headers = batch.headers[first:last]
+        headers["queue_offset"] = queue_offsets[first:last]
+        headers["physical_offset"] = physical_offsets
+        headers["store_timestamp"] = store_timestamp_ms
+        headers["store_host"] = store_host
+        width = _STAMPED.stop - _STAMPED.start
+        stamped = np.ndarray((len(headers),), f"V{width}", headers, _STAMPED.start, headers.strides)
+        places = np.ndarray((len(target) - width + 1,), f"V{width}", target, strides=(1,))
+        places[starts + _STAMPED.start] = stamped
+    failpoint("append.before_size")
     target[:size_bytes] = batch.records[begin : begin + size_bytes]
     return physical_offsets
-
-
-def value_of(properties: bytes, name: bytes, *, first: bool = False) -> bytes:
-    """The value of a property, b"" if there is none; of a repeated one the last, or the first."""
-    needle = name + b"\x01"
-    at = properties.find(needle) if first else properties.rfind(needle)
-    while at > 0 and properties[at - 1] != 2:
-        at = properties.find(needle, at + 1) if first else properties.rfind(needle, 0, at + len(needle) - 1)
-    if at < 0:
-        return b""
-    begin = at + len(needle)
-    end = properties.find(b"\x02", begin)
-    return properties[begin:end] if end >= 0 else properties[begin:]
-
-
-def tags_of(properties: bytes) -> bytes:
-    """The value of TAGS."""
-    return value_of(properties, b"TAGS")
-
-
-def keys_of(properties: bytes) -> list[bytes]:
-    """What is indexed: UNIQ_KEY, then every key of KEYS.
-
-    A record of a RocketMQ batch has two: its own, which its sender knows, and the batch's. It is found by both.
-    """
-    unique = value_of(properties, b"UNIQ_KEY", first=True)
-    keys = [unique] if unique else []
-    if properties.count(b"UNIQ_KEY\x01") > 1:
-        last = value_of(properties, b"UNIQ_KEY")
-        keys += [last] if last != unique else []
-    if b"KEYS\x01" in properties:
-        keys += [key for key in value_of(properties, b"KEYS").split(b" ") if key]
-    return keys

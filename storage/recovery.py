@@ -11,7 +11,8 @@
    raymq/damaged/, and the walk goes on behind it. The queues keep their entries of it: reading it is an error of
    exactly that offset.
 
-A directory opened read-only is walked in the same way, and nothing is written.
+A directory opened read-only is walked in the same way; what is missing in queues and index is added in memory, and
+nothing is written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage import record as layout
@@ -28,7 +30,10 @@ from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.commit_log import CommitLog, is_marked
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.failpoints import failpoint
+from raymq.storage.key_index import KeyIndex
 from raymq.storage.mapped_file import MappedFile
+from raymq.storage.placement import Placement
 from raymq.storage.record_batch import BadRecord, Batch, parse
 
 _BATCH_BYTES: Final = 4 << 20
@@ -80,49 +85,47 @@ def recover(
 
     Args:
         state: None if there is none.
-        same_boot: the machine has not been started anew since the store was last open.
+        same_boot: the machine has not been started anew since the store was last open, and its disk did not fail.
         aside: folder for copies of damaged bytes; None = read-only, change nothing.
     """
     report = RecoveryReport(clean)
     trusted = clean or same_boot
-    if aside is not None:
-        if not trusted:
-            dispatcher.index.drop_after(checkpoint.index_ms)
-        elif not clean:
-            dispatcher.index.repair()
     deleted = state.deleted_topics if state else {}
     if aside is not None:
+        _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
         dispatcher.drop_deleted(deleted)
     begin, known_end = _begin(log, dispatcher, state)
     report.walked_from = begin
     index_after = dispatcher.index.end_physical
-    end, last_timestamp_ms = begin, 0
-    position = begin
+    placement = Placement()
+    position = end = begin
+    last_timestamp_ms = 0
     while position < log.files.end:
-        found = _next_batch(log, position)
-        if isinstance(found, Batch):
-            report.records += len(found)
-            if aside is not None:
-                _dispatch(dispatcher, found, index_after, deleted)
-            position += len(found.records)
-            end, last_timestamp_ms = position, int(found.store_timestamps_ms[-1])
-            continue
-        if isinstance(found, int):
-            position = end = found
-            continue
-        follower = _next_sound(log, position)
-        if follower == _NOWHERE and position < known_end <= _used_end(log, position):
-            follower = known_end
-        if follower == _NOWHERE or (
-            position >= known_end
-            and (_is_zero(log, position) or not (trusted or _was_flushed(log, follower, checkpoint)))
-        ):
-            break
-        report.corruption.append(_keep(log, position, follower, found, aside))
-        position = end = follower
-    report.truncated_bytes = max(_used_end(log, end), known_end) - end
+        batch, behind, reason = _next_batch(log, position)
+        queued = np.empty(0, np.bool_)
+        if batch is not None:
+            known_bytes = None if trusted or state is None else known_end - position
+            batch, queued, reason = _sound_part(batch, deleted, placement, known_bytes)
+        if batch is not None:
+            report.records += len(batch)
+            _dispatch(dispatcher, batch, queued, index_after)
+            position = end = position + len(batch.records)
+            last_timestamp_ms = int(batch.store_timestamps_ms[-1])
+        elif behind:
+            position = end = behind
+        else:
+            follower = _follower(log, position, known_end, state, checkpoint, trusted=trusted)
+            if follower == _NOWHERE:
+                break
+            report.corruption.append(_keep(log, position, follower, reason, aside))
+            position = end = follower
+    report.truncated_bytes = max(log.files.last_data(end), known_end) - end
     if aside is not None:
-        _cut(log, dispatcher, end)
+        _cut(log, dispatcher, end, certainly=not trusted)
+        if state is not None and end >= known_end:
+            _restore_ends(dispatcher, state)
+        if not trusted and end > known_end:
+            log.files.rewrite(max(begin, known_end), end)
     else:
         for queue in dispatcher.queues.values():
             queue.hide_behind(end)
@@ -131,6 +134,22 @@ def recover(
     log.set_end(end, last_timestamp_ms or checkpoint.physical_ms)
     dispatcher.dispatched_to = end
     return report
+
+
+def _trust_index(
+    index: KeyIndex, state: State | None, checkpoint: Checkpoint, log: CommitLog, *, clean: bool, trusted: bool
+) -> None:
+    """Leave of the index only what is surely right."""
+    extent = None if state is None else state.index
+    if extent is not None:
+        index.check_against(extent, log.min_offset, clean=clean)
+    if trusted:
+        if not clean:
+            index.repair()
+    elif extent is not None:
+        index.restore(extent)
+    else:
+        index.drop_after(checkpoint.index_ms)
 
 
 def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple[int, int]:
@@ -151,12 +170,12 @@ def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple
     return begin - begin % log.files.file_bytes, state.dispatched_to
 
 
-def _next_batch(log: CommitLog, position: int) -> Batch | int | str:
+def _next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:
     """The sound records at `position`; or where to go on behind a BLANK; or why there is no record."""
     file = log.files.file_at(position)
     behind = log.skip_blank(position)
     if behind != position:
-        return behind
+        return None, behind, ""
     begin = at = position - file.start
     sizes: list[int] = []
     reason = "no record begins here"
@@ -169,25 +188,64 @@ def _next_batch(log: CommitLog, position: int) -> Batch | int | str:
         at += size
     while sizes:
         try:
-            return parse(file.view[begin : begin + sum(sizes)], np.array(sizes, np.int32))
+            return parse(file.view[begin : begin + sum(sizes)], np.array(sizes, np.int32)), 0, ""
         except BadRecord as bad:
             reason = bad.reason if bad.index == 0 else reason
             del sizes[bad.index :]
-    return reason
+    return None, 0, reason
 
 
-def _dispatch(dispatcher: Dispatcher, batch: Batch, index_after: int, deleted: dict[str, int]) -> None:
-    physical_offsets = batch.physical_offsets
+def _sound_part(
+    batch: Batch, deleted: dict[str, int], placement: Placement, known_bytes: int | None
+) -> tuple[Batch | None, npt.NDArray[np.bool_], str]:
+    """The records before the first that cannot be as it was written, though its CRC is right; why there is none.
+
+    Args:
+        known_bytes: how much of the batch was surely on disk; of the rest pages may be missing. None = all.
+
+    Returns:
+        The records, which of them have an entry in a queue (no half messages, none of a topic deleted behind them).
+    """
+    count, reason = len(batch), ""
+    if known_bytes is not None and known_bytes < len(batch.records):
+        # A page that did not get to the disk is all zeros, and properties hold no zeros.
+        spans = zip(batch.properties_at.tolist(), batch.ends.tolist(), strict=True)
+        count = next((i for i, (at, end) in enumerate(spans) if b"\0" in bytes(batch.records[at:end])), count)
+        reason = "a hole in the properties"
     kind = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
-    queued = (kind == 0) | (kind == layout.SYS_FLAG_TRANSACTION_COMMIT)
+    queued: npt.NDArray[np.bool_] = (kind == 0) | (kind == layout.SYS_FLAG_TRANSACTION_COMMIT)
     for group in batch.groups:
         if group.topic in deleted:
             members = np.arange(len(batch)) if group.members is None else group.members
-            queued[members] &= physical_offsets[members] >= deleted[group.topic]
+            queued[members] &= batch.physical_offsets[members] >= deleted[group.topic]
+    placed = placement.sound_records(batch, queued & (np.arange(len(batch)) < count))
+    if placed < count:
+        count, reason = placed, "a queue offset that cannot be"
+    if count == len(batch):
+        return batch, queued, ""
+    if count == 0:
+        return None, queued, reason
+    return parse(batch.records[: int(batch.starts[count])], batch.sizes[:count].astype(np.int32)), queued[:count], ""
+
+
+def _follower(
+    log: CommitLog, position: int, known_end: int, state: State | None, checkpoint: Checkpoint, *, trusted: bool
+) -> int:
+    """Where to go on behind the damage at `position`; _NOWHERE if the log ends there."""
+    follower = _next_sound(log, position)
+    if position < known_end:
+        return known_end if follower == _NOWHERE and known_end <= log.files.last_data(position) else follower
+    if follower == _NOWHERE or _is_zero(log, position):
+        return _NOWHERE
+    flushed = trusted or (state is None and log.store_timestamp(follower) <= checkpoint.physical_ms)
+    return follower if flushed else _NOWHERE
+
+
+def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_], index_after: int) -> None:
     dispatcher.dispatch(
         batch,
         batch.queue_offsets,
-        physical_offsets,
+        batch.physical_offsets,
         batch.store_timestamps_ms,
         queued=None if queued.all() else queued,
         index_after=index_after,
@@ -235,35 +293,29 @@ def _is_zero(log: CommitLog, position: int) -> bool:
     return not any(file.view[at : at + layout.OFFSET_MAGIC])
 
 
-def _was_flushed(log: CommitLog, position: int, checkpoint: Checkpoint) -> bool:
-    """Whether the record at `position` had been flushed, and with it all before it."""
-    return log.store_timestamp(position) <= checkpoint.physical_ms
-
-
 def _keep(log: CommitLog, position: int, follower: int, reason: str, aside: Path | None) -> Corruption:
     file = log.files.file_at(position)
     at = position - file.start
     if aside is not None:
-        aside.mkdir(parents=True, exist_ok=True)
+        fileutil.make_folder(aside)
         fileutil.replace(aside / f"{position:020d}", bytes(file.view[at : min(file.size, at + follower - position)]))
     return Corruption(str(file.path), at, reason)
 
 
-def _used_end(log: CommitLog, end: int) -> int:
-    """One past the last byte from `end` on that is not zero; `end` if there is none."""
-    used = end
-    for start in log.files.starts:
-        if start + log.files.file_bytes > end:
-            begin = max(0, end - start)
-            last = log.files.file_at(start).last_data(begin, log.files.file_bytes)
-            used = max(used, start + last) if last > begin else used
-    return used
-
-
-def _cut(log: CommitLog, dispatcher: Dispatcher, end: int) -> None:
+def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool) -> None:
     """Drop what lies behind `end` in log, queues and index."""
-    if log.files.starts and (_used_end(log, end) > end or end <= log.files.starts[-1]):
+    failpoint("recovery.before_cut")
+    if log.files.starts and (log.files.last_data(end) > end or end <= log.files.starts[-1]):
         log.files.zero_from(end)
+    failpoint("recovery.between_cuts")
     for queue in dispatcher.queues.values():
-        queue.truncate(end)
+        queue.truncate(end, certainly=certainly)
     dispatcher.index.cap(end)
+
+
+def _restore_ends(dispatcher: Dispatcher, state: State) -> None:
+    """Let no queue end before it did: offsets of messages that have expired are not given away again."""
+    for topic, queues in state.queues.items():
+        for queue_id, max_offset in queues.items():
+            if topic not in state.deleted_topics:
+                dispatcher.open(topic, queue_id).extend(max_offset)

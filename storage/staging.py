@@ -12,7 +12,6 @@ crash between append and `done`, only the log behind that position has to be sea
 from __future__ import annotations
 
 import re
-import shutil
 import struct
 import time
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.fileutil import replace
+from raymq.storage.fileutil import make_folder, remove, remove_tree, replace
 
 #: What a transaction or a part may be called: it becomes a file's name.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -64,7 +63,7 @@ class StagedRecords:
         if not 0 <= number < 1_000_000:
             raise InvalidInput("number", "0..999999", number)
         header = msgpack.packb([lane[0], lane[1], sizes.astype("<i4").tobytes()])
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         data = b"".join((_HEADER_LENGTH.pack(len(header)), header, records))
         replace(directory / f"{_checked('part', part)}.{number:06d}.chunk", data)
 
@@ -100,22 +99,22 @@ class StagedRecords:
     def close(self, transaction: str) -> None:
         """The whole transaction is in the log: keep that fact, drop the data."""
         directory = self._directory(transaction)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         replace(directory / "committed", b"")
         for path in directory.glob("*.*"):
-            path.unlink()
+            remove(path)
 
     def drop(self, transaction: str) -> None:
         """Forget a transaction that will not be committed; one that was is left alone."""
         if not self.is_committed(transaction):
-            shutil.rmtree(self._directory(transaction), ignore_errors=True)
+            remove_tree(self._directory(transaction))
 
     def sweep(self, now: float | None = None) -> list[str]:
         """Delete what is older than `ABANDONED_SECONDS`; the names of those transactions."""
         limit = (time.time() if now is None else now) - ABANDONED_SECONDS
         old = [path for path in self._root.glob("*") if path.stat().st_mtime < limit]
         for path in old:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         return [path.name for path in old]
 
     def _directory(self, transaction: str) -> Path:

@@ -1,7 +1,7 @@
 """The facade of one broker's store: a directory of messages, their indexes, settings and consumers' progress.
 
-Thread rule: a store belongs to one thread (the broker's loop), which alone calls its methods; only `flush` and
-`flushed_offset` may be used from others at the same time.
+Thread rule: a store belongs to one thread (the broker's loop), which alone calls its methods; only `flush`,
+`flushed_offset` and `wait_for_removals` may be used from others at the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,19 +24,25 @@ from raymq.storage.checkpoint import Checkpoint, State, boot_id
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig, split_host
 from raymq.storage.dispatch import Dispatcher
-from raymq.storage.errors import InvalidInput, StoreError
+from raymq.storage.errors import InvalidInput, StoreError, StoreFailed
+from raymq.storage.failpoints import failpoint
 from raymq.storage.flush import Flusher
 from raymq.storage.group_config import GroupConfigs
+from raymq.storage.health import Health
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.lease import Lease
 from raymq.storage.progress import Progress
 from raymq.storage.reading import Reader
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport, recover
+from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
 from raymq.storage.topic_config import TopicConfigs
 from raymq.storage.writing import AppendResult, Writer
 
 __all__ = ["AppendResult", "Store"]
+
+#: Of how many queues one run of `delete_expired` looks at the files.
+_QUEUES_A_RUN: Final = 1000
 
 
 class Store:
@@ -46,6 +52,7 @@ class Store:
         directory, config: where it is, and its settings (sizes of existing files win over those asked for).
         recovery: what opening found.
         topic_configs, group_configs, consumer_offsets, delay_progress: kept settings and progress.
+        retention: the rules of `delete_expired`.
     """
 
     def __init__(self, directory: Path, config: StoreConfig, read_only: bool, now_ms: Callable[[], int]) -> None:
@@ -59,25 +66,50 @@ class Store:
             self.config = config = layout_of.fitted(config, paths, state)
             clean = not paths.abort.exists()
             if not read_only:
+                failpoint("open.before_abort")
                 fileutil.replace(paths.abort, str(os.getpid()).encode())
             host, port = split_host(config.store_host)
             writable = not read_only
+            self._health = Health(paths.healthy)
+            same_boot = state is not None and state.boot == boot_id() != "" and self._health.was_good
+            distrusted = not clean and not same_boot
+            own = state is not None and bool(state.geometry)
             self._log = CommitLog(
-                paths.commit_log, config.commitlog_file_bytes, layout.pack_host_bytes(host, port), writable=writable
+                paths.commit_log,
+                config.commitlog_file_bytes,
+                layout.pack_host_bytes(host, port),
+                self._health,
+                writable=writable,
+                whole_to=state.dispatched_to if state and distrusted else None,
             )
-            index = KeyIndex(paths.index, config.index_slots, config.index_entries, writable=writable)
+            index = KeyIndex(
+                paths.index,
+                config.index_slots,
+                config.index_entries,
+                writable=writable,
+                rebuilt=own,
+            )
             self._dispatcher = Dispatcher(
-                paths.consume_queue, config.consume_queue_file_entries, index, config.delays_ms, writable=writable
+                paths.consume_queue,
+                config.consume_queue_file_entries,
+                index,
+                config.delays_ms,
+                writable=writable,
+                rebuilt=own,
+                whole=state.queues if state and distrusted else None,
             )
             self._checkpoint = Checkpoint.load(paths.checkpoint)
             self._deleted_topics = dict(state.deleted_topics) if state else {}
+            if not distrusted and state is not None and self._health.was_good:
+                self._dispatcher.trust(state.queues)
+            failpoint("open.before_recovery")
             self.recovery: RecoveryReport = recover(
                 self._log,
                 self._dispatcher,
                 state,
                 self._checkpoint,
                 clean=clean,
-                same_boot=state is not None and state.boot == boot_id() != "",
+                same_boot=same_boot,
                 aside=None if read_only else paths.damaged,
             )
             self._reader = Reader(self._log, self._dispatcher)
@@ -88,9 +120,17 @@ class Store:
             self.group_configs = GroupConfigs(paths.groups, writable=writable)
             self._writer = Writer(directory, config, self._log, self._dispatcher, now_ms)
             self._derived = threading.Lock()
+            self._now_ms = now_ms
+            #: When log files expire; may be replaced by other rules at any time.
+            self.retention = Retention(config.retention_hours, config.delete_at_hour)
+            self._remover = Remover(self._derived)
             if not read_only:
-                self._log.files.sync(self.recovery.walked_from, self._log.max_offset)
+                failpoint("open.before_checkpoint")
+                self._log.files.sync(self.recovery.walked_from, self._log.max_offset, names=True)
                 self._save_checkpoint()
+                if not self._health.was_good:
+                    self._health.certify()
+                self._log.prepare_ahead(clean=config.flush == "sync")
         except BaseException:
             self._abandon()
             raise
@@ -116,7 +156,8 @@ class Store:
         """Open a directory, new or not, and recover it.
 
         Args:
-            read_only: take no lock and write nothing; it shows what is there at this moment.
+            read_only: take no lock and write nothing; it shows what is there at this moment, and what a kill has left
+                out of queues and index is added in memory alone.
             now_ms: the clock of store times.
 
         Raises:
@@ -137,11 +178,13 @@ class Store:
         sizes: npt.NDArray[np.int32],
         *,
         lanes: Collection[tuple[str, int]] | None = None,
+        check_crc: bool = True,
     ) -> AppendResult:
         """Store records of any topics and queues, in order; the buffer is copied, never changed.
 
         Args:
             lanes: the only (topic, queue id) that the records may belong to; None = any.
+            check_crc: whether the bodies' checksums are compared; False for a caller that has just computed them.
 
         When it returns, queues and index know them and they survive the death of the process; `flush` makes them
         survive that of the machine.
@@ -151,7 +194,7 @@ class Store:
             StoreFull: the disk is too full. StoreFailed: the disk failed earlier; open the store again.
         """
         self._check_open()
-        return self._writer.append(records, sizes, lanes)
+        return self._writer.append(records, sizes, lanes, check_crc)
 
     def _check_open(self) -> None:
         if self._closed or self._read_only:
@@ -164,11 +207,42 @@ class Store:
         """
         self._check_open()
         self._writer.check_ready()
+        failpoint("delete_topic.before_state")
         self._deleted_topics[topic] = self._log.max_offset
         self._save_checkpoint()
+        failpoint("delete_topic.before_queues")
         with self._derived:
             self._dispatcher.delete_topic(topic)
+        failpoint("delete_topic.before_settings")
         self.topic_configs.delete(topic)
+
+    def delete_expired(self, *, asked: bool = False) -> Deleted:
+        """Let go of the log files that `retention` says may go, and of queue and index files that follow the log.
+
+        Quick, and to be called every few seconds: a run takes at most ten log files and looks at some queues. What is
+        let go of is not there for readers from now on (MessageExpired, OffsetOutOfRange; leases stay valid); a thread
+        removes the files from the disk. If the process dies before that they are back, and go later.
+
+        Args:
+            asked: expired files go whatever the hour is.
+        """
+        self._check_open()
+        files = self._log.expirable(FILES_A_RUN)
+        file_bytes = self._log.files.file_bytes
+        newest_ms = [timestamp_ms for _, timestamp_ms in files]
+        decision = self.retention.decide(newest_ms, file_bytes, self._now_ms(), Disk.of(self.directory), asked=asked)
+        removals: list[Removal] = []
+        if decision.files:
+            failpoint("retention.before_detach")
+            removals += self._log.files.detach_before(files[decision.files - 1][0])
+        of_queues, of_index = self._dispatcher.follow(self._log.min_offset, _QUEUES_A_RUN)
+        failpoint("retention.before_add")
+        self._remover.add([*removals, *of_queues, *of_index])
+        return Deleted(len(removals), len(of_queues), len(of_index), decision.reason)
+
+    def wait_for_removals(self, timeout: float | None = None) -> bool:
+        """Wait until what `delete_expired` let go of is off the disk; False after `timeout` seconds. Any thread."""
+        return self._remover.wait(timeout)
 
     # ---- reading
 
@@ -245,9 +319,15 @@ class Store:
         """The next message's offset. QueueNotFound as `read`."""
         return self._dispatcher.get(topic, queue_id).max_offset
 
-    def offset_at_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The first message stored at that time or later; the maximum if there is none. QueueNotFound as `read`."""
-        return self._reader.offset_at_time(self._dispatcher.get(topic, queue_id), timestamp_ms)
+    def offset_at_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """The first message stored at that time or later, the maximum if there is none.
+
+        With `boundary="upper"` the last message stored at that time or earlier, the minimum if there is none.
+        QueueNotFound as `read`.
+        """
+        return self._reader.offset_at_time(self._dispatcher.get(topic, queue_id), timestamp_ms, boundary)
 
     @property
     def min_physical_offset(self) -> int:
@@ -275,29 +355,46 @@ class Store:
         self._log.flush()
 
     def _save_checkpoint(self) -> None:
-        """Bring log, queues, index and progress to disk, then say so. Any thread."""
+        """Bring log, queues, index and progress to disk, then say so. Any thread.
+
+        Raises:
+            StoreFull: not done, the last one holds. StoreFailed: the store refuses writes from now on.
+        """
+        try:
+            self._checkpoint_now()
+        except StoreFailed as error:
+            self._health.fail(error)
+            raise
+
+    def _checkpoint_now(self) -> None:
         with self._derived:
             deleted = {t: p for t, p in self._deleted_topics.items() if p > self._log.min_offset}
             to = self._dispatcher.dispatched_to
             timestamp_ms = self._log.last_timestamp_ms
-            indexed_to, index_ms = self._dispatcher.index.end_physical, self._dispatcher.index.end_ms
+            index = self._dispatcher.index.extent()
             queues: dict[str, dict[int, int]] = {}
             for (topic, queue_id), queue in list(self._dispatcher.queues.items()):
                 if queue.max_offset:
                     queues.setdefault(topic, {})[queue_id] = queue.max_offset
+            failpoint("checkpoint.before_flush")
             self._log.flush()
+            failpoint("checkpoint.before_queues")
             self._dispatcher.sync()
+            failpoint("checkpoint.before_journal")
             self._progress.journal.sync()
+            failpoint("checkpoint.before_times")
             self._checkpoint = Checkpoint(
                 timestamp_ms,
                 timestamp_ms,
-                index_ms,
+                index.end_ms,
                 self._checkpoint.master_flushed_offset,
                 self._checkpoint.confirm_offset,
             )
             self._checkpoint.save(self._paths.checkpoint)
             geometry = layout_of.geometry(self.config)
-            State(to, indexed_to, queues, deleted, geometry, boot_id()).save(self._paths.state)
+            failpoint("checkpoint.before_state")
+            State(to, index.end_physical, index, queues, deleted, geometry, boot_id()).save(self._paths.state)
+            failpoint("checkpoint.after_state")
 
     def close(self) -> None:
         """Stop properly: all is on disk, the next opening is clean. Leases stay valid. May be called again.
@@ -308,10 +405,14 @@ class Store:
             return
         self._closed = True
         self._flusher.stop()
+        self._remover.stop()
         try:
-            if not self._read_only and self._log.failure is None:
+            if not self._read_only and self._health.good:
+                failpoint("close.before_fold")
                 self._progress.close(fold=True)
+                failpoint("close.before_checkpoint")
                 self._save_checkpoint()
+                failpoint("close.before_abort")
                 fileutil.remove(self._paths.abort)
         finally:
             self._abandon()

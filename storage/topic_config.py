@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,18 @@ from raymq.storage.json_file import DataVersion
 
 PERM_READ = 4
 PERM_WRITE = 2
+_TABLES = ("dataVersion", "topicConfigTable")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic on one broker. `perm` is a sum of PERM_READ and PERM_WRITE (and RocketMQ's 1 = inherit)."""
+    """One topic on one broker.
+
+    Attributes:
+        perm: a sum of PERM_READ and PERM_WRITE (and RocketMQ's 1 = inherit).
+        attributes: RocketMQ's, such as "message.type": "FIFO".
+        others: settings of RocketMQ's that mean nothing here and are kept as they are.
+    """
 
     name: str
     read_queues: int
@@ -25,11 +32,12 @@ class TopicConfig:
     perm: int = PERM_READ | PERM_WRITE
     order: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> TopicConfig:
         """From RocketMQ's object."""
-        return cls(
+        known = cls(
             name=name,
             read_queues=int(raw.get("readQueueNums", 16)),
             write_queues=int(raw.get("writeQueueNums", 16)),
@@ -37,6 +45,7 @@ class TopicConfig:
             order=bool(raw.get("order", False)),
             attributes=dict(raw.get("attributes") or {}),
         )
+        return replace(known, others=json_file.unknown(raw, known.to_json()))
 
     def to_json(self) -> dict[str, Any]:
         """RocketMQ's object."""
@@ -49,6 +58,7 @@ class TopicConfig:
             "topicName": self.name,
             "topicSysFlag": 0,
             "writeQueueNums": self.write_queues,
+            **self.others,
         }
 
 
@@ -59,6 +69,7 @@ class TopicConfigs:
         self._path = path
         self._writable = writable
         raw = json_file.load(path)
+        self._others = {name: value for name, value in raw.items() if name not in _TABLES}
         self._version = DataVersion.from_json(raw.get("dataVersion"))
         self._table = {n: TopicConfig.from_json(n, t) for n, t in (raw.get("topicConfigTable") or {}).items()}
 
@@ -91,6 +102,7 @@ class TopicConfigs:
         version = self._version.next()
         content = {
             "dataVersion": version.to_json(),
+            **self._others,
             "topicConfigTable": {name: config.to_json() for name, config in table.items()},
         }
         json_file.save(self._path, content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -13,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
+from raymq.storage.byte_rows import some
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFailed, StoreFull
 from raymq.storage.record import Buffer
 from raymq.storage.record_batch import BadRecord, Batch, check_topic, parse
+from raymq.storage.retention import Disk
 
 _DISK_CHECK_EVERY_S: Final = 1.0
 _KNOWN_TOPICS: Final = 65_536
@@ -63,14 +64,18 @@ class Writer:
         self._disk_full = ""
 
     def append(
-        self, records: Buffer, sizes: npt.NDArray[np.int32], lanes: Collection[tuple[str, int]] | None
+        self,
+        records: Buffer,
+        sizes: npt.NDArray[np.int32],
+        lanes: Collection[tuple[str, int]] | None,
+        check_crc: bool,
     ) -> AppendResult:
         """See `Store.append`."""
         self.check_ready()
         if len(sizes) <= _FEW:
-            return self._append_few(memoryview(records), sizes, lanes)
+            return self._append_few(memoryview(records), sizes, lanes, check_crc)
         try:
-            batch = parse(records, sizes)
+            batch = parse(records, sizes, check_crc=check_crc)
         except BadRecord as bad:
             raise InvalidInput("records", f"record {bad.index}: {bad.reason}", bad.actual) from None
         for group in batch.groups:
@@ -84,18 +89,25 @@ class Writer:
             self._dispatcher.dispatch(
                 batch, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
             )
-        except (OSError, StoreFull) as error:
+        except StoreError as error:
             raise self._failed(start, error) from error
+        except BaseException as error:  # Of whatever kind: log and queues may say different things now.
+            self._log.health.fail(error)
+            raise
         self._dispatcher.dispatched_to = self._log.max_offset
         return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
 
     def _append_few(
-        self, records: memoryview, sizes: npt.NDArray[np.int32], lanes: Collection[tuple[str, int]] | None
+        self,
+        records: memoryview,
+        sizes: npt.NDArray[np.int32],
+        lanes: Collection[tuple[str, int]] | None,
+        check_crc: bool,
     ) -> AppendResult:
         ones: list[_One] = []
         at = 0
         for size in sizes.tolist():
-            ones.append(self._check_one(records[at : at + size], size, len(ones)))
+            ones.append(self._check_one(records[at : at + size], size, len(ones), check_crc))
             at += size
         if at != len(records) or not ones:
             raise InvalidInput("sizes", f"sizes that add up to the buffer's {len(records)} bytes", at)
@@ -116,14 +128,17 @@ class Writer:
                     queue, one.topic, one.queue_id, one.properties, len(one.record), physical_offset, timestamp_ms
                 )
                 physical_offsets.append(physical_offset)
-        except (OSError, StoreFull) as error:
+        except StoreError as error:
             raise self._failed(start, error) from error
+        except BaseException as error:  # Of whatever kind: log and queues may say different things now.
+            self._log.health.fail(error)
+            raise
         self._dispatcher.dispatched_to = self._log.max_offset
         return AppendResult(np.array(queue_offsets), np.array(physical_offsets), timestamp_ms)
 
-    def _check_one(self, record: memoryview, size: int, index: int) -> _One:
+    def _check_one(self, record: memoryview, size: int, index: int, check_crc: bool) -> _One:
         try:
-            version, body_at, topic_at, properties_at, end = layout.locate(record, 0, len(record), True)
+            version, body_at, topic_at, properties_at, end = layout.locate(record, 0, len(record), check_crc)
         except StoreCorrupt as error:
             raise InvalidInput("records", f"record {index}: sound", error.reason) from None
         if not size == end == len(record):
@@ -151,7 +166,7 @@ class Writer:
         bad = (bodies < 1) | (bodies > self._config.max_message_bytes) | (properties > layout.MAX_PROPERTIES_BYTES)
         bad |= (batch.sys_flags & _UNWANTED_FLAGS) != 0
         bad |= batch.sizes > self._log.capacity
-        if bad.any():
+        if some(bad):
             i = int(np.argmax(bad))
             self._check_limits(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]))
             raise InvalidInput("records", f"record {i}: at most {self._log.capacity} bytes", int(batch.sizes[i]))
@@ -172,22 +187,20 @@ class Writer:
 
     def check_ready(self) -> None:
         """StoreFailed after a failure of the disk, StoreFull while it is too full (looked at once a second)."""
-        if self._log.failure is not None:
-            raise StoreFailed(f"the store failed before: {self._log.failure}") from self._log.failure
+        self._log.health.check()
         now = time.monotonic()
         if now - self._disk_checked_at >= _DISK_CHECK_EVERY_S:
             self._disk_checked_at = now
-            usage = shutil.disk_usage(self._directory)
-            ratio, limit = usage.used / usage.total, self._config.disk_refuse_ratio
+            ratio, limit = Disk.of(self._directory).ratio, self._config.disk_refuse_ratio
             self._disk_full = f"the disk is {ratio:.1%} full, writes end at {limit:.1%}" if ratio >= limit else ""
         if self._disk_full:
             raise StoreFull(self._disk_full)
 
-    def _failed(self, start: int, error: OSError | StoreFull) -> StoreError:
+    def _failed(self, start: int, error: StoreError) -> StoreError:
         """What to raise after a write went wrong: with nothing in the log it may be tried again."""
         if self._log.max_offset == start and isinstance(error, StoreFull):
             return error
-        self._log.failure = error
+        self._log.health.fail(error)
         return StoreFailed(f"an append to {self._directory} failed half way: {error}")
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage.java_hash import index_hash, index_hashes, java_hash, tags_code
+from raymq.storage.java_hash import (
+    index_hash,
+    index_hashes,
+    java_hash,
+    prefix_hash,
+    tags_code,
+    tags_code_of_bytes,
+    tags_codes,
+)
 
 TABLE = {
     "": 0,
@@ -41,10 +50,22 @@ def test_java_hash_is_its_definition(text: str) -> None:
     assert java_hash(text) == plain(text)
 
 
+def spans_of(texts: list[bytes], before: bytes = b"") -> tuple[bytes, np.ndarray, np.ndarray]:
+    """One buffer of all texts, and where each starts and ends in it."""
+    ends = len(before) + np.cumsum([len(text) for text in texts], dtype=np.int64)
+    starts = ends - np.array([len(text) for text in texts], np.int64)
+    return before + b"".join(texts), starts, ends
+
+
+def hashes_of(topic: str, keys: list[bytes], before: bytes = b"") -> list[int]:
+    found: list[int] = index_hashes(np.full(len(keys), prefix_hash(topic), np.uint32), *spans_of(keys, before)).tolist()
+    return found
+
+
 def test_long_texts() -> None:
     text = "0123456789" * 1000
     assert java_hash(text) == plain(text)
-    assert index_hashes("t#", [text.encode()]).tolist() == [index_hash("t#" + text)]
+    assert hashes_of("t", [text.encode()]) == [index_hash("t#" + text)]
 
 
 def test_tags_code() -> None:
@@ -60,4 +81,18 @@ def test_index_hash_is_never_negative() -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=20))
 def test_many_at_once_equal_one_by_one(keys: list[str]) -> None:
     expected = [index_hash("orders#" + key) for key in keys]
-    assert index_hashes("orders#", [key.encode() for key in keys]).tolist() == expected
+    assert hashes_of("orders", [key.encode() for key in keys]) == expected
+
+
+@given(st.lists(st.binary(max_size=300) | st.text().map(str.encode), min_size=1, max_size=20), st.binary(max_size=80))
+def test_any_bytes_at_once_equal_one_by_one(texts: list[bytes], before: bytes) -> None:
+    expected = [index_hash("%RETRY%g#" + text.decode("utf-8", "replace")) for text in texts]
+    assert hashes_of("%RETRY%g", texts, before) == expected
+    filled = [text for text in texts if text] or [b"x"]
+    assert tags_codes(*spans_of(filled, before)).tolist() == [tags_code_of_bytes(text) for text in filled]
+
+
+def test_the_smallest_int_at_once() -> None:
+    assert java_hash("polygenelubricants") == -(2**31)
+    buffer, starts, ends = spans_of([b"polygenelubricants"])
+    assert index_hashes(np.zeros(1, np.uint32), buffer, starts, ends).tolist() == [0]

@@ -317,8 +317,8 @@ def test_a_failing_disk_refuses_from_then_on(tmp_path: Path, monkeypatch: pytest
     store = Store.open(tmp_path, replace(SMALL, flush_interval_ms=600_000))
     append(store, GOOD)
 
-    def fail(_fd: int) -> None:
-        raise OSError(5, "Input/output error")
+    def fail(_fd: int, _path: Path) -> None:
+        raise StoreFailed("Input/output error")
 
     with monkeypatch.context() as patched:
         patched.setattr("raymq.storage.fileutil.fdatasync", fail)
@@ -338,7 +338,7 @@ def test_a_failing_disk_refuses_from_then_on(tmp_path: Path, monkeypatch: pytest
 def test_no_room_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(tmp_path, SMALL) as store:
 
-        def full(_fd: int, _start: int, _length: int) -> None:
+        def full(_fd: int, _start: int, _length: int, _path: Path) -> None:
             raise StoreFull("no room")
 
         with monkeypatch.context() as patched:

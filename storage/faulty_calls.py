@@ -1,0 +1,128 @@
+"""A disk that fails on demand: a fake for tests of the store and of what is built on it.
+
+    with replaced(FaultyCalls("fdatasync", 3, errno.EIO)):
+        ...                        # the third fdatasync raises EIO, the others work
+
+A failing fsync loses what a real one may lose: the call does nothing, and later ones succeed again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from raymq.storage.file_calls import FileCalls
+
+
+class UnsyncedCalls(FileCalls):
+    """Real calls, but for those that wait for the disk: all survives the process, nothing surely the machine."""
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+    def fdatasync(self, fd: int) -> None:
+        pass
+
+
+KINDS: Final = (
+    "open",
+    "write",
+    "truncate",
+    "allocate",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "make_folder",
+    "remove_folder",
+)
+
+
+class FaultyCalls(FileCalls):
+    """Real calls, of which the `nth` of a kind (from 1) fails with `error`; any thread.
+
+    Attributes:
+        counts: how many calls of each kind there were.
+        failed: whether the fault has happened.
+    """
+
+    def __init__(
+        self, kind: str = "", nth: int = 0, error: int = 0, *, lasting: bool = False, real: FileCalls | None = None
+    ) -> None:
+        """Without arguments nothing fails and calls are only counted.
+
+        Args:
+            kind: one of `KINDS`, or "short_write": the nth write takes half of its bytes, and the next one fails with
+                `error` unless that is 0.
+            lasting: all calls of that kind from the nth on fail.
+            real: what makes the calls that do not fail.
+        """
+        self._real = real or FileCalls()
+        self._kind = "write" if kind == "short_write" else kind
+        self._short = kind == "short_write"
+        self._nth = nth
+        self._error = error
+        self._lasting = lasting
+        self._mutex = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.failed = False
+
+    def _count(self, kind: str, subject: object) -> bool:
+        """Whether this write has to be a short one; raises if the call has to fail."""
+        with self._mutex:
+            self.counts[kind] += 1
+            number = self.counts[kind]
+            if kind != self._kind:
+                return False
+            if self._short and number == self._nth:
+                self.failed = True
+                return True
+            first = self._nth + self._short
+            fails = self._error != 0 and (number >= first if self._lasting else number == first)
+            self.failed |= fails
+        if fails:
+            raise OSError(self._error, os.strerror(self._error), str(subject))
+        return False
+
+    def open(self, path: Path, flags: int) -> int:
+        self._count("open", path)
+        return self._real.open(path, flags)
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        short = self._count("write", fd)
+        return self._real.write(fd, memoryview(content)[: max(1, len(content) // 2)] if short else content)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._count("truncate", fd)
+        self._real.truncate(fd, size)
+
+    def allocate(self, fd: int, start: int, length: int) -> None:
+        self._count("allocate", fd)
+        self._real.allocate(fd, start, length)
+
+    def fsync(self, fd: int) -> None:
+        self._count("fsync", fd)
+        self._real.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._count("fdatasync", fd)
+        self._real.fdatasync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count("rename", source)
+        self._real.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._count("unlink", path)
+        self._real.unlink(path)
+
+    def make_folder(self, path: Path) -> None:
+        self._count("make_folder", path)
+        self._real.make_folder(path)
+
+    def remove_folder(self, path: Path) -> None:
+        self._count("remove_folder", path)
+        self._real.remove_folder(path)

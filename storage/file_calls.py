@@ -1,0 +1,67 @@
+"""The system calls that change files, behind one seam: `fileutil` makes them through `current`.
+
+This is where a test stands between the store and the disk: `FaultyCalls` (faulty_calls.py) lets a chosen call fail as
+a disk would, and whatever overrides `fsync` and `fdatasync` sees what is on disk after a loss of power. Reading has
+no seam, and neither has the memory of a mapping: bytes reach it without a call, and its disk with `fdatasync`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class FileCalls:
+    """The real calls; each raises OSError as the one of the system does. Any thread."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """A descriptor, closed in child programs; new files get mode 0644."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        """How many bytes were written, which may be fewer than there are."""
+        return os.write(fd, content)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, start: int, length: int) -> None:
+        """Give a range of the file real blocks."""
+        os.posix_fallocate(fd, start, length)
+
+    def fsync(self, fd: int) -> None:
+        """Bring a file's data and metadata, or a folder's names, to disk."""
+        os.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        """Bring a file's data to disk, those written through a mapping too."""
+        os.fdatasync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def make_folder(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def remove_folder(self, path: Path) -> None:
+        os.rmdir(path)
+
+
+#: What `fileutil` calls. Replaced by tests, through `replaced`.
+current = FileCalls()
+
+
+@contextmanager
+def replaced(calls: FileCalls) -> Iterator[None]:
+    """All stores of this process use `calls` until the end of the `with`."""
+    global current  # noqa: PLW0603 - the one seam
+    before, current = current, calls
+    try:
+        yield
+    finally:
+        current = before

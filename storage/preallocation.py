@@ -1,0 +1,140 @@
+"""The thread that prepares a log's files ahead of its writer, so that appending never waits for the file system.
+
+Writing into fresh pages of a file is twenty times slower than writing into pages that are in memory and mapped: the
+kernel has to find blocks, to zero a page and to enter it in the page table, 4 KiB at a time, within the writer's own
+store instruction and with the GIL held. This thread does that beforehand, for a window in front of the writer and in
+small steps: it makes the next file, allocates its blocks and faults its pages in. None of its system calls holds the
+GIL. It changes no byte of a file, and whatever it has not done or could not do the writer does itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from raymq.storage.errors import StoreError
+from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file_queue import MappedFileQueue
+
+WINDOW_BYTES: Final = 64 << 20
+_STEP_BYTES: Final = 1 << 20
+#: Smaller files are prepared by the writer: there is little to gain.
+_LEAST_FILE_BYTES: Final = 8 << 20
+#: Linux 5.14: fault pages in, for reading or for writing; an older kernel refuses it.
+_MADV_POPULATE_READ: Final = 22
+_MADV_POPULATE_WRITE: Final = 23
+
+
+class Preallocator:
+    """Keeps the window behind the writer's position ready; `advance` belongs to the writer, it never waits."""
+
+    def __init__(self, files: MappedFileQueue, *, clean: bool) -> None:
+        """Nothing happens before `start`.
+
+        Args:
+            clean: map pages only for reading. They stay clean, so that an fdatasync by the writer does not have to
+                write zeros to the disk first; the first write to each costs a short fault.
+        """
+        self._files = files
+        self._advice = _MADV_POPULATE_READ if clean else _MADV_POPULATE_WRITE
+        self._window = min(WINDOW_BYTES, files.file_bytes)
+        self._position = 0
+        self._wake_at = 0
+        self._prepared_to = 0
+        self._cleaned = 0
+        self._clean = clean
+        self._work = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="raymq-allocate", daemon=True)
+
+    def start(self, position: int) -> None:
+        """Begin with the window behind `position`, the log's end."""
+        if self._files.file_bytes < _LEAST_FILE_BYTES:
+            self._wake_at, self._clean = 1 << 63, True
+            return
+        self._position = position
+        self._prepared_to = position - position % mmap.PAGESIZE
+        self._wake_at = position
+        self._thread.start()
+        self.advance(position)
+
+    def advance(self, position: int) -> None:
+        """The log ends at `position` now."""
+        self._position = position
+        if position >= self._wake_at:
+            self._wake_at = position + _STEP_BYTES
+            self._work.set()
+
+    def flushed(self, length: int) -> None:
+        """So many bytes were brought to disk, and with them whatever was prepared: its pages are clean again.
+
+        A page's first change after that is slow. As much as was flushed is likely to be written next, so that much
+        is faulted in anew; more would have the disk write zeros all the time. Any thread.
+        """
+        if not self._clean:
+            self._cleaned = min(self._window, length)
+            self._work.set()
+
+    def stop(self) -> None:
+        """Wait until the thread has ended, which takes no longer than one step. May be called again."""
+        self._stopping = True
+        self._work.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._work.wait()
+            self._work.clear()
+            try:
+                self._prepare_again()
+                while not self._stopping and self._prepared_to < self._position + self._window:
+                    self._step()
+                # Half a window later: a burst shorter than that has the processor and its caches to itself.
+                self._wake_at = self._prepared_to - self._window // 2
+            except (StoreError, OSError):
+                # No room, or a disk that fails: the writer meets it too if it gets so far, and says so.
+                self._prepared_to = max(self._prepared_to, self._position + _STEP_BYTES)
+
+    def _prepare_again(self) -> None:
+        """After a flush; see `flushed`."""
+        length, self._cleaned = self._cleaned, 0
+        begin = self._position
+        end = min(self._prepared_to, begin + length)
+        while not self._stopping and begin < end:
+            file = self._files.prepare(begin)
+            stop = min(end, begin + _STEP_BYTES, file.start + file.size)
+            populate(file, begin - file.start, stop - file.start, self._advice)
+            begin = stop
+
+    def _step(self) -> None:
+        """Prepare the next piece, or skip what the writer has overtaken."""
+        begin = max(self._prepared_to, self._position - self._position % mmap.PAGESIZE)
+        file = self._files.prepare(begin)
+        at = begin - file.start
+        end = min(file.size, at + _STEP_BYTES)
+        file.allocate_ahead(at, end)
+        populate(file, at, end, self._advice)
+        self._prepared_to = file.start + end
+
+
+def populate(file: MappedFile, begin: int, end: int, advice: int) -> None:
+    """Fault the pages of begin..end in, as `advice` says; without effect where the kernel cannot."""
+    view = file.view  # Keeps the mapping, also when the file is closed meanwhile.
+    begin -= begin % mmap.PAGESIZE
+    first = ctypes.c_char.from_buffer(view, begin)
+    _madvise(ctypes.addressof(first), end - begin, advice)
+
+
+def _load_madvise() -> Callable[[int, int, int], int]:
+    # mmap.madvise would hold the GIL; a call through ctypes does not.
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return function
+
+
+_madvise = _load_madvise()

@@ -1,0 +1,431 @@
+"""The store beside what the machine can do at all: `python bench_store.py [--json] [--quick] [--only WORD]`.
+
+Every rate stands beside a baseline that was taken in the same run, for a machine has good and bad hours: copying
+memory into a mapping whose pages are present, `os.pwrite` of the same bytes, a bare fdatasync. A goal is compared with
+the ratio wherever it is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage.config import StoreConfig
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+from raymq.storage.unique_keys import UniqueKeys
+
+MIB = 1 << 20
+CONFIG = StoreConfig(disk_refuse_ratio=1.0)
+Batch = tuple[bytes, npt.NDArray[np.int32]]
+
+
+@dataclass
+class Row:
+    """One line of the table; `ratio` is that to the baseline, where there is one."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: str = ""
+    ratio: float | None = None
+    goal: str = ""
+    reached: bool | None = None
+
+
+class Bench:
+    """The rows so far, and the baselines in bytes a second."""
+
+    def __init__(self, directory: Path, quick: bool, only: str) -> None:
+        self.directory = directory
+        self.quick = quick
+        self.only = only
+        self.rows: list[Row] = []
+        self.memcpy = self.pwrite = 0.0
+
+    def add(self, name: str, value: float, unit: str, **rest: object) -> None:
+        row = Row(name, float(value), unit, **rest)  # type: ignore[arg-type]
+        row.reached = None if row.reached is None else bool(row.reached)
+        self.rows.append(row)
+        print(show(row), file=sys.stderr, flush=True)
+
+    @contextmanager
+    def fresh(self) -> Iterator[Path]:
+        """An empty directory, gone afterwards."""
+        path = Path(tempfile.mkdtemp(dir=self.directory))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def show(row: Row) -> str:
+    ratio = "" if row.ratio is None else f"{row.ratio:7.0%} of {row.baseline}"
+    goal = "" if row.reached is None else f"goal {row.goal}: {'reached' if row.reached else 'MISSED'}"
+    return f"{row.name:<58} {row.value:>12,.1f} {row.unit:<10} {ratio:<20} {goal}"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def batches(body_bytes: int, count: int, *, keys: bool = False, limit: int = MIB) -> list[Batch]:
+    """`count` batches of about `limit` bytes; every record has a unique key, as all that producers send."""
+    source, body = UniqueKeys(), os.urandom(body_bytes)
+    made: list[Batch] = []
+    number = 0
+    for _ in range(count):
+        records: list[bytes] = []
+        room = limit
+        for unique in source.take(limit // body_bytes).to_pylist():
+            named = {"UNIQ_KEY": unique} | ({"KEYS": f"order-{number}", "TAGS": f"t{number % 7}"} if keys else {})
+            record = encode(
+                "orders", 0, body, encode_properties(named), born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\0"
+            )
+            if len(record) > room:
+                break
+            room -= len(record)
+            number += 1
+            records.append(record)
+        made.append((b"".join(records), np.array([len(record) for record in records], np.int32)))
+    return made
+
+
+class Prefaulted:
+    """A mapping whose pages are all present: the fastest place that a file has."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.size = size
+        with (directory / "prefaulted").open("w+b") as file:
+            file.truncate(size)
+            self.view = memoryview(mmap.mmap(file.fileno(), size))
+        self._at = 0
+        for at in range(0, size, MIB):
+            self.view[at : at + MIB] = bytes(MIB)
+
+    def copy(self, content: bytes) -> None:
+        """Copy it behind what was copied last."""
+        self._at = self._at if self._at + len(content) <= self.size else 0
+        self.view[self._at : self._at + len(content)] = content
+        self._at += len(content)
+
+
+def baselines(bench: Bench) -> None:
+    size = 256 * MIB
+    source = os.urandom(MIB)
+    with bench.fresh() as directory:
+        target = Prefaulted(directory, size)
+        times = [seconds(lambda: target.copy(source)) for _ in range(512)]
+        bench.memcpy = MIB / float(np.median(times))
+        bench.add("baseline: memcpy into a pre-faulted mapping", bench.memcpy / 1e9, "GB/s")
+    with bench.fresh() as directory:
+        fd = os.open(directory / "file", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(fd, 0, size)
+        took = seconds(lambda: [os.pwrite(fd, source, at) for at in range(0, size, MIB)])
+        bench.pwrite = size / took
+        bench.add("baseline: os.pwrite into a new file", bench.pwrite / 1e9, "GB/s")
+        os.close(fd)
+    bodies = [os.urandom(1024)] * 1024
+    took = min(seconds(lambda: [zlib.crc32(body) for body in bodies]) for _ in range(20))
+    bench.add("baseline: zlib.crc32 of 1 KiB, one call each", MIB / took / 1e9, "GB/s")
+    took = min(seconds(lambda: zlib.crc32(source)) for _ in range(20))
+    bench.add("baseline: zlib.crc32 of 1 MiB in one call", MIB / took / 1e9, "GB/s")
+
+
+def append_batches(bench: Bench) -> None:
+    """Batches in bursts that stay within what the store has prepared, each beside a memcpy of the same bytes."""
+    for body_bytes, keys in ((1024, False), (100, False), (100, True)):
+        source = batches(body_bytes, 16, keys=keys)
+        volume, count = len(source[0][0]), len(source[0][1])
+        label = f"1 MiB batches of {body_bytes} B{', key and tag' if keys else ''}"
+        with bench.fresh() as directory, Store.open(directory / "store", CONFIG) as store:
+            target = Prefaulted(directory, 256 * MIB)
+            for check_crc in (True, False):
+                appends, copies = [], []
+                for _ in range(4 if bench.quick else 12):
+                    time.sleep(0.3)  # The pause in which the store prepares the next files.
+                    for batch in source:
+                        copies.append(seconds(lambda: target.copy(batch[0])))  # noqa: B023
+                        appends.append(seconds(lambda: store.append(*batch, check_crc=check_crc)))  # noqa: B023
+                trusted = "" if check_crc else ", CRC not checked"
+                for name, share in (("median", 50), ("best tenth", 10)):
+                    took, copy = (float(np.percentile(times, share)) for times in (appends, copies))
+                    bench.add(
+                        f"append, {label}{trusted}, {name}",
+                        volume / took / 1e9,
+                        "GB/s",
+                        baseline="memcpy",
+                        ratio=copy / took,
+                        goal="50%" if body_bytes == 1024 else "",
+                        reached=copy / took >= 0.5 if body_bytes == 1024 else None,
+                    )
+                    bench.add(
+                        "   the same",
+                        count / took / 1e6,
+                        "M/s",
+                        goal="3 M/s" if body_bytes == 100 else "",
+                        reached=count / took >= 3e6 if body_bytes == 100 else None,
+                    )
+            if not keys:
+                rounds = 4 if bench.quick else 16
+                took = seconds(lambda: [store.append(*b) for _ in range(rounds) for b in source])  # noqa: B023
+                rate = rounds * len(source) * volume / took
+                bench.add(
+                    f"append, {label}, {rounds * len(source)} MiB at a stretch",
+                    rate / 1e9,
+                    "GB/s",
+                    baseline="os.pwrite",
+                    ratio=rate / bench.pwrite,
+                )
+                fetch(bench, store, target, f"1 MiB of {body_bytes} B")
+
+
+def fetch(bench: Bench, store: Store, target: Prefaulted, label: str) -> None:
+    """Read and copy to where a socket would take it from, each beside a memcpy of the same bytes."""
+    for check_crc in (True, False):
+        buffer = bytearray(2 * MIB)
+        offset, end = 0, store.max_offset("orders", 0)
+        reads, copies, volumes, counts = [], [], [], []
+        while offset < end:
+            begin = time.perf_counter()
+            with store.read("orders", 0, offset, 16_384, MIB, check_crc=check_crc) as lease:
+                content = lease.records
+                buffer[: len(content)] = content
+                reads.append(time.perf_counter() - begin)
+                copies.append(seconds(lambda: target.copy(content)))  # noqa: B023
+                offset = lease.next_offset
+                volumes.append(len(content))
+                counts.append(len(lease))
+        took, copy = float(np.median(reads)), float(np.median(copies))
+        trusted = "" if check_crc else ", CRC not checked"
+        bench.add(
+            f"fetch and copy, {label}{trusted}, median",
+            float(np.median(volumes)) / took / 1e9,
+            "GB/s",
+            baseline="memcpy",
+            ratio=copy / took,
+            goal="40%",
+            reached=copy / took >= 0.4,
+        )
+        bench.add("   the same", float(np.median(counts)) / took / 1e6, "M/s")
+
+
+def one_by_one(bench: Bench) -> None:
+    singles: list[Batch] = []
+    for records, sizes in batches(100, 5, keys=True):
+        ends = np.cumsum(sizes).tolist()
+        singles += [
+            (records[end - size : end], np.array([size], np.int32))
+            for end, size in zip(ends, sizes.tolist(), strict=True)
+        ]
+    with bench.fresh() as directory, Store.open(directory, CONFIG) as store:
+        took = min(seconds(lambda: [store.append(*single) for single in singles]) for _ in range(3))
+        rate = len(singles) / took
+        bench.add("append one by one, 100 B, key and tag", rate, "/s", goal="60,000/s", reached=rate >= 60_000)
+
+
+def query(bench: Bench) -> None:
+    entries = 100_000 if bench.quick else 1_000_000
+    config = StoreConfig(disk_refuse_ratio=1.0, index_slots=entries // 4, index_entries=entries)
+    source = batches(100, entries // 8000 + 1, keys=True)
+    with bench.fresh() as directory, Store.open(directory, config) as store:
+        count = 0
+        for batch in source:
+            store.append(*batch)
+            count += len(batch[1])
+        chosen = np.random.default_rng(1).integers(0, count, 2000).tolist()
+        times = [seconds(lambda: store.query("orders", f"order-{n}", 0, 1 << 60, 32)) for n in chosen]  # noqa: B023
+        typical, late = np.percentile(times, (50, 99)) * 1e6
+        bench.add(
+            f"query by key, {2 * count:,} keys in full files", typical, "us", goal="200 us", reached=typical < 200
+        )
+        bench.add("   the same, p99", late, "us")
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run it in a process that dies without closing anything."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise RuntimeError("the child failed")
+
+
+def recovery(bench: Bench) -> None:
+    size = (128 if bench.quick else 1000) * MIB
+    with bench.fresh() as directory:
+
+        def write() -> None:
+            store = Store.open(directory, CONFIG)
+            source = batches(1024, 16)
+            while store.max_physical_offset < size:
+                for batch in source:
+                    store.append(*batch)
+            store.flush()
+
+        in_child(write)
+        begin = time.perf_counter()
+        store = Store.open(directory, CONFIG)
+        took = time.perf_counter() - begin
+        records = store.recovery.records
+        store.close()
+        bench.add(
+            f"recovery of an unclean {size // MIB} MiB, {records:,} records", took, "s", goal="2 s", reached=took < 2
+        )
+
+
+def many_queues(bench: Bench) -> None:
+    topics = 100 if bench.quick else 1000
+    with bench.fresh() as directory:
+
+        def write() -> None:
+            with Store.open(directory, CONFIG) as store:
+                for topic in range(topics):
+                    records = [
+                        encode(f"topic-{topic}", queue, b"x" * 50, b"", born_timestamp_ms=1, born_host=bytes(8))
+                        for queue in range(10)
+                    ]
+                    store.append(b"".join(records), np.array([len(record) for record in records], np.int32))
+
+        in_child(write)
+        # In a process of its own: this one has memory that it freed and would use again.
+        done = subprocess.run(
+            [sys.executable, "-c", OPEN_AND_TELL, str(directory)], check=True, stdout=subprocess.PIPE, text=True
+        )
+        told = json.loads(done.stdout)
+        took, added = told["seconds"], told["anonymous"]
+        bench.add(f"open with {topics * 10:,} queues", took, "s", goal="2 s", reached=took < 2)
+        bench.add(
+            "   the same, memory added (anonymous)", added / MIB, "MiB", goal="500 MiB", reached=added < 500 * MIB
+        )
+        bench.add("   the same, descriptors of the process", told["descriptors"], "")
+        bench.add("   the same, mappings of the process", told["mappings"], "")
+
+
+OPEN_AND_TELL = """
+import json, os, sys, time
+from pathlib import Path
+from raymq.storage.config import StoreConfig
+from raymq.storage.store import Store
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+before, begin = anonymous(), time.perf_counter()
+store = Store.open(sys.argv[1], StoreConfig(disk_refuse_ratio=1.0))
+seconds = time.perf_counter() - begin
+told = {
+    "seconds": seconds,
+    "anonymous": anonymous() - before,
+    "descriptors": len(os.listdir("/proc/self/fd")),
+    "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
+}
+store.close()
+print(json.dumps(told))
+"""
+
+
+def rolling(bench: Bench) -> None:
+    """Latency of appends of 16 KiB while files roll, beside those of a file that is long enough."""
+    found = {}
+    for name, file_bytes in (("no roll", 1 << 30), ("files of 16 MiB roll", 16 * MIB)):
+        config = StoreConfig(disk_refuse_ratio=1.0, commitlog_file_bytes=file_bytes)
+        source = batches(1024, 8, limit=16 * 1024)
+        with bench.fresh() as directory, Store.open(directory, config) as store:
+            time.sleep(0.5)  # As a broker that has just started.
+            times = []
+            for number in range(2000 if bench.quick else 8000):
+                times.append(seconds(lambda: store.append(*source[number % 8])))  # noqa: B023
+                time.sleep(0.0003)  # About 40 MB/s.
+        found[name] = float(np.percentile(times, 99.9)) * 1e3
+        bench.add(f"append 16 KiB, {name}: p99.9", found[name], "ms")
+        bench.add("   the same: longest", max(times) * 1e3, "ms")
+    added = found["files of 16 MiB roll"] - found["no roll"]
+    bench.add("   rolling adds at p99.9", added, "ms", goal="2 ms", reached=added < 2)
+
+
+def group_commit(bench: Bench) -> None:
+    """Each round `waiters` records come in and share one flush, which runs in a thread as the broker's does."""
+    rounds = 50 if bench.quick else 200
+    records, sizes = batches(1024, 1)[0]
+    single = (records[: int(sizes[0])], sizes[:1])
+    config = StoreConfig(disk_refuse_ratio=1.0, flush="sync")
+    for waiters in (1, 8, 64):
+        with (
+            bench.fresh() as directory,
+            Store.open(directory / "store", config) as store,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            fd = os.open(directory / "file", os.O_RDWR | os.O_CREAT)
+            os.posix_fallocate(fd, 0, 64 * MIB)
+            at = 0
+            time.sleep(0.5)
+            bare, shared = [], []
+            for _ in range(rounds):
+                begin = time.perf_counter()
+                os.pwrite(fd, single[0] * waiters, at)
+                os.fdatasync(fd)
+                bare.append(time.perf_counter() - begin)
+                at += waiters * len(single[0])
+                begin = time.perf_counter()
+                for _ in range(waiters):
+                    store.append(*single)
+                pool.submit(store.flush).result()
+                shared.append(time.perf_counter() - begin)
+            os.close(fd)
+            bench.add(f"baseline: os.pwrite of {waiters} KiB and fdatasync", rounds / sum(bare), "/s")
+            bench.add(
+                f"sync flush, rounds of {waiters} waiting",
+                rounds / sum(shared),
+                "/s",
+                baseline="fdatasync",
+                ratio=sum(bare) / sum(shared),
+            )
+            bench.add("   the same: messages", waiters * rounds / sum(shared), "/s")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON value on stdout, the table on stderr")
+    parser.add_argument("--quick", action="store_true", help="smaller amounts")
+    parser.add_argument("--only", default="", help="only the measurements whose function's name has this word")
+    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where the stores are made")
+    options = parser.parse_args()
+    bench = Bench(options.directory, options.quick, options.only)
+    baselines(bench)
+    for measure in (append_batches, one_by_one, query, recovery, many_queues, rolling, group_commit):
+        if options.only in measure.__name__:
+            measure(bench)
+    if options.json:
+        print(json.dumps([asdict(row) for row in bench.rows]))
+    else:
+        print("\n".join(show(row) for row in bench.rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The program that test_failpoints.py kills: it does with a store all that can be done, and says what is done.
+
+    python failpoint_writer.py DIRECTORY FIRST ROUNDS
+
+Each line of its output is a promise: "stored NUMBER QUEUE QUEUE_OFFSET PHYSICAL_OFFSET", "committed OFFSET",
+"delayed OFFSET", "topic NAME", "gone NAME"; "expiring PHYSICAL_OFFSET" takes back those of records before it.
+The store's files are small, so that every step comes up in a few rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from raymq.storage import progress
+from raymq.storage.config import StoreConfig
+from raymq.storage.faulty_calls import UnsyncedCalls
+from raymq.storage.file_calls import replaced
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
+
+CONFIG = StoreConfig(
+    commitlog_file_bytes=4096,
+    consume_queue_file_entries=16,
+    index_slots=50,
+    index_entries=40,
+    disk_refuse_ratio=1.0,
+    flush_interval_ms=3_600_000,
+    retention_hours=1e-9,
+    delete_at_hour="*",
+)
+
+
+def say_aloud(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def record(number: int, topic: str = "t") -> bytes:
+    properties = encode_properties({"UNIQ_KEY": f"U{number}", "TAGS": "x", "KEYS": f"k{number} k"})
+    body = b"%d" % number
+    return encode(topic, number % 2, body, properties, born_timestamp_ms=1, born_host=("1.2.3.4", 5))
+
+
+def append(store: Store, first: int, count: int, say: Callable[[str], None]) -> int:
+    records = [record(number) for number in range(first, first + count)]
+    result = store.append(b"".join(records), np.array([len(r) for r in records], np.int32))
+    for i in range(count):
+        number = first + i
+        say(f"stored {number} {number % 2} {result.queue_offsets[i]} {result.physical_offsets[i]}")
+    return first + count
+
+
+def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] = say_aloud) -> None:
+    for _ in range(rounds):
+        with Store.open(directory, CONFIG) as store:
+            for count in (1, 20, 3, 1, 40):
+                number = append(store, number, count, say)
+                store.consumer_offsets.commit("g", "t", 0, number)
+                say(f"committed {number}")
+                store.delay_progress.commit(1, number, store.max_physical_offset)
+                say(f"delayed {number}")
+            store.flush()
+            name = f"topic{number}"
+            store.topic_configs.put(TopicConfig(name, 1, 1))
+            say(f"topic {name}")
+            one = record(0, name)
+            store.append(one, np.array([len(one)], np.int32))
+            store.delete_topic(name)
+            say(f"gone {name}")
+            store._progress.fold()
+            store._save_checkpoint()
+            newest = store.max_physical_offset
+            say(f"expiring {newest - newest % CONFIG.commitlog_file_bytes}")
+            store.delete_expired(asked=True)
+            store.wait_for_removals()
+            number = append(store, number, 2, say)
+
+
+if __name__ == "__main__":
+    progress._FOLD_BYTES = 400
+    with replaced(UnsyncedCalls()):  # What a process has written survives its death without.
+        main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

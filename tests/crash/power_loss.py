@@ -1,0 +1,143 @@
+"""A machine that loses power: what is on disk is what was synced, and of the rest any part.
+
+`Disk` stands behind a store through the seam of its file calls. Whenever a file is synced it keeps a copy of its
+bytes, whenever a folder is, its names. `Disk.after_power_loss` makes a directory as the next boot would find it: synced
+names and bytes, and of what was not synced a random choice, page by page and folder by folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from raymq.storage.file_calls import FileCalls
+
+PAGE_BYTES = 512  # Less than a page of memory: more ways to be torn with less data.
+
+
+class Disk(FileCalls):
+    """Real calls that remember what was synced below `root`, instead of syncing it.
+
+    `before_sync` is called before each sync: at that moment all that it would bring to disk may still be lost.
+
+    A sync may also fail (`fail_at`), as Linux has it fail: the file's changed pages count as written from then on
+    although they are not, and the next sync brings only what changed later.
+    """
+
+    def __init__(self, root: Path, fail_at: int = 0) -> None:
+        """Let the `fail_at`-th sync fail with EIO; 0 = none."""
+        self.root = root
+        self.before_sync: Callable[[], None] | None = None
+        self.syncs = 0
+        self.failed = False
+        self._fail_at = fail_at
+        self._dropped: dict[int, bytes] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        #: Open descriptors of all that was ever synced: so no inode's number is given to another file.
+        self._held: dict[int, int] = {}
+        self.remember_folder(root)
+
+    def fsync(self, fd: int) -> None:
+        self._before(fd)
+        path = Path(f"/proc/self/fd/{fd}").resolve()
+        if path.is_dir():
+            if path == self.root or self.root in path.parents:
+                self.remember_folder(path)
+        else:
+            self._remember_file(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._before(fd)
+        self._remember_file(fd)
+
+    def _before(self, fd: int) -> None:
+        if self.before_sync is not None:
+            self.before_sync()
+        self.syncs += 1
+        if self.syncs == self._fail_at:
+            self.failed = True
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode):
+                self._hold(Path(f"/proc/self/fd/{fd}"))
+                self._dropped[status.st_ino] = os.pread(self._held[status.st_ino], status.st_size, 0)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def remember_folder(self, path: Path) -> None:
+        """As if it had been synced."""
+        names = {}
+        for entry in os.scandir(path):
+            names[entry.name] = self._hold(Path(entry.path))
+        self._names[self._hold(path)] = names
+
+    def remember_all(self) -> None:
+        """As if everything had been synced: what a clean start finds."""
+        for folder, _, files in os.walk(self.root):
+            self.remember_folder(Path(folder))
+            for name in files:
+                self._remember_file(self._held[self._hold(Path(folder, name))])
+
+    def _remember_file(self, fd: int) -> None:
+        number = os.fstat(fd).st_ino
+        self._hold(Path(f"/proc/self/fd/{fd}"))  # Opened anew: this one may be for writing only, or be closed soon.
+        now = os.pread(self._held[number], os.fstat(fd).st_size, 0)
+        dropped = self._dropped.get(number)
+        if dropped is not None:
+            before = self._bytes.get(number, b"").ljust(len(now), b"\0")
+            pages = range(0, len(now), PAGE_BYTES)
+            kept = (
+                (before if now[at : at + PAGE_BYTES] == dropped[at : at + PAGE_BYTES] else now)[at : at + PAGE_BYTES]
+                for at in pages
+            )
+            now = b"".join(kept)
+        self._bytes[number] = now
+
+    def _hold(self, path: Path) -> int:
+        number = path.stat().st_ino
+        if number not in self._held:
+            self._held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return number
+
+    def after_power_loss(self, target: Path, random_: random.Random, luck: float) -> None:
+        """Make `target` what the next boot finds.
+
+        Args:
+            luck: the share of what was not synced that is there all the same, 0..1.
+        """
+        self._make_folder(self.root.stat().st_ino, target, random_, luck)
+
+    def _make_folder(self, number: int, target: Path, random_: random.Random, luck: float) -> None:
+        target.mkdir()
+        synced = self._names.get(number, {})
+        folder = f"/proc/self/fd/{self._held[number]}"
+        names = synced
+        if random_.random() < luck and os.path.isdir(folder):
+            names = {entry.name: self._hold(Path(entry.path)) for entry in os.scandir(folder)}
+        for name, child in names.items():
+            if os.path.isdir(f"/proc/self/fd/{self._held[child]}") or child in self._names:
+                self._make_folder(child, target / name, random_, luck)
+            else:
+                (target / name).write_bytes(self._content(child, random_, luck))
+
+    def _content(self, number: int, random_: random.Random, luck: float) -> bytes:
+        fd = self._held[number]
+        now = os.pread(fd, os.fstat(fd).st_size, 0)
+        synced = self._bytes.get(number, b"")
+        if now == synced:
+            return now
+        size = len(now) if random_.random() < luck else len(synced)
+        pages = []
+        for at in range(0, size, PAGE_BYTES):
+            source = now if random_.random() < luck else synced
+            pages.append(source[at : at + PAGE_BYTES].ljust(min(PAGE_BYTES, size - at), b"\0"))
+        return b"".join(pages)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for fd in self._held.values():
+            os.close(fd)
+        self._held.clear()

@@ -1,0 +1,160 @@
+"""SIGKILL at every step of everything that a store writes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import raymq.storage.store
+from raymq.storage.failpoints import NAMES, VARIABLE, arm
+from raymq.storage.store import Store
+from tests.crash.failpoint_writer import CONFIG, main
+
+pytestmark = pytest.mark.crash
+
+PROGRAM = Path(__file__).with_name("failpoint_writer.py")
+ROOT = Path(__file__).parents[2]
+#: Steps of an opening that has something to cut: reached by the opening after a kill.
+OF_RECOVERY = ("recovery.before_cut", "recovery.between_cuts")
+#: test_retention_kill.py dies at these.
+OF_RETENTION = tuple(name for name in NAMES if name.startswith("retention."))
+
+
+@dataclass
+class Promised:
+    """What the program said was done; `next_number` is that of the first record that is not there."""
+
+    places: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    committed: int | None = None
+    delayed: int | None = None
+    topics: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    next_number: int = 0
+    expiring: int = 0
+
+    def hear(self, line: str) -> None:
+        word, *rest = line.split()
+        if word == "stored":
+            number, *place = map(int, rest)
+            self.places[number] = (place[0], place[1], place[2])
+        elif word == "committed":
+            self.committed = int(rest[0])
+        elif word == "delayed":
+            self.delayed = int(rest[0])
+        elif word == "expiring":
+            self.expiring = int(rest[0])
+        elif word == "topic":
+            self.topics.add(rest[0])
+        elif word == "gone":
+            self.topics.discard(rest[0])
+            self.gone.add(rest[0])
+
+
+def run(directory: Path, failpoint: str, promised: Promised) -> bool:
+    """Run the program until it is through or dead; whether it was killed at the failpoint."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(directory), str(promised.next_number), "2"],
+        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    for line in done.stdout.splitlines():
+        promised.hear(line)
+    assert done.returncode in (0, -signal.SIGKILL)
+    return done.returncode != 0
+
+
+def check(directory: Path, promised: Promised) -> None:
+    """Every promise is kept; what was not promised may have happened or not, whole."""
+    with Store.open(directory, CONFIG) as store:
+        assert store.recovery.corruption == []
+        stored = [record for record in store.walk(store.min_physical_offset) if record.topic == "t"]
+        numbers = [int(record.body) for record in stored]
+        first = next(iter(numbers), promised.next_number)
+        end = first + len(numbers)
+        assert numbers == list(range(first, end))
+        assert end > max(promised.places, default=-1)
+        expected_first = min(
+            (n for n, place in promised.places.items() if place[2] >= promised.expiring), default=first
+        )
+        assert first <= expected_first
+        per_queue: dict[int, list[int]] = {0: [], 1: []}
+        for record in stored:
+            number = int(record.body)
+            place = (record.queue_id, record.queue_offset, record.physical_offset)
+            assert promised.places.get(number, place) == place
+            assert record.queue_offset == number // 2
+            per_queue[record.queue_id].append(number)
+        for queue_id, expected in per_queue.items():
+            read: list[int] = []
+            while len(read) < len(expected):
+                offset = store.min_offset("t", queue_id) + len(read)
+                with store.read("t", queue_id, offset, 100) as lease:
+                    read += [int(record.body) for record in lease.messages()]
+            assert read == expected
+            assert not expected or store.max_offset("t", queue_id) == expected[-1] // 2 + 1
+        for number in numbers:
+            for key in (f"U{number}", f"k{number}"):
+                assert [int(record.body) for record in store.query("t", key, 0, 1 << 60, 5)] == [number]
+        committed = store.consumer_offsets.get("g", "t", 0)
+        delayed = store.delay_progress.get(1)
+        assert (committed or 0) >= (promised.committed or 0)
+        assert (delayed or 0) >= (promised.delayed or 0)
+        assert max(committed or 0, delayed or 0) <= end
+        known = set(store.topic_configs.all())
+        # One deletion may be under way when the program dies.
+        assert len(promised.topics - known) <= 1
+        assert not promised.gone & known
+        assert not promised.gone & set(store.topics())
+        promised.next_number = end
+        promised.committed, promised.delayed = committed, delayed
+        promised.topics &= known
+
+
+@pytest.mark.parametrize("failpoint", [name for name in NAMES if name not in OF_RECOVERY + OF_RETENTION])
+def test_killed_at_each_step(tmp_path: Path, failpoint: str) -> None:
+    promised = Promised()
+    assert run(tmp_path, f"{failpoint}:1", promised) or run(tmp_path, f"{failpoint}:1", promised)
+    check(tmp_path, promised)
+    main(tmp_path, promised.next_number, 1, promised.hear)
+    check(tmp_path, promised)
+
+
+@pytest.mark.parametrize("failpoint", OF_RECOVERY)
+def test_killed_in_recovery(tmp_path: Path, failpoint: str) -> None:
+    promised = Promised()
+    assert run(tmp_path, "append.before_size:2", promised)
+    assert run(tmp_path, failpoint, promised)
+    check(tmp_path, promised)
+
+
+@pytest.mark.soak
+def test_killed_at_random_steps_again_and_again(tmp_path: Path) -> None:
+    random_ = random.Random(2)
+    promised = Promised()
+    killed = 0
+    for _ in range(200):
+        killed += run(tmp_path, f"{random_.choice(NAMES)}:{random_.choice((1, 2, 5, 20, 60))}", promised)
+        check(tmp_path, promised)
+    assert killed > 100
+
+
+def test_the_list_of_failpoints_is_that_of_the_sources() -> None:
+    folder = Path(raymq.storage.store.__file__).parent
+    found = [name for path in folder.glob("*.py") for name in re.findall(r'\bfailpoint\("([^"]+)"\)', path.read_text())]
+    assert sorted(found) == sorted(NAMES)
+
+
+def test_only_a_failpoint_can_be_armed() -> None:
+    with pytest.raises(ValueError, match="no failpoint"):
+        arm("append.nowhere")

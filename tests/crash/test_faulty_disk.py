@@ -1,0 +1,240 @@
+"""Every call to the file system fails once, at every place: short writes, no room, input/output errors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import progress as progress_module
+from raymq.storage import store as store_module
+from raymq.storage.errors import StoreError, StoreFailed, StoreFull
+from raymq.storage.faulty_calls import KINDS, FaultyCalls, UnsyncedCalls
+from raymq.storage.file_calls import replaced
+from raymq.storage.fileutil import write_all
+from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
+from tests.crash.power_loss import Disk
+from tests.stored import SMALL, append, bodies, make_record
+
+pytestmark = pytest.mark.crash
+
+CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
+
+
+@dataclass
+class Client:
+    """Uses a store as a broker would, goes on after errors, and remembers what was acknowledged."""
+
+    stored: int = 0
+    flushed: int = 0
+    committed: int = 0
+    topic: bool = False
+    errors: list[StoreError] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.errors = []
+
+    def attempt(self, work: Callable[[], object]) -> bool:
+        try:
+            work()
+        except StoreError as error:
+            self.errors.append(error)
+            return False
+        return True
+
+    def use(self, directory: Path) -> None:
+        """Open, work, close; all of it may fail."""
+        with contextlib.suppress(StoreError), contextlib.ExitStack() as stack:
+            try:
+                store = Store.open(directory, CONFIG)
+                stack.callback(lambda: self.attempt(store.close))
+            except StoreError as error:
+                self.errors.append(error)
+                return
+            for count in (1, 30, 1, 14):
+                # A number is used again if nothing of it was stored; what was stored half is the store's last.
+                records = [make_record(b"%d" % (self.stored + i), keys=f"k{self.stored + i}") for i in range(count)]
+                if self.attempt(lambda records=records: append(store, *records)):  # type: ignore[misc]
+                    self.stored += count
+                if self.attempt(store.flush):
+                    self.flushed = self.stored
+                if self.attempt(lambda: store.consumer_offsets.commit("g", "orders", 0, self.stored)):
+                    self.committed = self.stored
+            self.topic |= self.attempt(lambda: store.topic_configs.put(TopicConfig("new", 1, 1)))
+            if self.attempt(store._save_checkpoint):
+                self.flushed = self.stored
+            if self.attempt(lambda: append(store, make_record(b"%d" % self.stored, keys=f"k{self.stored}"))):
+                self.stored += 1
+            if self.attempt(store.flush):
+                self.flushed = self.stored
+
+
+def check(directory: Path, client: Client, *, durable: bool) -> None:
+    """What was acknowledged is there, after opening with a disk that works; `durable`: after a loss of power."""
+    with Store.open(directory, CONFIG) as store:
+        assert store.recovery.corruption == []
+        found = [int(body) for body in bodies(store)] if store.topics() else []
+        least = client.flushed if durable else client.stored
+        assert found == list(range(len(found)))
+        assert len(found) >= least
+        for number in range(least):
+            if number < 46:
+                assert [r.body for r in store.query("orders", f"k{number}", 0, 1 << 60, 5)] == [b"%d" % number]
+        if not durable:
+            assert (store.consumer_offsets.get("g", "orders", 0) or 0) >= client.committed
+        assert not client.topic or store.topic_configs.get("new") is not None
+        result = append(store, make_record(b"%d" % len(found)))
+        assert result.queue_offsets.tolist() == [len(found)]
+        store.flush()
+
+
+@pytest.fixture(autouse=True)
+def fold_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "_FOLD_BYTES", 60)
+
+
+def faults() -> Iterator[tuple[str, int]]:
+    yield "short_write", 0
+    yield "short_write", errno.ENOSPC
+    for kind in KINDS:
+        yield kind, errno.EIO
+        if kind not in ("unlink", "remove_folder"):
+            yield kind, errno.ENOSPC
+
+
+@pytest.mark.parametrize(("kind", "error"), list(faults()))
+def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
+    nth = 0
+    calls = FaultyCalls()
+    while nth == 0 or calls.failed:
+        nth += 1
+        directory = tmp_path / str(nth)
+        client = Client()
+        calls = FaultyCalls(kind, nth, error, real=UnsyncedCalls())
+        with replaced(calls):
+            client.use(directory)
+        if directory.exists():
+            check(directory, client, durable=False)
+            shutil.rmtree(directory)
+        for each in client.errors:
+            assert each.remedy
+            assert isinstance(each, StoreFull | StoreFailed)
+        if kind == "short_write" and not error:
+            assert client.errors == []
+    assert nth > 1 or kind == "remove_folder"
+
+
+def test_a_full_disk_is_no_failure(tmp_path: Path) -> None:
+    """Refused while there is no room, wherever that shows first; it goes on when there is some again."""
+    with Store.open(tmp_path, CONFIG) as store:
+        for number in range(20):
+            append(store, make_record(b"%d" % number))
+        stored, refused = 20, 0
+        while refused < 3:  # At three rolls of the log: 4 KiB each.
+            with replaced(FaultyCalls("allocate", 1, errno.ENOSPC, lasting=True)):
+                try:
+                    append(store, *(make_record(b"%d" % (stored + i)) for i in range(14)))
+                    stored += 14
+                except StoreFull:
+                    refused += 1
+            if refused:
+                append(store, *(make_record(b"%d" % (stored + i)) for i in range(14)))
+                stored += 14
+        assert [int(body) for body in bodies(store)] == list(range(stored))
+    with Store.open(tmp_path, CONFIG) as store:
+        assert store.recovery.clean
+        assert [int(body) for body in bodies(store)] == list(range(stored))
+
+
+@pytest.mark.parametrize("part", ["log", "queue or index", "journal"])
+def test_a_failed_sync_ends_all_writing(tmp_path: Path, part: str) -> None:
+    store = Store.open(tmp_path, CONFIG)
+    append(store, make_record(b"0", keys="k"))
+    store.consumer_offsets.commit("g", "orders", 0, 1)
+    if part != "log":
+        store.flush()
+    calls = FaultyCalls("fdatasync", {"log": 1, "queue or index": 1, "journal": 3}[part], errno.EIO)
+    with replaced(calls), pytest.raises(StoreFailed, match="EIO"):
+        store._save_checkpoint()
+    # The disk works again, and nothing pretends that it always did.
+    for work in (store.flush, store._save_checkpoint, lambda: append(store, make_record(b"1"))):
+        with pytest.raises(StoreFailed) as caught:
+            work()
+        assert "open it again" in str(caught.value)
+    with store.read("orders", 0, 0) as lease:
+        assert len(lease) == 1
+    store.close()
+    assert (tmp_path / "abort").exists()
+    with Store.open(tmp_path, CONFIG) as store:
+        assert not store.recovery.clean
+        assert bodies(store) == [b"0"]
+        append(store, make_record(b"1"))
+
+
+def test_opening_after_a_failed_sync_writes_the_pages_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(tmp_path, CONFIG)
+    append(store, make_record(b"0"))
+    store._save_checkpoint()
+    flushed = store.flushed_offset
+    append(store, make_record(b"1"))
+    with replaced(FaultyCalls("fdatasync", 1, errno.EIO)), pytest.raises(StoreFailed):
+        store.flush()
+    end = store.max_physical_offset
+    store.close()
+    rewritten: list[tuple[int, int]] = []
+    real = MappedFileQueue.rewrite
+
+    def spy(self: MappedFileQueue, begin: int, end: int) -> None:
+        rewritten.append((begin, end))
+        real(self, begin, end)
+
+    monkeypatch.setattr(MappedFileQueue, "rewrite", spy)
+    with Store.open(tmp_path, CONFIG):
+        pass
+    assert rewritten == [(flushed, end)]
+    with Store.open(tmp_path, CONFIG):
+        pass
+    assert len(rewritten) == 1
+
+
+def test_each_sync_fails_once_and_then_the_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a failed sync are lost, whatever later syncs say: nobody was told that they were safe."""
+    boots = [0]
+    monkeypatch.setattr(store_module, "boot_id", lambda: f"boot {boots[0]}")
+    random_ = random.Random(1)
+    fail_at = 0
+    failed = True
+    while failed:
+        fail_at += 1
+        directory, after = tmp_path / "s", tmp_path / "after"
+        directory.mkdir()
+        client = Client()
+        disk = Disk(directory, fail_at)
+        with replaced(disk):
+            client.use(directory)
+        failed = disk.failed
+        disk.after_power_loss(after, random_, random_.choice((0.0, 0.5)))
+        disk.close()
+        boots[0] += 1
+        with replaced(UnsyncedCalls()):
+            check(after, client, durable=True)
+        shutil.rmtree(directory)
+        shutil.rmtree(after)
+    assert fail_at > 30
+
+
+def test_a_write_that_takes_less_than_given_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    calls = FaultyCalls("short_write", 1, 0)
+    with replaced(calls), path.open("wb") as stream:
+        write_all(stream.fileno(), bytes(range(200)), path)
+    assert calls.counts["write"] == 2
+    assert path.read_bytes() == bytes(range(200))

@@ -1,0 +1,302 @@
+"""Damage to a real broker's directory: where RocketMQ's own recovery loses or hides messages, ours does not.
+
+Each test names what RocketMQ 5.3.3 does with the same damage (tried on copies of the same directory).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.store import Store
+from tests import golden_stores as golden
+from tests.golden_stores import Answers
+from tests.stored import append, flip, log_file, make_record
+
+pytestmark = pytest.mark.crash
+
+CONFIG = golden.config("clean")
+FILE = CONFIG.commitlog_file_bytes
+MESSAGES: list[Answers] = golden.answers("clean")["messages"]
+END: int = golden.answers("clean")["max_physical_offset"]
+
+
+@pytest.fixture(params=["clean", "with abort"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The directory `clean`, as it was left or as if its broker had been killed."""
+    unpacked = golden.unpack("clean", tmp_path)
+    if request.param == "with abort":
+        (unpacked / "abort").write_text("4711")
+    return unpacked
+
+
+def open_store(directory: Path) -> Store:
+    return Store.open(directory, CONFIG)
+
+
+def check_messages(store: Store, messages: list[Answers], damaged: Answers | None = None) -> None:
+    """Exactly these are in the queues, at their offsets, and found by their keys; a damaged one keeps its offset."""
+    maxima: dict[tuple[str, int], int] = {}
+    for message in messages:
+        at = message["topic"], message["queue"]
+        maxima[at] = max(maxima.get(at, 0), message["queue_offset"] + 1)
+        if message is damaged:
+            continue
+        with store.read(*at, message["queue_offset"], 1) as lease:
+            assert [record.physical_offset for record in lease.messages()] == [message["physical_offset"]]
+        if message["unique_key"]:
+            found = store.query(message["topic"], message["unique_key"], 0, golden.FOREVER_MS, 1000)
+            assert message["physical_offset"] in {record.physical_offset for record in found}
+    found_maxima = {(t, q): store.max_offset(t, q) for t in store.topics() for q in store.queues(t)}
+    assert {at: maximum for at, maximum in found_maxima.items() if maximum} == maxima
+
+
+def check_it_goes_on(store: Store) -> None:
+    """Append, close, open: dense offsets, nothing to repair."""
+    maxima = {queue_id: store.max_offset("orders", queue_id) for queue_id in store.queues("orders")}
+    for queue_id, maximum in maxima.items():
+        assert append(store, make_record(queue_id=queue_id)).queue_offsets.tolist() == [maximum]
+    directory = store.directory
+    store.close()
+    with open_store(directory) as again:
+        assert again.recovery.clean
+        assert (again.recovery.truncated_bytes, again.recovery.corruption) == (0, [])
+        assert {q: again.max_offset("orders", q) for q in again.queues("orders")} == {
+            queue_id: maximum + 1 for queue_id, maximum in maxima.items()
+        }
+
+
+def cut_the_queues_behind(directory: Path, place: int) -> None:
+    """Take the entries of all messages from `place` on out of the queues: they were not written in time."""
+    for message in MESSAGES:
+        if message["physical_offset"] >= place:
+            at = message["queue_offset"] * 20
+            folder = directory / "consumequeue" / message["topic"] / str(message["queue"])
+            with (folder / f"{at - at % 1200:020d}").open("r+b") as stream:
+                stream.seek(at % 1200)
+                stream.write(bytes(20))
+
+
+def remove_queue(directory: Path) -> None:
+    """RocketMQ: not rebuilt; the queue begins at 0 again."""
+    shutil.rmtree(directory / "consumequeue" / "payments" / "0")
+
+
+def remove_topic_queues(directory: Path) -> None:
+    """RocketMQ: not rebuilt."""
+    shutil.rmtree(directory / "consumequeue" / "orders")
+
+
+def remove_all_queues(directory: Path) -> None:
+    """RocketMQ: rebuilt without `abort`, from the recovery file on with it."""
+    shutil.rmtree(directory / "consumequeue")
+
+
+def remove_index(directory: Path) -> None:
+    """RocketMQ: never rebuilt after a clean stop, only from the recovery file on after a kill."""
+    shutil.rmtree(directory / "index")
+
+
+def remove_all_that_is_derived(directory: Path) -> None:
+    """RocketMQ: queues without `abort`; the index never."""
+    for name in ("consumequeue", "index"):
+        shutil.rmtree(directory / name)
+    (directory / "checkpoint").unlink()
+
+
+def queues_one_message_behind(directory: Path) -> None:
+    """RocketMQ without `abort`: skips just this message, all later offsets of its queue are one too low."""
+    cut_the_queues_behind(directory, MESSAGES[-1]["physical_offset"])
+
+
+def queues_many_messages_behind(directory: Path) -> None:
+    """RocketMQ without `abort`: skips the first of them."""
+    cut_the_queues_behind(directory, MESSAGES[-40]["physical_offset"])
+
+
+def an_empty_entry_in_the_middle(directory: Path) -> None:
+    """RocketMQ: cuts the queue there, deletes its files behind; the messages are not dispatched again."""
+    path = directory / "consumequeue" / "payments" / "0" / f"{1200:020d}"
+    content = bytearray(path.read_bytes())
+    content[200:220] = bytes(20)
+    path.write_bytes(content)
+
+
+def a_foreign_file_in_the_log(directory: Path) -> None:
+    """RocketMQ: refuses to start (NumberFormatException)."""
+    (directory / "commitlog" / "x.tmp").write_text("foreign")
+
+
+def a_foreign_file_in_a_queue(directory: Path) -> None:
+    """RocketMQ: refuses to start."""
+    (directory / "consumequeue" / "orders" / "0" / "notes").write_text("foreign")
+
+
+def a_checkpoint_of_zeros(directory: Path) -> None:
+    """RocketMQ: recovers from the first file if `abort` is there."""
+    (directory / "checkpoint").write_bytes(bytes(4096))
+
+
+def a_short_checkpoint(directory: Path) -> None:
+    """RocketMQ: accepts 40 bytes."""
+    (directory / "checkpoint").write_bytes((directory / "checkpoint").read_bytes()[:40])
+
+
+def no_settings(directory: Path) -> None:
+    """RocketMQ: starts, without topics and offsets."""
+    shutil.rmtree(directory / "config")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        remove_queue,
+        remove_topic_queues,
+        remove_all_queues,
+        remove_index,
+        remove_all_that_is_derived,
+        queues_one_message_behind,
+        queues_many_messages_behind,
+        an_empty_entry_in_the_middle,
+        a_foreign_file_in_the_log,
+        a_foreign_file_in_a_queue,
+        a_checkpoint_of_zeros,
+        a_short_checkpoint,
+        no_settings,
+    ],
+)
+def test_nothing_is_lost(directory: Path, damage: Callable[[Path], None]) -> None:
+    damage(directory)
+    store = open_store(directory)
+    assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
+    check_messages(store, MESSAGES)
+    check_it_goes_on(store)
+
+
+@pytest.mark.parametrize("number", [len(MESSAGES) - 2, len(MESSAGES) - 30, 0, 200, 500])
+def test_a_damaged_body_hides_only_itself(directory: Path, number: int) -> None:
+    """RocketMQ: in the last file the log ends there and all that follows is dropped; in an earlier one it is served."""
+    damaged = MESSAGES[number]
+    place = damaged["physical_offset"]
+    file = log_file(directory, place - place % FILE)
+    flip(file, place % FILE + 88 + 12 * (damaged["sys_flag"] == 16))
+    store = open_store(directory)
+    assert [(c.file, c.offset) for c in store.recovery.corruption] == [(str(file), place % FILE)]
+    assert store.recovery.truncated_bytes == 0
+    assert store.max_physical_offset == END
+    check_messages(store, MESSAGES, damaged)
+    with pytest.raises(StoreCorrupt) as caught:
+        store.read(damaged["topic"], damaged["queue"], damaged["queue_offset"])
+    assert (caught.value.file, caught.value.offset) == (str(file), place % FILE)
+    store.close()
+
+
+def test_the_last_record_half_written(directory: Path) -> None:
+    """RocketMQ: cut, one message less. So is ours."""
+    last = MESSAGES[-1]
+    path = log_file(directory, END - END % FILE)
+    content = path.read_bytes()
+    half = last["physical_offset"] % FILE + last["size"] // 2
+    path.write_bytes(content[:half].ljust(FILE, b"\0"))
+    store = open_store(directory)
+    assert store.recovery.corruption == []
+    assert store.recovery.truncated_bytes > 0
+    check_messages(store, MESSAGES[:-1])
+    check_it_goes_on(store)
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_the_last_file_lost(directory: Path, size: int | None) -> None:
+    """RocketMQ: starts, the log ends before it and the queues are cut. So is ours."""
+    start = END - END % FILE
+    log_file(directory, start).unlink()
+    if size is not None:
+        log_file(directory, start).write_bytes(bytes(size))
+    store = open_store(directory)
+    check_messages(store, [message for message in MESSAGES if message["physical_offset"] < start])
+    check_it_goes_on(store)
+
+
+def test_a_file_in_the_middle_lost(directory: Path) -> None:
+    """RocketMQ: starts and fails reads there. Ours refuses and names the file: it may be put back."""
+    missing = log_file(directory, 2 * FILE)
+    content = missing.read_bytes()
+    missing.unlink()
+    with pytest.raises(StoreCorrupt) as caught:
+        open_store(directory)
+    assert caught.value.file == str(missing)
+    missing.write_bytes(content)
+    with open_store(directory) as store:
+        check_messages(store, MESSAGES)
+
+
+@pytest.mark.parametrize("kind", ["log", "queue"])
+def test_a_file_of_another_size(directory: Path, kind: str) -> None:
+    """RocketMQ: refuses to start. So does ours, by name, and nothing was changed."""
+    path = log_file(directory, FILE)
+    if kind == "queue":
+        path = directory / "consumequeue" / "payments" / "0" / f"{1200:020d}"
+    content = path.read_bytes()
+    path.write_bytes(content + b"\0")
+    with pytest.raises(StoreCorrupt) as caught:
+        open_store(directory)
+    assert caught.value.file == str(path)
+    path.write_bytes(content)
+    with open_store(directory) as store:
+        check_messages(store, MESSAGES)
+
+
+def test_all_log_files_lost(directory: Path) -> None:
+    """RocketMQ: deletes the queues and starts empty. Ours starts empty as well."""
+    shutil.rmtree(directory / "commitlog")
+    with open_store(directory) as store:
+        assert store.max_physical_offset == 0
+        assert append(store, make_record()).queue_offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("file", ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"])
+@pytest.mark.parametrize("content", [b"", b'{"dataVersion":{', b"\0" * 200])
+def test_a_broken_settings_file_gives_way_to_its_spare_copy(directory: Path, file: str, content: bytes) -> None:
+    """RocketMQ: reads `.bak`; if both are broken it refuses. So does ours."""
+    path = directory / "config" / file
+    expected = golden.answers("clean")
+    path.write_bytes(content)
+    with open_store(directory) as store:
+        assert store.topic_configs.all().keys() == expected["topics"].keys()
+        assert store.group_configs.all().keys() == expected["groups"].keys()
+        assert store.consumer_offsets.of("g_push", "payments") == {0: 164, 1: 100}
+        assert store.delay_progress.get(1) is not None
+    path.write_bytes(content)
+    path.with_name(f"{file}.bak").write_bytes(content)
+    with pytest.raises(StoreCorrupt):
+        open_store(directory)
+
+
+def test_acknowledged_messages_that_the_queues_had_not_reached(tmp_path: Path) -> None:
+    """`killed`: 135 acknowledged messages are in the log alone. RocketMQ forgets keys of older files in that case."""
+    expected = golden.answers("killed")
+    directory = golden.unpack("killed", tmp_path)
+    dispatched = sum(queue["entries"] for queue in expected["raw"]["consumequeue"])
+    assert len(expected["messages"]) - dispatched == 135
+    with Store.open(directory, golden.config("killed")) as store:
+        assert not store.recovery.clean
+        check_messages(store, expected["messages"])
+        assert sum(store.max_offset(t, q) for t in store.topics() for q in store.queues(t)) == dispatched + 135
+        check_it_goes_on(store)
+    # The file that the broker had allocated ahead was empty; it is used or gone, never taken for damage.
+    assert not list((directory / "raymq").glob("damaged/*"))
+
+
+@pytest.mark.parametrize(
+    "damage", [remove_queue, remove_all_queues, remove_index, remove_all_that_is_derived, queues_many_messages_behind]
+)
+def test_read_only_what_is_missing_is_added_in_memory(directory: Path, damage: Callable[[Path], None]) -> None:
+    damage(directory)
+    before = golden.fingerprints(directory)
+    with Store.open(directory, CONFIG, read_only=True) as store:
+        check_messages(store, MESSAGES)
+    assert golden.fingerprints(directory) == before

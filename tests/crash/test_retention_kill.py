@@ -1,0 +1,84 @@
+"""SIGKILL in the middle of deletion: what is left is a log without a gap, and the rest goes the next time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.failpoints import NAMES, VARIABLE
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, make_record
+
+pytestmark = pytest.mark.crash
+
+ROOT = Path(__file__).parents[2]
+COUNT = 600
+HOUR_MS = 3_600_000
+CONFIG = replace(SMALL, delete_at_hour="*")
+START_MS = 1_000 * HOUR_MS
+#: At this time the first 400 of the records, one stored every second, have expired.
+LATER_MS = START_MS + 72 * HOUR_MS + 400_000
+
+
+def fill(directory: Path) -> None:
+    """COUNT records of two queues, one a second."""
+    now_ms = START_MS
+    with Store.open(directory, CONFIG, now_ms=lambda: now_ms) as store:
+        for number in range(COUNT):
+            append(store, make_record(b"%d" % number, queue_id=number % 2, keys=f"k{number}"))
+            now_ms += 1000
+
+
+def delete(directory: Path) -> None:
+    """Delete until nothing more has expired."""
+    with Store.open(directory, CONFIG, now_ms=lambda: LATER_MS) as store:
+        for _ in range(20):
+            store.delete_expired()
+            assert store.wait_for_removals(60)
+
+
+def check(directory: Path) -> int:
+    """Everything from the minimum on is there, in every way of reading; the number of the first record."""
+    with Store.open(directory, CONFIG, now_ms=lambda: LATER_MS) as store:
+        assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
+        numbers = [int(record.body) for record in store.walk(0)]
+        assert numbers == list(range(numbers[0], COUNT))
+        for queue_id in (0, 1):
+            minimum = store.min_offset("orders", queue_id)
+            assert minimum == (numbers[0] + 1 - queue_id) // 2
+            assert store.max_offset("orders", queue_id) == COUNT // 2
+            for offset in range(minimum, COUNT // 2):
+                with store.read("orders", queue_id, offset, 1) as lease:
+                    assert [int(record.body) for record in lease.messages()] == [2 * offset + queue_id]
+        for number in range(0, COUNT, 7):
+            found = [int(record.body) for record in store.query("orders", f"k{number}", 0, 1 << 60, 9)]
+            assert found == ([number] if number >= numbers[0] else [])
+        return numbers[0]
+
+
+@pytest.mark.parametrize("failpoint", [name for name in NAMES if name.startswith("retention.")])
+@pytest.mark.parametrize("time", [1, 2, 5, 14])
+def test_killed_while_files_are_deleted(tmp_path: Path, failpoint: str, time: int) -> None:
+    fill(tmp_path)
+    program = (
+        f"from pathlib import Path; from tests.crash.test_retention_kill import delete; delete(Path({str(tmp_path)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, VARIABLE: f"{failpoint}:{time}", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        timeout=120,
+        check=False,
+    )
+    # Log files are let go of in one or two runs; each of the others is reached by every file.
+    assert done.returncode in ((-signal.SIGKILL,) if failpoint != "retention.before_detach" or time == 1 else (0, -9))
+    assert check(tmp_path) < 400
+    delete(tmp_path)
+    first = check(tmp_path)
+    assert 350 < first <= 400
+    assert check(tmp_path) == first

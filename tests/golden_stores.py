@@ -1,0 +1,74 @@
+"""The store directories of tests/golden/, which a real RocketMQ broker wrote, and what RocketMQ reads from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from raymq.storage.config import StoreConfig
+
+FOLDER = Path(__file__).resolve().parent / "golden"
+NAMES = ("clean", "killed", "delayed", "trimmed", "rebuilt")
+#: Everything in them was stored before this (ms).
+FOREVER_MS = (1 << 63) - 1
+
+Answers = dict[str, Any]
+
+
+@cache
+def answers(name: str) -> Answers:
+    """What RocketMQ's own code says about the directory; shared, not to be changed."""
+    loaded: Answers = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return loaded
+
+
+def unpack(name: str, folder: Path) -> Path:
+    """A fresh copy of the directory within `folder`."""
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / name
+
+
+def config(name: str) -> StoreConfig:
+    """The settings of the broker that wrote it."""
+    settings = answers(name)["settings"]
+    return StoreConfig(
+        commitlog_file_bytes=settings["mappedFileSizeCommitLog"],
+        consume_queue_file_entries=settings["mappedFileSizeConsumeQueue"] // 20,
+        index_slots=settings["maxHashSlotNum"],
+        index_entries=settings["maxIndexNum"],
+        delay_levels=settings["messageDelayLevel"],
+        store_host=settings["storeHost"],
+        disk_refuse_ratio=1.0,
+    )
+
+
+def fingerprints(directory: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file of a directory."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            found[path.relative_to(directory).as_posix()] = (len(content), hashlib.sha256(content).hexdigest())
+    return found
+
+
+def own_unique_key(message: Answers) -> str | None:
+    """The unique key that the message's sender knows.
+
+    A RocketMQ batch appends its own properties to each member's, so that the batch's UNIQ_KEY is the last one.
+    """
+    repeated = [value for name, value in message.get("repeated_properties", []) if name == "UNIQ_KEY"]
+    key: str | None = repeated[0] if repeated else message["unique_key"]
+    return key
+
+
+def keys_of(message: Answers) -> set[str]:
+    """Every key by which RocketMQ or we find the message."""
+    keys = set(message["properties"].get("KEYS", "").split(" "))
+    keys |= {message["unique_key"] or "", own_unique_key(message) or ""}
+    return keys - {""}

@@ -1,0 +1,371 @@
+"""RocketMQ's own store code opens directories that ours wrote, and ours goes on where RocketMQ has appended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.storage.compression import decompress
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreLocked
+from raymq.storage.group_config import GroupConfig
+from raymq.storage.record import Record
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
+from tests.golden_stores import FOREVER_MS
+from tests.stored import append, make_record
+
+PROJECT = Path(__file__).resolve().parent
+CONFIG = StoreConfig(
+    commitlog_file_bytes=65_536,
+    consume_queue_file_entries=50,
+    index_slots=100,
+    index_entries=400,
+    store_host="127.0.0.1:10911",
+    disk_refuse_ratio=1.0,
+)
+LANES = [
+    ("orders", 0),
+    ("orders", 1),
+    ("orders", 2),
+    ("payments", 0),
+    ("%RETRY%g_billing", 0),
+    ("SCHEDULE_TOPIC_XXXX", 4),
+]
+COUNT = 900
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        shutil.which("mvn") is None or shutil.which("javac") is None,
+        reason="mvn and a JDK (17 or newer) are needed to run RocketMQ's own store code",
+    ),
+]
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RocketMQ:
+    """The built program; each call is one Java process that opens the directory, works and ends."""
+
+    classpath: str
+    scratch: Path
+
+    def read(self, directory: Path, **queries: list[list[Any]]) -> Answer:
+        """Everything that `DefaultMessageStore` reads after `load()`. This may change the directory."""
+        return self._run(directory, queries={"by_key": [], "by_time": [], "get": [], **queries})
+
+    def append(self, directory: Path, messages: list[Answer]) -> list[Answer]:
+        """Load, start, put, stop properly; the results of the puts."""
+        answer = self._run(directory, append=messages)
+        assert answer["clean"]
+        results: list[Answer] = answer["results"]
+        return results
+
+    def _run(self, directory: Path, **task: Any) -> Answer:
+        result = self.scratch / "result.json"
+        result.unlink(missing_ok=True)
+        task |= {
+            "directory": str(directory),
+            "result": str(result),
+            "commitlog_file_bytes": CONFIG.commitlog_file_bytes,
+            "consume_queue_file_bytes": CONFIG.consume_queue_file_entries * 20,
+            "index_slots": CONFIG.index_slots,
+            "index_entries": CONFIG.index_entries,
+        }
+        (self.scratch / "task.json").write_text(json.dumps(task))
+        java = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Duser.home={self.scratch}"]
+        program = ["-cp", self.classpath, "storeinterop.Main", str(self.scratch / "task.json")]
+        done = subprocess.run(
+            [*java, *program], capture_output=True, text=True, timeout=120, cwd=self.scratch, check=False
+        )
+        assert result.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+        answer: Answer = json.loads(result.read_text("utf-8"))
+        assert answer["loaded"], "RocketMQ refuses the directory"
+        return answer
+
+
+@pytest.fixture(scope="module")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> RocketMQ:
+    build = tmp_path_factory.mktemp("build")
+    shutil.copytree(PROJECT / "src", build / "src")
+    shutil.copy(PROJECT / "pom.xml", build)
+    maven = ["mvn", "-q", "-B", "package"]
+    done = subprocess.run(maven, cwd=build, capture_output=True, text=True, timeout=500, check=False)
+    if done.returncode and "Could not transfer artifact" in done.stdout + done.stderr:
+        pytest.skip("rocketmq-store 5.3.3 cannot be fetched from Maven Central")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RocketMQ(f"{build}/target/store-interop.jar:{build}/target/lib/*", tmp_path_factory.mktemp("java"))
+
+
+def fill(store: Store, first: int, count: int) -> None:
+    """Messages of all kinds: one by one and in batches, with and without tags, keys, IPv6 hosts, compressed flags."""
+    number = first
+    while number < first + count:
+        batch = []
+        for _ in range(1 if number % 5 else 60):
+            topic, queue_id = LANES[number % len(LANES)]
+            batch.append(
+                make_record(
+                    bytes([number % 251]) * (1 + number * 7 % 900),
+                    topic=topic,
+                    queue_id=queue_id,
+                    tags=(None, "paid", "标签", "Aa")[number % 4],
+                    keys=(None, f"k{number}", f"Aa common k{number}", "BB", f"ключ-{number}")[number % 5],
+                    unique_key=f"7F0000010000{number:020d}",
+                    born_host=("::1", 4321) if number % 11 == 0 else ("127.0.0.1", 1234),
+                    flag=number % 3,
+                    reconsume_times=number % 2,
+                )
+            )
+            number += 1
+        append(store, *batch)
+
+
+def settings(store: Store) -> None:
+    store.topic_configs.put(TopicConfig("orders", 3, 3, 6, True, {"message.type": "FIFO"}))
+    store.topic_configs.put(TopicConfig("payments", 1, 1))
+    store.group_configs.put(GroupConfig("g_billing", retry_max_times=3, consume_broadcast_enable=False))
+    for queue_id in range(3):
+        store.consumer_offsets.commit("g_billing", "orders", queue_id, 10 + queue_id)
+    store.delay_progress.commit(5, 7, store.max_physical_offset)
+
+
+def shown(record: Record) -> Answer:
+    """A record as the Java program shows it."""
+    content = decompress(record.body, record.sys_flag)
+    return {
+        "topic": record.topic,
+        "queue": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset,
+        "size": record.size,
+        "sys_flag": record.sys_flag,
+        "flag": record.flag,
+        "born_timestamp": record.born_timestamp_ms,
+        "born_host": record.born_host,
+        "store_timestamp": record.store_timestamp_ms,
+        "store_host": record.store_host,
+        "reconsume_times": record.reconsume_times,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
+        "body_crc": record.body_crc,
+        "content_length": len(content),
+        "content_sha256": hashlib.sha256(content).hexdigest(),
+        "properties": record.properties,
+        "message_id": record.message_id,
+    }
+
+
+def compare(store: Store, rocketmq: RocketMQ, copy: Path) -> None:
+    """Everything that both can say about the same bytes."""
+    records = list(store.walk(0))
+    lanes = {(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)}
+    times = sorted({record.store_timestamp_ms for record in records})
+    moments = [0, times[0] - 1, *times[:: max(1, len(times) // 20)], times[-1], times[-1] + 1]
+    by_time = [[topic, queue_id, moment] for topic, queue_id in sorted(lanes) for moment in moments]
+    keys = sorted({(record.topic, key) for record in records[::9] for key in [*record.keys, record.unique_key] if key})
+    by_key = [[topic, key, 0, FOREVER_MS, 64] for topic, key in [*keys, ("orders", "nothing")]]
+    get = [
+        [topic, queue_id, offset, 8]
+        for topic, queue_id in sorted(lanes)
+        for offset in (-1, 0, 13, store.max_offset(topic, queue_id), store.max_offset(topic, queue_id) + 1)
+    ]
+    theirs = rocketmq.read(copy, by_time=by_time, by_key=by_key, get=get)
+
+    assert theirs["min_physical_offset"] == store.min_physical_offset
+    assert theirs["max_physical_offset"] == store.max_physical_offset
+    assert {(queue["topic"], queue["queue"]) for queue in theirs["queues"]} == lanes
+    for queue in theirs["queues"]:
+        at = queue["topic"], queue["queue"]
+        assert (queue["min"], queue["max"]) == (store.min_offset(*at), store.max_offset(*at))
+        entries = store.entries(*at, queue["min"], 1 << 20)
+        assert queue["entries"] == [list(entry) for entry in zip(*(part.tolist() for part in entries), strict=True)]
+    assert theirs["messages"] == [shown(record) for record in records]
+    for (topic, queue_id, moment), (lower, upper) in zip(by_time, theirs["by_time"], strict=True):
+        assert store.offset_at_time(topic, queue_id, moment) == lower
+        assert store.offset_at_time(topic, queue_id, moment, boundary="upper") == upper
+    for (topic, key, begin, end, limit), found in zip(by_key, theirs["by_key"], strict=True):
+        ours = [record.physical_offset for record in store.query(topic, key, begin, end, limit)]
+        # RocketMQ's limit counts keys of equal hash too (`Aa`, `BB`), and it leaves these to its clients.
+        kept = [place for place in sorted(set(found), reverse=True) if place in ours or len(found) == limit]
+        assert set(ours) <= set(found) or len(found) == limit
+        assert len(found) == limit or kept == ours
+    for (topic, queue_id, offset, _), found in zip(get, theirs["get"], strict=True):
+        minimum, maximum = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        statuses = {maximum: "OFFSET_OVERFLOW_ONE", maximum + 1: "OFFSET_OVERFLOW_BADLY"}
+        assert found["status"] == ("OFFSET_TOO_SMALL" if offset < minimum else statuses.get(offset, "FOUND"))
+        if found["status"] == "FOUND":
+            with store.read(topic, queue_id, offset, 8) as lease:
+                assert [record.physical_offset for record in lease.messages()] == found["physical_offsets"]
+    compare_settings(store, theirs)
+
+
+def compare_settings(store: Store, theirs: Answer) -> None:
+    topics = theirs["topics"]["topicConfigTable"]
+    assert topics.keys() == store.topic_configs.all().keys()
+    for name, topic in store.topic_configs.all().items():
+        numbers = (topics[name]["readQueueNums"], topics[name]["writeQueueNums"], topics[name]["perm"])
+        assert numbers == (topic.read_queues, topic.write_queues, topic.perm)
+        assert (topics[name]["order"], topics[name]["attributes"]) == (topic.order, dict(topic.attributes))
+    groups = theirs["groups"]["subscriptionGroupTable"]
+    assert groups.keys() == store.group_configs.all().keys()
+    for name, group in store.group_configs.all().items():
+        assert groups[name]["retryMaxTimes"] == group.retry_max_times
+        assert groups[name]["consumeBroadcastEnable"] == group.consume_broadcast_enable
+    if "consumer_offsets" in theirs:  # Of a killed store they are in our journal.
+        assert theirs["consumer_offsets"]["offsetTable"] == {"orders@g_billing": {"0": 10, "1": 11, "2": 12}}
+        assert theirs["delay_offsets"]["offsetTable"] == {"5": 7}
+
+
+def write_and_be_killed(directory: Path) -> None:
+    """A process that fills the store, says so and is killed."""
+    program = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(PROJECT.parents[2])!r})
+        from tests.interop.store import test_rocketmq_store as own
+        from raymq.storage.store import Store
+        store = Store.open({str(directory)!r}, own.CONFIG)
+        own.settings(store)
+        own.fill(store, 0, own.COUNT)
+        print("ready", flush=True)
+        sys.stdin.read()
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+
+
+def message(number: int) -> Answer:
+    """One for RocketMQ to put."""
+    topic, queue_id = LANES[number % 4]
+    return {
+        "topic": topic,
+        "queue": queue_id,
+        "body": f"from java {number} " * (1 + number % 40),
+        "flag": number % 3,
+        "born_timestamp": 1_700_000_000_000 + number,
+        "properties": {"TAGS": "标签", "KEYS": f"java-{number} Aa", "UNIQ_KEY": f"7F0000011111{number:020d}", "a": "b"},
+    }
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, rocketmq: RocketMQ, killed: bool) -> None:
+    directory, copy = tmp_path / "store", tmp_path / "copy"
+    if killed:
+        write_and_be_killed(directory)
+        assert (directory / "abort").exists()
+    else:
+        with Store.open(directory, CONFIG) as store:
+            settings(store)
+            fill(store, 0, COUNT)
+    assert len(list((directory / "commitlog").iterdir())) > 3
+    assert len(list((directory / "index").iterdir())) > 3
+
+    shutil.copytree(directory, copy)
+    if killed:  # Ours reads what was recovered; RocketMQ recovers the same bytes by itself.
+        reference = tmp_path / "reference"
+        shutil.copytree(directory, reference)
+        with Store.open(reference, CONFIG) as store:
+            compare(store, rocketmq, copy)
+    else:
+        with Store.open(directory, CONFIG, read_only=True) as store:
+            compare(store, rocketmq, copy)
+
+    # RocketMQ goes on with what we wrote ...
+    with Store.open(directory, CONFIG) as store:
+        maxima = {at: store.max_offset(*at) for at in LANES}
+        end = store.max_physical_offset
+    added = [message(number) for number in range(300)]
+    results = rocketmq.append(directory, added)
+    for put, result in zip(added, results, strict=True):
+        at = put["topic"], put["queue"]
+        assert (result["status"], result["queue_offset"]) == ("PUT_OK", maxima[at])
+        maxima[at] += 1
+    # ... and we with what it wrote.
+    with Store.open(directory, CONFIG) as store:
+        assert store.recovery.clean
+        assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
+        assert store.max_physical_offset > end
+        assert {at: store.max_offset(*at) for at in LANES} == maxima
+        for put, result in zip(added, results, strict=True):
+            record = store.read_at(result["physical_offset"])
+            assert (record.body.decode(), record.properties) == (put["body"], put["properties"])
+            assert (record.queue_offset, record.message_id) == (result["queue_offset"], result["message_id"])
+            for key in (put["properties"]["UNIQ_KEY"], put["properties"]["KEYS"].split()[0]):
+                found = store.query(put["topic"], key, 0, FOREVER_MS, 9)
+                assert [hit.physical_offset for hit in found] == [result["physical_offset"]]
+        fill(store, COUNT, 200)
+    shutil.rmtree(copy)
+    shutil.copytree(directory, copy)
+    with Store.open(directory, CONFIG, read_only=True) as store:
+        assert len(list(store.walk(0))) >= COUNT + 300 + 200
+        compare(store, rocketmq, copy)
+
+
+def test_rocketmq_reads_a_store_whose_oldest_files_were_deleted(tmp_path: Path, rocketmq: RocketMQ) -> None:
+    directory, copy = tmp_path / "store", tmp_path / "copy"
+    now_ms = 1_800_000_000_000
+    with Store.open(directory, replace(CONFIG, delete_at_hour="*"), now_ms=lambda: now_ms) as store:
+        settings(store)
+        append(store, *[make_record(b"old", topic="idle", unique_key=f"I{i}", keys="idle") for i in range(70)])
+        for first in range(0, COUNT, 50):
+            fill(store, first, 50)
+            now_ms += 10_000
+        store.flush()
+        now_ms += 72 * 3_600_000 - 100_000
+        while store.delete_expired().log_files:
+            assert store.wait_for_removals(60)
+        assert 0 < store.min_physical_offset < store.max_physical_offset
+        assert store.min_offset("idle", 0) == store.max_offset("idle", 0) == 70
+        assert {store.min_offset(*at) for at in LANES[:3]} != {0}
+    shutil.copytree(directory, copy)
+    with Store.open(directory, CONFIG, read_only=True) as store:
+        compare(store, rocketmq, copy)
+    results = rocketmq.append(directory, [message(number) | {"topic": "idle", "queue": 0} for number in range(3)])
+    assert [result["queue_offset"] for result in results] == [70, 71, 72]
+    with Store.open(directory, CONFIG) as store:
+        assert (store.min_offset("idle", 0), store.max_offset("idle", 0)) == (70, 73)
+
+
+def test_each_refuses_a_directory_that_the_other_has_open(tmp_path: Path, rocketmq: RocketMQ) -> None:
+    directory = tmp_path / "store"
+    with Store.open(directory, CONFIG) as store:
+        fill(store, 0, 10)
+        with pytest.raises(AssertionError, match="Lock failed"):
+            rocketmq.append(directory, [message(0)])
+    # RocketMQ's own hold is a record lock of another process.
+    program = textwrap.dedent(
+        f"""
+        import fcntl, sys
+        held = open({str(directory / "lock")!r}, "r+")
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        print("held", flush=True)
+        sys.stdin.read()
+        """
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(StoreLocked) as caught:
+            Store.open(directory, CONFIG)
+        assert caught.value.pid == holder.pid != os.getpid()
+    finally:
+        holder.communicate("")

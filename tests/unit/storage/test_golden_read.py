@@ -1,0 +1,208 @@
+"""Store directories of a real RocketMQ broker, opened with our store: the same answers as RocketMQ's own code gives.
+
+Where ours differ on purpose the test says how and why; everything else is equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import message_id
+from raymq.storage.checkpoint import Checkpoint
+from raymq.storage.compression import decompress
+from raymq.storage.errors import MessageExpired, MessageNotFound, OffsetOutOfRange, QueueNotFound
+from raymq.storage.record import Record
+from raymq.storage.store import Store
+from raymq.storage.verify import verify
+from tests import golden_stores as golden
+from tests.golden_stores import Answers
+
+MODES = [
+    pytest.param((name, read_only), id=f"{name}-{'read' if read_only else 'write'}")
+    for name in golden.NAMES
+    for read_only in (False, True)
+]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Answers]]:
+    """Each directory, opened for writing and read-only, and RocketMQ's answers."""
+    name, read_only = request.param
+    directory = golden.unpack(name, tmp_path_factory.mktemp("golden"))
+    with Store.open(directory, golden.config(name), read_only) as store:
+        yield store, golden.answers(name)
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_opening_read_only_changes_no_byte(tmp_path: Path, name: str) -> None:
+    directory = golden.unpack(name, tmp_path)
+    raw = golden.answers(name)["raw"]
+    as_written = {file["path"]: (file["size"], file["sha256"]) for file in raw["files"]}
+    assert golden.fingerprints(directory) == as_written
+    with Store.open(directory, golden.config(name), read_only=True) as store:
+        assert store.recovery.clean == (not raw["abort"])
+        assert store.recovery.corruption == []
+        assert store.max_physical_offset == raw["commitlog"]["end"]
+        assert len(list(store.walk(0))) == raw["commitlog"]["records"]
+        checkpoint = Checkpoint.load(directory / "checkpoint")
+        assert list(raw["checkpoint"].values()) == [
+            checkpoint.physical_ms,
+            checkpoint.logic_ms,
+            checkpoint.index_ms,
+            checkpoint.master_flushed_offset,
+            checkpoint.confirm_offset,
+        ]
+        found = verify(directory)
+        assert (found.records, found.bad) == (raw["commitlog"]["records"], [])
+    assert golden.fingerprints(directory) == as_written
+
+
+def test_recovery_finds_nothing_to_complain_of(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    assert store.recovery.clean == (not expected["raw"]["abort"])
+    assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
+    assert store.min_physical_offset == expected["min_physical_offset"]
+    assert store.max_physical_offset == expected["max_physical_offset"]
+
+
+def test_queues(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    assert store.topics() == sorted({queue["topic"] for queue in expected["queues"]})
+    known = {topic: store.queues(topic) for topic in store.topics()}
+    assert sum(map(len, known.values())) == len(expected["queues"])
+    for queue in expected["queues"]:
+        at = queue["topic"], queue["queue"]
+        assert queue["queue"] in known[queue["topic"]]
+        assert (store.min_offset(*at), store.max_offset(*at)) == (queue["min"], queue["max"])
+        entries = store.entries(*at, queue["min"], 1 << 30)
+        assert [list(entry) for entry in zip(*(part.tolist() for part in entries), strict=True)] == queue["entries"]
+
+
+def check_fields(record: Record, message: Answers) -> None:
+    fields = {
+        "topic": record.topic,
+        "queue": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset,
+        "size": record.size,
+        "version": record.version,
+        "sys_flag": record.sys_flag,
+        "flag": record.flag,
+        "born_timestamp": record.born_timestamp_ms,
+        "born_host": record.born_host,
+        "store_timestamp": record.store_timestamp_ms,
+        "store_host": record.store_host,
+        "reconsume_times": record.reconsume_times,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
+        "body_crc": record.body_crc,
+        "body_length": len(record.body),
+        "body_sha256": hashlib.sha256(record.body).hexdigest(),
+        "message_id": record.message_id,
+    }
+    assert fields == {name: message[name] for name in fields}
+    # A batch's members keep the unique key that their sender knows; RocketMQ shows the batch's for all of them.
+    own = golden.own_unique_key(message)
+    assert record.unique_key == own
+    assert record.properties == message["properties"] | ({"UNIQ_KEY": own} if own else {})
+    content = decompress(record.body, record.sys_flag)
+    if "content_sha256" in message:
+        assert len(content) == message["content_length"]
+        assert hashlib.sha256(content).hexdigest() == message["content_sha256"]
+    else:
+        assert content is record.body
+
+
+def test_every_message_by_place_and_id(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    assert [record.physical_offset for record in store.walk(0)] == [m["physical_offset"] for m in expected["messages"]]
+    for message in expected["messages"]:
+        check_fields(store.read_at(message["physical_offset"]), message)
+        host, port, physical_offset = message_id.decode(message["message_id"])
+        assert (f"{host}:{port}", physical_offset) == (message["store_host"], message["physical_offset"])
+
+
+def test_every_message_by_queue_offset(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    by_place = {message["physical_offset"]: message for message in expected["messages"]}
+    seen = set()
+    for queue in expected["queues"]:
+        offset = queue["min"]
+        while offset < queue["max"]:
+            with store.read(queue["topic"], queue["queue"], offset, 7) as lease:
+                for number, record in enumerate(lease.messages(), offset):
+                    assert record.queue_offset == number
+                    check_fields(record, by_place[record.physical_offset])
+                    seen.add(record.physical_offset)
+                assert bytes(lease.records) == b"".join(store.raw_at(r.physical_offset) for r in lease.messages())
+                offset = lease.next_offset
+    assert seen == by_place.keys()
+
+
+def test_tags_codes(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    for message in expected["messages"]:
+        at = message["topic"], message["queue"], message["queue_offset"]
+        assert store.entries(*at, 1)[2].tolist() == [message["tags_code"]]
+        found = store.read(*at, 1, tags_codes={message["tags_code"]})
+        assert [record.physical_offset for record in found.messages()] == [message["physical_offset"]]
+
+
+def test_offsets_by_time(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    assert len(expected["queries"]["by_time"]) > 50
+    for asked in expected["queries"]["by_time"]:
+        at = asked["topic"], asked["queue"], asked["timestamp"]
+        if asked["queue"] not in store.queues(asked["topic"]):
+            # RocketMQ says 0 for a queue that does not exist; we say so.
+            assert asked["lower"] == asked["upper"] == 0
+            with pytest.raises(QueueNotFound):
+                store.offset_at_time(*at)
+            continue
+        assert store.offset_at_time(*at) == asked["lower"]
+        assert store.offset_at_time(*at, boundary="upper") == asked["upper"]
+
+
+def test_reads_at_and_beyond_the_bounds(opened: tuple[Store, Answers]) -> None:
+    """RocketMQ's status of each `getMessage`, and what ours says in its place."""
+    store, expected = opened
+    statuses = set()
+    for asked in expected["queries"]["get"]:
+        at = asked["topic"], asked["queue"], asked["offset"]
+        statuses.add(asked["status"])
+        match asked["status"]:
+            case "FOUND":
+                with store.read(*at, asked["max"]) as lease:
+                    found = [record.physical_offset for record in lease.messages()]
+                    # RocketMQ cuts what it returns to 256 KiB or 8 messages "from disk"; ours has no such rule.
+                    assert found[: len(asked["physical_offsets"])] == asked["physical_offsets"]
+                    assert lease.next_offset == asked["offset"] + len(found)
+            case "OFFSET_TOO_SMALL" | "OFFSET_OVERFLOW_BADLY":
+                with pytest.raises(OffsetOutOfRange) as caught:
+                    store.read(*at)
+                bounds = caught.value.min_offset, caught.value.max_offset
+                assert bounds == (asked["min"], asked["max_offset"])
+                assert asked["next_begin"] == bounds[asked["status"] == "OFFSET_OVERFLOW_BADLY"]
+            case "OFFSET_OVERFLOW_ONE":
+                with store.read(*at) as lease:
+                    assert (len(lease), lease.next_offset) == (0, asked["next_begin"])
+            case "NO_MESSAGE_IN_QUEUE":
+                with pytest.raises(QueueNotFound):
+                    store.read(*at)
+            case unknown:
+                raise AssertionError(unknown)
+    assert len(statuses) == 5
+
+
+def test_places_outside_of_the_log(opened: tuple[Store, Answers]) -> None:
+    store, expected = opened
+    places = [message["physical_offset"] + 1 for message in expected["messages"][:20]]
+    places += [blank["physical_offset"] for blank in expected["blanks"]]
+    for place in [*places, expected["max_physical_offset"]]:
+        with pytest.raises(MessageNotFound):
+            store.read_at(place)
+    with pytest.raises(MessageExpired):
+        store.read_at(expected["min_physical_offset"] - 1)

@@ -1,0 +1,153 @@
+"""config/*.json of a real broker: what RocketMQ's managers read from it, and that we keep what is not ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.storage import json_file
+from raymq.storage.group_config import GroupConfig, GroupConfigs
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from tests import golden_stores as golden
+
+BUILT_IN_TOPICS = {
+    "SELF_TEST_TOPIC": (1, 6),
+    "TBW102": (8, 7),
+    "BenchmarkTest": (1024, 6),
+    "DefaultCluster": (16, 7),
+    "broker-a": (1, 7),
+    "OFFSET_MOVED_EVENT": (1, 6),
+    "SCHEDULE_TOPIC_XXXX": (18, 6),
+    "DefaultCluster_REPLY_TOPIC": (1, 6),
+    "RMQ_SYS_TRANS_HALF_TOPIC": (1, 6),
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 6),
+}
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+@pytest.mark.parametrize("read_only", [True, False])
+def test_offsets_topics_and_groups(tmp_path: Path, name: str, read_only: bool) -> None:
+    expected = golden.answers(name)
+    with Store.open(golden.unpack(name, tmp_path), golden.config(name), read_only) as store:
+        offsets = store.consumer_offsets
+        table = {
+            f"{topic}@{group}": {str(queue): offset for queue, offset in offsets.of(group, topic).items()}
+            for group in offsets.groups()
+            for topic in offsets.topics_of(group)
+        }
+        assert table == expected["consumer_offsets"]
+        delays = {str(level): store.delay_progress.get(level) for level in range(1, 19)}
+        assert {level: offset for level, offset in delays.items() if offset is not None} == expected["delay_offsets"]
+
+        topics = {
+            config.name: {
+                "read": config.read_queues,
+                "write": config.write_queues,
+                "perm": config.perm,
+                "order": config.order,
+                "filter": "SINGLE_TAG",
+                "attributes": dict(config.attributes),
+            }
+            for config in store.topic_configs.all().values()
+        }
+        assert topics == expected["topics"]
+        for topic, (queues, perm) in BUILT_IN_TOPICS.items():
+            assert topics[topic]["read"] == topics[topic]["write"] == queues
+            assert topics[topic]["perm"] == perm
+
+        groups = {
+            config.name: {
+                "retry_max_times": config.retry_max_times,
+                "retry_queues": config.retry_queues,
+                "enabled": config.consume_enable,
+                "broadcast": config.consume_broadcast_enable,
+                "orderly": config.consume_orderly,
+                "timeout_minutes": config.consume_timeout_minutes,
+                "attributes": dict(config.attributes),
+            }
+            for config in store.group_configs.all().values()
+        }
+        assert groups == expected["groups"]
+
+
+def shape(value: Any) -> Any:
+    """Names and kinds, without the values."""
+    if isinstance(value, Mapping):
+        return {key: shape(inner) for key, inner in value.items()}
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_what_we_write_is_what_rocketmq_wrote(tmp_path: Path, name: str) -> None:
+    """Save each file without a change: the same objects with the same names, but for the version of the table."""
+    config = golden.unpack(name, tmp_path) / "config"
+    before = {path.name: json_file.load(path) for path in config.glob("*.json")}
+    text_before = {path.name: path.read_bytes() for path in config.glob("*.json")}
+    topics = TopicConfigs(config / "topics.json", writable=True)
+    groups = GroupConfigs(config / "subscriptionGroup.json", writable=True)
+    some_topic, some_group = next(iter(topics.all().values())), next(iter(groups.all().values()))
+    topics.put(some_topic)
+    groups.put(some_group)
+    for file in ("topics.json", "subscriptionGroup.json"):
+        after = json_file.load(config / file)
+        assert after["dataVersion"].pop("counter") == before[file]["dataVersion"].pop("counter") + 1
+        assert after["dataVersion"].pop("timestamp") > before[file]["dataVersion"].pop("timestamp")
+        assert after == before[file]
+        content = (config / file).read_text("utf-8")
+        assert json.loads(content)
+        assert content.startswith('{\n\t"dataVersion":{\n\t\t"counter":')
+        assert not content.endswith("\n")
+        assert (config / f"{file}.bak").read_bytes() == text_before[file]
+
+
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_offset_files_keep_their_shape(tmp_path: Path, name: str) -> None:
+    directory = golden.unpack(name, tmp_path)
+    config = directory / "config"
+    before = {path.name: json_file.load(path) for path in config.glob("*.json")}
+    others = {path.name: path.read_bytes() for path in config.iterdir() if "Offset" not in path.name}
+    with Store.open(directory, golden.config(name)) as store:
+        store.consumer_offsets.commit("raymq_group", "orders", 3, 17)
+        store.delay_progress.commit(18, 4, store.max_physical_offset)
+    after = {path.name: json_file.load(path) for path in config.glob("*.json")}
+    for file in ("consumerOffset.json", "delayOffset.json"):
+        assert shape(after[file]["dataVersion"]) == shape(
+            before.get(file, {}).get("dataVersion", {"counter": 0, "stateVersion": 0, "timestamp": 0})
+        )
+    table = dict(before["consumerOffset.json"]["offsetTable"])
+    assert after["consumerOffset.json"]["offsetTable"] == table | {"orders@raymq_group": {"3": 17}}
+    members = dict(before["consumerOffset.json"]["groupTopicMap"])
+    found = {group: sorted(topics) for group, topics in after["consumerOffset.json"]["groupTopicMap"].items()}
+    assert found == {group: sorted(topics) for group, topics in (members | {"raymq_group": ["orders"]}).items()}
+    delays = dict(before["delayOffset.json"]["offsetTable"])
+    assert after["delayOffset.json"]["offsetTable"] == delays | {"18": 4}
+    assert {path.name: path.read_bytes() for path in config.iterdir() if "Offset" not in path.name} == others
+
+
+def test_settings_that_we_do_not_know_are_kept(tmp_path: Path) -> None:
+    """A group with RocketMQ's exponential retries, a topic with flags of a later version, keys of the file itself."""
+    topics_path, groups_path = tmp_path / "topics.json", tmp_path / "subscriptionGroup.json"
+    topic = TopicConfig("t", 2, 2).to_json() | {"topicSysFlag": 3, "topicFilterType": "MULTI_TAG", "new": [1]}
+    group = GroupConfig("g").to_json() | {
+        "groupRetryPolicy": {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5000}},
+        "brokerId": 1,
+        "subscriptionDataSet": [],
+    }
+    topics_path.write_text(json.dumps({"topicConfigTable": {"t": topic}, "later": 1}))
+    groups_path.write_text(
+        json.dumps({"subscriptionGroupTable": {"g": group}, "forbiddenTable": {"g": {"t": 1}}, "later": 2})
+    )
+    topics = TopicConfigs(topics_path, writable=True)
+    topics.put(TopicConfig("other", 1, 1))
+    groups = GroupConfigs(groups_path, writable=True)
+    groups.put(GroupConfig("other"))
+    saved_topics, saved_groups = json_file.load(topics_path), json_file.load(groups_path)
+    assert saved_topics["topicConfigTable"]["t"] == topic
+    assert saved_groups["subscriptionGroupTable"]["g"] == group
+    assert (saved_topics["later"], saved_groups["later"]) == (1, 2)
+    assert saved_groups["forbiddenTable"] == {"g": {"t": 1}}

@@ -1,0 +1,289 @@
+"""Retention: the decision as a table, and what a store does with it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import retention as retention_of
+from raymq.storage.errors import MessageExpired, OffsetOutOfRange, StoreError, StoreFull
+from raymq.storage.retention import Decision, Disk, Remover, Retention
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, bodies, make_record
+
+HOUR = 3_600_000
+NOW = 1_000 * HOUR
+FILE = 1 << 30
+#: A disk of 100 files.
+PART = {share: Disk(int(share * 100 * FILE), int((1 - share) * 100 * FILE)) for share in (0.5, 0.75, 0.849, 0.85, 0.95)}
+OLD, YOUNG = NOW - 73 * HOUR, NOW - 71 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("hour", "at_hour", "share", "newest_ms", "asked", "expected"),
+    [
+        (4, "04", 0.5, [OLD, OLD, YOUNG], False, Decision(2, "hour")),
+        (5, "04", 0.5, [OLD, OLD, YOUNG], False, Decision()),
+        (5, "*", 0.5, [OLD, OLD, YOUNG], False, Decision(2, "hour")),
+        (5, "04", 0.5, [OLD, OLD, YOUNG], True, Decision(2, "asked")),
+        (5, "04", 0.75, [OLD, OLD, YOUNG], False, Decision(2, "early")),
+        (5, "04", 0.849, [YOUNG, YOUNG], False, Decision()),
+        # The first file that has not expired ends it, also if a later one looks older: no holes.
+        (4, "04", 0.5, [YOUNG, OLD], False, Decision()),
+        (4, "04", 0.5, [OLD, YOUNG, OLD], False, Decision(1, "hour")),
+        (4, "04", 0.5, [], False, Decision()),
+        (4, "04", 0.95, [], True, Decision()),
+        # Exactly as old as it may become.
+        (4, "04", 0.5, [NOW - 72 * HOUR], False, Decision()),
+        (4, "04", 0.5, [NOW - 72 * HOUR - 1], False, Decision(1, "hour")),
+        # Forced: as many as bring the disk below the mark, whatever their age; one at least.
+        (5, "04", 0.85, [YOUNG, YOUNG], False, Decision(1, "forced")),
+        (5, "04", 0.95, [YOUNG] * 30, False, Decision(10, "forced")),
+        (5, "04", 0.95, [YOUNG] * 3, False, Decision(3, "forced")),
+        (5, "04", 0.85, [OLD, OLD, YOUNG], False, Decision(2, "early")),
+        # At most ten in a run.
+        (4, "04", 0.5, [OLD] * 30, False, Decision(10, "hour")),
+    ],
+)
+def test_decision(hour: int, at_hour: str, share: float, newest_ms: list[int], asked: bool, expected: Decision) -> None:
+    rules = Retention(72, at_hour)
+    decided = rules.decide(newest_ms, FILE, NOW, PART[share], asked=asked, hour_of=lambda now_ms: hour)
+    assert decided == expected
+
+
+def test_the_disk_is_what_df_shows(tmp_path: Path) -> None:
+    disk = Disk.of(tmp_path)
+    assert 0 < disk.ratio < 1
+    assert Disk(3, 1).ratio == 0.75
+    assert Disk(0, 0).ratio == 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = NOW
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def filled(directory: Path, clock: Clock, count: int = 300, **settings: object) -> Store:
+    """A store of many small files, of two busy queues, one of long ago and many small ones."""
+    config = replace(SMALL, delete_at_hour="*", **settings)  # type: ignore[arg-type]
+    store = Store.open(directory, config, now_ms=clock)
+    append(store, *[make_record(b"idle", topic="idle", keys="idle") for _ in range(20)])
+    for i in range(count):
+        append(store, make_record(b"%03d" % i, queue_id=i % 2, keys=f"k{i}"))
+        clock.now_ms += 1000
+    return store
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def finish(store: Store) -> None:
+    """The owner's runs until nothing is left to do, and the removals."""
+    for _ in range(50):
+        deleted = store.delete_expired()
+        assert store.wait_for_removals(30)
+        if not (deleted.log_files or deleted.queue_files or deleted.index_files):
+            return
+    raise AssertionError("it never ends")
+
+
+def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
+    clock = Clock()
+    with filled(tmp_path, clock) as store:
+        assert store.delete_expired() == retention_of.Deleted()
+        store.flush()
+        before = names(tmp_path / "commitlog")
+        all_bodies = [record.body for record in store.walk(0)]
+        # Expired: what was stored in the first two of the five minutes.
+        clock.now_ms = NOW + 72 * HOUR + 120_000
+        first = store.delete_expired()
+        assert (first.log_files, first.reason) == (retention_of.FILES_A_RUN, "hour") or first.log_files < 10
+        finish(store)
+        after = names(tmp_path / "commitlog")
+        assert after == before[-len(after) :]
+        assert 1 < len(after) < len(before)
+        assert store.min_physical_offset == int(after[0])
+        kept = [record.body for record in store.walk(0)]
+        assert kept == all_bodies[-len(kept) :]
+        assert store.read_at(store.min_physical_offset).store_timestamp_ms < clock.now_ms - 72 * HOUR
+        assert next(r for r in store.walk(int(after[1]))).store_timestamp_ms >= clock.now_ms - 72 * HOUR
+        with pytest.raises(MessageExpired):
+            store.read_at(0)
+
+        for queue_id in (0, 1):
+            minimum = store.min_offset("orders", queue_id)
+            assert 0 < minimum < store.max_offset("orders", queue_id) == 150
+            with pytest.raises(OffsetOutOfRange) as caught:
+                store.read("orders", queue_id, minimum - 1)
+            assert (caught.value.min_offset, caught.value.max_offset) == (minimum, 150)
+            assert store.offset_at_time("orders", queue_id, 0) == minimum
+            files = names(tmp_path / "consumequeue" / "orders" / str(queue_id))
+            assert int(files[0]) // 20 <= minimum < int(files[0]) // 20 + 16
+        # A queue all of whose messages are gone keeps its last file, and with it its offsets.
+        assert store.min_offset("idle", 0) == store.max_offset("idle", 0) == 20
+        assert names(tmp_path / "consumequeue" / "idle" / "0") == [f"{320:020d}"]
+        assert store.query("orders", "k0", 0, 1 << 60, 9) == []
+        assert [r.body for r in store.query("orders", "k299", 0, 1 << 60, 9)] == [b"299"]
+        assert len(names(tmp_path / "index")) < 10
+        minima = {queue_id: store.min_offset("orders", queue_id) for queue_id in (0, 1)}
+    with Store.open(tmp_path, SMALL, now_ms=clock) as store:
+        assert store.recovery.clean
+        assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
+        assert {queue_id: store.min_offset("orders", queue_id) for queue_id in (0, 1)} == minima
+        assert store.max_offset("idle", 0) == 20
+    # Lost queues are made anew; one of which no message is left does not begin at 0 again.
+    shutil.rmtree(tmp_path / "consumequeue")
+    with Store.open(tmp_path, SMALL, now_ms=clock) as store:
+        assert {queue_id: store.min_offset("orders", queue_id) for queue_id in (0, 1)} == minima
+        assert append(store, make_record(topic="idle")).queue_offsets.tolist() == [20]
+        assert append(store, make_record()).queue_offsets.tolist() == [150]
+        assert store.min_offset("idle", 0) == 20
+
+
+def test_never_the_newest_file_and_never_what_is_not_on_disk(tmp_path: Path) -> None:
+    clock = Clock()
+    with filled(tmp_path, clock, flush_interval_ms=600_000) as store:
+        clock.now_ms += 1000 * HOUR
+        flushed = store.flushed_offset
+        finish(store)
+        assert store.min_physical_offset <= flushed
+        store.flush()
+        finish(store)
+        newest = store.max_physical_offset - store.max_physical_offset % 4096
+        assert names(tmp_path / "commitlog")[0] == f"{newest:020d}"
+        append(store, make_record(b"again"))
+        assert bodies(store)[-1] == b"again"
+
+
+def test_a_full_disk_forces_deletion_and_refuses_writes_until_it_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with filled(tmp_path, clock, disk_refuse_ratio=0.9) as store:
+        store.flush()
+        before = len(names(tmp_path / "commitlog"))
+        total = 1000 * 4096
+
+        def usage(_path: object) -> object:
+            used = int(total * 0.95) - 4096 * (before - len(names(tmp_path / "commitlog")))
+            return type("Usage", (), {"total": total, "used": used, "free": total - used})()
+
+        monkeypatch.setattr(retention_of.shutil, "disk_usage", usage)
+        store._writer._disk_checked_at = float("-inf")
+        with pytest.raises(StoreFull):
+            append(store, make_record())
+        deleted = store.delete_expired()
+        assert (deleted.log_files, deleted.reason) == (min(10, before - 1), "forced")
+        assert store.wait_for_removals(30)
+        monkeypatch.setattr(retention_of.shutil, "disk_usage", lambda path: usage(path) and _empty())
+        store._writer._disk_checked_at = float("-inf")
+        append(store, make_record())
+
+
+def _empty() -> object:
+    return type("Usage", (), {"total": 100, "used": 10, "free": 90})()
+
+
+def test_asked_for_it_does_not_wait_for_the_hour(tmp_path: Path) -> None:
+    clock = Clock()
+    with filled(tmp_path, clock) as store:
+        store.flush()
+        clock.now_ms += 73 * HOUR
+        another_hour = (time.localtime(clock.now_ms / 1000).tm_hour + 1) % 24
+        store.retention = Retention(72, f"{another_hour:02d}")
+        assert store.delete_expired().log_files == 0
+        assert store.delete_expired(asked=True).reason == "asked"
+
+
+def test_a_lease_outlives_the_file(tmp_path: Path) -> None:
+    clock = Clock()
+    with filled(tmp_path, clock) as store:
+        store.flush()
+        lease = store.read("idle", 0, 0, 20)
+        before = bytes(lease.records)
+        clock.now_ms += 100 * HOUR
+        finish(store)
+        assert store.min_offset("idle", 0) == 20
+        assert bytes(lease.records) == before
+        assert [record.body for record in lease.messages()] == [b"idle"] * 20
+
+
+def test_files_that_a_crash_left_go_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner let go of them, and the process died before they were removed."""
+    clock = Clock()
+    with filled(tmp_path, clock) as store:
+        store.flush()
+        clock.now_ms += 100 * HOUR
+        with monkeypatch.context() as patched:
+            patched.setattr(Remover, "add", lambda self, removals: None)
+            assert store.delete_expired().log_files > 5
+        minimum = store.min_physical_offset
+    with Store.open(tmp_path, SMALL, now_ms=clock) as store:
+        assert store.min_physical_offset == 0
+        assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
+        store.retention = Retention(72, "*")
+        finish(store)
+        assert store.min_physical_offset >= minimum
+
+
+def test_appends_and_flushes_go_on_meanwhile(tmp_path: Path) -> None:
+    clock = Clock()
+    with filled(tmp_path, clock, retention_hours=0.001, flush_interval_ms=1) as store:
+        stop = threading.Event()
+        problems: list[BaseException] = []
+
+        def flush() -> None:
+            while not stop.is_set():
+                try:
+                    store.flush()
+                except BaseException as error:  # noqa: BLE001 - whatever it is, the test wants to see it
+                    problems.append(error)
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        try:
+            for i in range(400):
+                clock.now_ms += 1000
+                append(store, *[make_record(b"%04d" % i, keys="k")] * 3)
+                store.delete_expired()
+                assert store.read("orders", 0, store.max_offset("orders", 0) - 1).messages()[0].body == b"%04d" % i
+        finally:
+            stop.set()
+            thread.join()
+        assert problems == []
+        store.flush()
+        finish(store)
+        assert len(names(tmp_path / "commitlog")) < 10
+        assert store.max_offset("orders", 0) == 150 + 1200
+
+
+def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.touch()
+    second.touch()
+    remover = Remover(threading.Lock())
+
+    def fail(_path: Path) -> None:
+        raise StoreError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("raymq.storage.fileutil.remove", fail)
+        remover.add([(first, None), (second, None)])
+        assert remover.wait(30)
+        assert names(tmp_path) == ["1", "2"]
+    third = tmp_path / "3"
+    third.touch()
+    remover.add([(third, None)])
+    assert remover.wait(30)
+    assert names(tmp_path) == []
+    remover.stop()
+    remover.add([(tmp_path / "4", None)])
