@@ -39,6 +39,8 @@ from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
 _GROUP_SWEEP_SECONDS = 0.5
+#: How often old log files are looked for (RocketMQ's cleanResourceInterval).
+_RETENTION_SECONDS = 10.0
 _NAME_SERVER_SECONDS = 1.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
@@ -169,6 +171,7 @@ class BrokerService:
             self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
             self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
+            self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
         ]
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
@@ -185,6 +188,11 @@ class BrokerService:
     async def _sweep_groups(self) -> None:
         for name in self.groups.expire():
             self._notify_group(name)
+
+    async def _delete_expired(self) -> None:
+        deleted = self.store.delete_expired()
+        if deleted.log_files:
+            _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
 
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):

@@ -14,8 +14,8 @@ import yaml
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
 
-#: Settings of a store that the cluster decides itself or that have no effect on a broker yet.
-_NOT_SETTINGS = frozenset({"store_host", "flush_interval_ms", "flush_least_pages", "retention_hours", "delete_at_hour"})
+#: Settings of a store that the cluster decides itself.
+_NOT_SETTINGS = frozenset({"store_host", "flush_interval_ms", "flush_least_pages"})
 _STORE_DEFAULTS = {f.name: f.default for f in fields(StoreConfig) if f.name not in _NOT_SETTINGS}
 
 

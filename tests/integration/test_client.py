@@ -22,6 +22,7 @@ from raymq.client import (
     GroupNotFound,
     InvalidInput,
     Message,
+    MessageExpired,
     MessageModel,
     MessageNotFound,
     MessageQueue,
@@ -481,3 +482,23 @@ def _lag(admin: Admin, group: str) -> int:
 def _pending(admin: Admin) -> int:
     """What waits in the schedule topic is not seen in a group's lag: its retry topic's lag is."""
     return sum(found.lag or 0 for q, found in admin.group_progress("g").items() if q.topic.startswith("%RETRY%"))
+
+
+def test_old_log_files_go(mq: Connection, services: Services, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(mq, "p", timeout=10.0)
+    queue = MessageQueue("t", "broker-a", 0)
+    first = producer.send_batch([Message("t", b"x" * 1_000_000) for _ in range(40)], queue=queue)[0]
+    store = services.brokers["broker-a"].store
+    monkeypatch.setattr(store, "_now_ms", lambda: int((time.time() + 80 * 3_600) * 1000))
+
+    async def delete() -> int:
+        return store.delete_expired(asked=True).log_files
+
+    store.flush()  # what is not on disk yet is not deleted
+    assert services.loop.run(delete()) == 2
+    with pytest.raises(MessageExpired):
+        admin.query_by_id(first.message_id)
+    low, high = PullConsumer(mq, "g").offsets(queue)
+    assert (low > 0, high) == (True, 40)
+    with PushConsumer(mq, "late", {"t": "*"}, taker := Taker()):
+        poll_until(lambda: len(taker.taken) >= high - low, 20)
