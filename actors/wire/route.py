@@ -71,6 +71,13 @@ def read_view(body: Buffer) -> ClusterView:
 def handlers(table: RouteTable, status: Callable[[], dict[str, Any]]) -> dict[int, Handler]:
     """What a name server serves. `status` says who it is, for STATUS."""
 
+    def who(_: ServerConnection, request: Command) -> Command:
+        return request.response(ResponseCode.SUCCESS, status())
+
+    return {**_registration(table), **_lookup(table), RequestCode.STATUS: who}
+
+
+def _registration(table: RouteTable) -> dict[int, Handler]:
     def register(_: ServerConnection, request: Command) -> Command:
         fields = request.fields
         try:
@@ -91,6 +98,18 @@ def handlers(table: RouteTable, status: Callable[[], dict[str, Any]]) -> dict[in
         table.unregister(request.fields.get("brokerName", ""), int(request.fields.get("brokerId", 0)))
         return request.response(ResponseCode.SUCCESS)
 
+    def delete_topic(_: ServerConnection, request: Command) -> Command:
+        table.delete_topic(request.fields.get("topic", ""))
+        return request.response(ResponseCode.SUCCESS)
+
+    return {
+        RequestCode.REGISTER_BROKER: register,
+        RequestCode.UNREGISTER_BROKER: unregister,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV: delete_topic,
+    }
+
+
+def _lookup(table: RouteTable) -> dict[int, Handler]:
     def route(_: ServerConnection, request: Command) -> Command:
         found = table.route(request.fields.get("topic", ""))
         view = table.view().brokers
@@ -139,21 +158,10 @@ def handlers(table: RouteTable, status: Callable[[], dict[str, Any]]) -> dict[in
     def topics(_: ServerConnection, request: Command) -> Command:
         return request.response(ResponseCode.SUCCESS, body=json.dumps({"topicList": table.topics()}).encode())
 
-    def delete_topic(_: ServerConnection, request: Command) -> Command:
-        table.delete_topic(request.fields.get("topic", ""))
-        return request.response(ResponseCode.SUCCESS)
-
-    def who(_: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, status())
-
     return {
-        RequestCode.REGISTER_BROKER: register,
-        RequestCode.UNREGISTER_BROKER: unregister,
         RequestCode.GET_ROUTEINFO_BY_TOPIC: route,
         RequestCode.GET_BROKER_CLUSTER_INFO: cluster,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: topics,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV: delete_topic,
-        RequestCode.STATUS: who,
     }
 
 

@@ -14,7 +14,7 @@ from raymq.actors.broker_service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
-from raymq.client import Connection
+from raymq.client import Admin, Connection
 
 DELAY_LEVELS = "1s 1s 1s 1s"
 
@@ -87,3 +87,10 @@ def services(tmp_path: Path) -> Iterator[Services]:
 def mq(services: Services) -> Iterator[Connection]:
     with Connection([services.name_server.address]) as connection:
         yield connection
+
+
+@pytest.fixture
+def admin(mq: Connection) -> Admin:
+    made = Admin(mq)
+    made.create_topic("t", queues=2)
+    return made
