@@ -139,6 +139,7 @@ def test_killed_in_recovery(tmp_path: Path, failpoint: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_killed_at_random_steps_again_and_again(tmp_path: Path) -> None:
     random_ = random.Random(2)
     promised = Promised()

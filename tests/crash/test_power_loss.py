@@ -179,9 +179,10 @@ def test_power_loss(tmp_path: Path, another_boot: list[int], seed: int, sync: bo
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 def test_power_loss_many_times(tmp_path: Path, another_boot: list[int], sync: bool) -> None:
-    for seed in range(100, 300):
+    for seed in range(100, 130):
         (tmp_path / str(seed)).mkdir()
         lives(tmp_path / str(seed), another_boot, seed, sync=sync, steps=6)
         shutil.rmtree(tmp_path / str(seed))
