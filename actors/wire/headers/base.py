@@ -1,0 +1,89 @@
+"""How a request's fields are read and written: one frozen dataclass per command, its attributes are its fields.
+
+An attribute's wire name is its own in camelCase (`queue_id` is `queueId`) unless `named` says otherwise. All values are
+text on the wire: "true" and "false" for booleans, decimal numbers for integers. A field without a default is required.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from raymq.actors.errors import ProtocolError
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Buffer, Command
+
+_WIRE = "wire"
+
+
+def named(wire: str, **options: Any) -> Any:
+    """A dataclass field whose name on the wire is `wire`."""
+    return dataclasses.field(metadata={_WIRE: wire}, **options)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Header:
+    """Base of all request headers. Frozen; str, int, bool attributes, or any of them with None for "absent"."""
+
+    CODE: ClassVar[RequestCode]
+
+    @classmethod
+    def read(cls, request: Command) -> Self:
+        """The header of `request`; fields that are not known are ignored.
+
+        Raises:
+            ProtocolError: a required field is missing, or a number is none (RocketMQ's SYSTEM_ERROR).
+        """
+        told = request.fields
+        values: dict[str, Any] = {}
+        for attribute, wire, convert, required in _layout(cls):
+            value = told.get(wire)
+            if value is None:
+                if required:
+                    raise ProtocolError(f"request {request.code}: the field <{wire}> is missing")
+                continue
+            try:
+                values[attribute] = convert(value)
+            except ValueError:
+                raise ProtocolError(f"request {request.code}: the field <{wire}> cannot be {value!r}") from None
+        return cls(**values)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields as they are sent; None means absent."""
+        return {wire: getattr(self, attribute) for attribute, wire, _, _ in _layout(type(self))}
+
+    def command(self, body: Buffer = b"") -> Command:
+        """A request with this header."""
+        return Command(self.CODE, self.fields(), body)
+
+
+def wire_names(header: type[Header]) -> list[str]:
+    """The names of a header's fields on the wire, for documents and tests."""
+    return [wire for _, wire, _, _ in _layout(header)]
+
+
+def _truth(value: str) -> bool:
+    return str(value).lower() == "true"
+
+
+_CONVERTERS: dict[type, Callable[[Any], Any]] = {str: str, int: int, bool: _truth}
+
+
+@functools.cache
+def _layout(header: type[Header]) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ...]:
+    """(attribute, wire name, converter, required) of each field."""
+    hints = typing.get_type_hints(header)
+    rows = []
+    for field in dataclasses.fields(header):
+        kind = hints[field.name]
+        if isinstance(kind, types.UnionType):
+            (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
+        first, *rest = field.name.split("_")
+        wire = field.metadata.get(_WIRE) or first + "".join(word.capitalize() for word in rest)
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        rows.append((field.name, wire, _CONVERTERS[kind], required))
+    return tuple(rows)
