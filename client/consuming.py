@@ -19,14 +19,15 @@ from typing import Any
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.core.retry import DEFAULT_MAX_RECONSUME_TIMES
-from raymq.actors.errors import MessageExpired, MessageNotFound, OffsetOutOfRange, RayMQError
+from raymq.actors.errors import MessageExpired, MessageNotFound, OffsetOutOfRange, OffsetReset, RayMQError
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import send as wire_send
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import Connection as WireConnection
+from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.pull import MAX_ANSWER_BYTES, Fetched
+from raymq.actors.wire.pull import MAX_ANSWER_BYTES
+from raymq.actors.wire.send_back import send_back_command
 from raymq.client import rebalance
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
@@ -204,7 +205,16 @@ class Consuming:
                 continue
             wanted = [self._wanted(process) for process in processes]
             call = asyncio.ensure_future(
-                fetch(self._mq, broker, session, wanted, MAX_MESSAGES, MAX_ANSWER_BYTES, _PARK_SECONDS)
+                fetch(
+                    self._mq,
+                    broker,
+                    session,
+                    wanted,
+                    MAX_MESSAGES,
+                    MAX_ANSWER_BYTES,
+                    _PARK_SECONDS,
+                    self._settings.group if self._clustering else None,
+                )
             )
             change = asyncio.ensure_future(changed.wait())
             try:
@@ -232,6 +242,9 @@ class Consuming:
             _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
             process.next_offset = low if process.next_offset < low else high
             return
+        if isinstance(part.error, OffsetReset):
+            self._move(process, part.error.offset)
+            return
         if part.error is not None:
             raise part.error
         passes = self._filters[process.queue.topic].passes
@@ -246,6 +259,13 @@ class Consuming:
         process.next_offset = max(process.next_offset, part.next_offset)
         for first in range(0, len(wanted), self._settings.batch_size):
             self._consume(process, wanted[first : first + self._settings.batch_size])
+
+    def _move(self, process: ProcessQueue, offset: int) -> None:
+        """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""
+        _log.info("%s: the group was sent from offset %d to %d", process.queue, process.next_offset, offset)
+        process.dropped = True
+        self._queues[process.queue] = ProcessQueue(process.queue, offset)
+        self._committed[process.queue] = offset
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
@@ -283,7 +303,7 @@ class Consuming:
     async def _send_back(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
         """Give a failed message back to its broker; it stays in flight, and uncommitted, until that has succeeded."""
         limit = self._settings.max_reconsume_times
-        command = wire_send.send_back_command(
+        command = send_back_command(
             self._settings.group,
             message.topic,
             message.physical_offset,

@@ -1,17 +1,21 @@
 """Request and response codes: RocketMQ's, and our own above 900000.
 
-Source: RocketMQ's RequestCode and ResponseCode. Those that clients and tools of RocketMQ use; what is served stands in the `handlers` of the families.
+Source: RocketMQ's RequestCode and ResponseCode. Those that its clients and tools use; what is served stands in the
+`handlers` of the families.
 """
 
 from __future__ import annotations
 
 import enum
 
+#: RocketMQ's codes are below, ours at and above.
+OWN_CODES_FROM = 900_000
+
 
 class RequestCode(enum.IntEnum):
     """What a request asks for."""
 
-SEND_MESSAGE = 10
+    SEND_MESSAGE = 10
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
     QUERY_CONSUMER_OFFSET = 14
@@ -77,6 +81,7 @@ SEND_MESSAGE = 10
     GET_NAMESRV_CONFIG = 319
     SEND_BATCH_MESSAGE = 320
     QUERY_CONSUME_QUEUE = 321
+    QUERY_DATA_VERSION = 322
     SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
@@ -133,6 +138,7 @@ class ResponseCode(enum.IntEnum):
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
     GO_AWAY = 1500
 
 
