@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 #: What may be saved up while nothing is taken, in seconds of the rate; at least one message.
 BURST_SECONDS = 0.1
+#: What a sum of times may miss of a whole token.
+_ROUNDING = 1e-6
 
 
 class TokenBucket:
@@ -22,7 +24,8 @@ class TokenBucket:
     def wait_seconds(self) -> float:
         """How long until the next message may be taken; 0 if one may now."""
         self._refill()
-        return max(0.0, (1.0 - self._tokens) / self._rate)
+        missing = 1.0 - self._tokens
+        return missing / self._rate if missing > _ROUNDING else 0.0
 
     def take(self, messages: int) -> None:
         """Take them; call it when `wait_seconds` is 0."""
