@@ -9,7 +9,7 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
-    +-- SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  ProtocolError
+    +-- BadSubscription  SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  ProtocolError
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from raymq.storage.errors import (
 
 __all__ = [
     "Attempt",
+    "BadSubscription",
     "BrokerUnavailable",
     "ClientClosed",
     "ConnectionLost",
@@ -125,6 +126,12 @@ class ConnectionLost(BrokerUnavailable):
 
 class Timeout(BrokerUnavailable, TimeoutError):
     """No answer in time. The request may still be carried out: its outcome is unknown."""
+
+
+class BadSubscription(RayMQError):
+    """A filter expression that cannot be read, or whose language is not served."""
+
+    wire_code = "SUBSCRIPTION_PARSE_FAILED"
 
 
 class SubscriptionMismatch(RayMQError):

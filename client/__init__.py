@@ -42,6 +42,7 @@ from raymq.client.results import (
     SendResult,
     TableResult,
 )
+from raymq.client.subscription import Sql
 
 __all__ = [
     "Admin",
@@ -79,6 +80,7 @@ __all__ = [
     "SchedulerInfo",
     "SendResult",
     "SendStatus",
+    "Sql",
     "StoreCorrupt",
     "StoreLocked",
     "SubscriptionMismatch",

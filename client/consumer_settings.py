@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.client.offsets import ConsumeFrom
-from raymq.client.subscription import TagFilter
+from raymq.client.subscription import SqlWanted, TagFilter
 
 
 class MessageModel(enum.Enum):
@@ -24,7 +24,7 @@ class ConsumerSettings:
     """What `PushConsumer` was given."""
 
     group: str
-    filters: Mapping[str, TagFilter]
+    filters: Mapping[str, TagFilter | SqlWanted]
     model: MessageModel
     consume_from: ConsumeFrom
     consume_timestamp: float | None

@@ -11,7 +11,7 @@ import enum
 class RequestCode(enum.IntEnum):
     """What a request asks for."""
 
-SEND_MESSAGE = 10
+    SEND_MESSAGE = 10
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
     QUERY_CONSUMER_OFFSET = 14

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import InvalidInput, MessageNotFound
 from raymq.actors.naming import check_group
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -15,9 +16,9 @@ from raymq.actors.wire.server import Handler, ServerConnection
 
 
 def heartbeat_command(
-    client_id: str, group: str, subscriptions: Mapping[str, str], *, model: str, start: str
+    client_id: str, group: str, subscriptions: Mapping[str, Subscription], *, model: str, start: str
 ) -> Command:
-    """HEART_BEAT of one consumer; `subscriptions` maps topic to expression, `start` is RocketMQ's consumeFromWhere."""
+    """HEART_BEAT of one consumer; `subscriptions` are by topic, `start` is RocketMQ's consumeFromWhere."""
     consumer = {
         "groupName": group,
         "consumeType": "CONSUME_PASSIVELY",
@@ -25,8 +26,8 @@ def heartbeat_command(
         "consumeFromWhere": start,
         "unitMode": False,
         "subscriptionDataSet": [
-            {"topic": topic, "subString": expression, "expressionType": "TAG"}
-            for topic, expression in sorted(subscriptions.items())
+            {"topic": topic, "subString": subscription.expression, "expressionType": subscription.kind}
+            for topic, subscription in sorted(subscriptions.items())
         ],
     }
     body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
