@@ -10,6 +10,7 @@ clients stay valid over restarts; the epoch beside it rises with every start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -27,7 +28,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.group_commit import GroupCommit
 from raymq.actors.naming import check_name
 from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
-from raymq.actors.wire import admin, group, pull, query, route, send
+from raymq.actors.wire import admin, group, pull, query, recall, route, send
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.context import BrokerContext
@@ -35,6 +36,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server, ServerConnection, bind
 from raymq.storage import json_file
 from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
@@ -42,6 +44,8 @@ _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
 _NAME_SERVER_SECONDS = 1.0
+#: After a crash the log is looked through from the last checkpoint of the timers on.
+_TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
 
@@ -81,7 +85,7 @@ class BrokerService:
             notify_group=self._notify_group,
             status=self.status,
         )
-        families = (send, pull, group, query, admin)
+        families = (send, pull, group, query, admin, recall)
         self._server = Server({code: h for family in families for code, h in family.handlers(context).items()})
         self._duties: list[asyncio.Task[None]] = []
 
@@ -128,11 +132,13 @@ class BrokerService:
         await self._tell_name_servers(lambda: Command(RequestCode.UNREGISTER_BROKER, dict(fields)))
         await self._server.stop()
         await self._pool.close()
+        with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
+            self.core.timers.close()
         self.store.close()
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Deliver what is due; the scheduler that asks is remembered for `status`."""
-        report = self.core.schedule.deliver_due()
+        report = self.core.deliver_due()
         self._scheduler_pid = scheduler_pid
         self._lateness = report.lateness_ms / 1000
         return report
@@ -172,6 +178,7 @@ class BrokerService:
             self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
+            self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
         ]
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
@@ -190,9 +197,14 @@ class BrokerService:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:
-        deleted = self.store.delete_expired()
+        deleted = self.store.delete_expired(rescue=self.core.timers.rescue)
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
+
+    async def _checkpoint_timers(self) -> None:
+        write = self.core.timers.checkpoint()
+        if write is not None:
+            await asyncio.to_thread(write)
 
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):

@@ -3,6 +3,8 @@
 The tree's root and the errors of a store are in `raymq.storage.errors`; this module adds
 
     RayMQError
+    +-- InvalidInput
+    |   +-- MessageIllegal             a message cannot be stored as it is
     +-- SendError                      .attempts: what every try met
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
     |   +-- OutcomeUnknown (TimeoutError)   one try got no answer: the message may be stored
@@ -45,6 +47,7 @@ __all__ = [
     "GroupNotFound",
     "InvalidInput",
     "MessageExpired",
+    "MessageIllegal",
     "MessageNotFound",
     "NotFoundError",
     "NotRecallable",
@@ -97,6 +100,12 @@ class SendError(RayMQError):
         self.code = next((a.code for a in reversed(self.attempts) if a.code), None)
 
 
+class MessageIllegal(InvalidInput):
+    """A message, not a name, breaks a rule: its body, its properties, its flags, how it is packed."""
+
+    wire_code = "MESSAGE_ILLEGAL"
+
+
 class NotStored(SendError):
     """Surely not stored: every try was refused by a broker's answer or never reached a socket."""
 
@@ -142,6 +151,8 @@ class SubscriptionMismatch(RayMQError):
 
 class NotRecallable(RayMQError):
     """The message is no timer, or its time had passed when it was sent."""
+
+    wire_code = "ILLEGAL_OPERATION"
 
 
 class ClientClosed(RayMQError):

@@ -35,6 +35,17 @@ class SendStatus(enum.Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
+class RecallStatus(enum.Enum):
+    """What became of a message that was to be delivered at a time of its own and is called back."""
+
+    #: It will never be delivered.
+    WITHDRAWN = "WITHDRAWN"
+    #: It was delivered already.
+    DELIVERED = "DELIVERED"
+    #: The broker does not know it, or not any more.
+    UNKNOWN = "UNKNOWN"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueData:
     """How many queues a topic has on one broker, and what may be done with them."""

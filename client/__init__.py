@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, SendStatus
+from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
 from raymq.client.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import MessageModel
@@ -75,6 +75,7 @@ __all__ = [
     "QueueProgress",
     "QueueStats",
     "RayMQError",
+    "RecallStatus",
     "ReceivedMessage",
     "Retry",
     "SchedulerInfo",

@@ -154,7 +154,11 @@ def properties_of_records(records: Buffer, sizes: npt.NDArray[np.int32]) -> Prop
     Raises:
         BadRecord: a record is not sound; bodies are not looked at.
     """
-    batch = record_batch.parse(records, sizes, check_crc=False)
+    return properties_of_batch(record_batch.parse(records, sizes, check_crc=False))
+
+
+def properties_of_batch(batch: record_batch.Batch) -> PropertyColumns:
+    """The properties of records that are checked."""
     return split_properties(gather(pa.py_buffer(batch.records), batch.properties_at, batch.ends, pa.binary()))
 
 

@@ -123,7 +123,7 @@ class Schedule:
             source = record.properties.get(DELIVERED_FROM)
             if source is not None:
                 level, offset = (int(part) for part in source.split(":"))
-                if offset >= (self._store.delay_progress.get(level) or 0):
+                if level and offset >= (self._store.delay_progress.get(level) or 0):
                     self._store.delay_progress.commit(level, offset + 1, start)
 
 

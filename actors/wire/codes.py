@@ -106,6 +106,8 @@ class RequestCode(enum.IntEnum):
     COMMIT_STAGED = 900_004
     ABORT_STAGED = 900_005
     STATUS = 900_006
+    RECALL_TIMER = 900_030
+    REDRIVE_DEAD_LETTERS = 900_031
 
 
 class ResponseCode(enum.IntEnum):
@@ -133,6 +135,7 @@ class ResponseCode(enum.IntEnum):
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
+    ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
 
 
