@@ -99,9 +99,10 @@ class TimerLog:
 
     def append(self, entries: Entries) -> None:
         """Write entries; they survive the process. StoreFull, StoreFailed: of some hours they may be there."""
-        hours = entries["due_ms"] // HOUR_MS
+        stored = entries.astype(ENTRY)  # NumPy turns what it joins into this machine's byte order
+        hours = stored["due_ms"] // HOUR_MS
         for hour in np.unique(hours).tolist():
-            self._write(hour, entries[hours == hour].tobytes())
+            self._write(hour, stored[hours == hour].tobytes())
 
     def waiting(self, hour: int, before_ms: int | None = None) -> Entries:
         """What waits of an hour (due before `before_ms`), by due time and queue offset."""
@@ -178,7 +179,7 @@ class TimerLog:
             self._lengths[hour] = whole
         if log_end is not None and self.last_place(hour) >= log_end:
             kept = np.concatenate([chunk[chunk["physical_offset"] < log_end] for chunk in self._chunks(hour)])
-            fileutil.replace(self._path(hour), kept.tobytes())
+            fileutil.replace(self._path(hour), kept.astype(ENTRY).tobytes())
             self._lengths[hour] = kept.nbytes
 
     def _write(self, hour: int, content: bytes) -> None:
