@@ -169,7 +169,12 @@ class Timers:
         return (self.log.waiting(hour) for hour in self.log.hours)
 
     def checkpoint(self) -> Callable[[], None] | None:
-        """See `TimerLog.checkpoint`: to be called every few seconds, and what it returns on another thread."""
+        """See `TimerLog.checkpoint`: to be called every few seconds, and what it returns on another thread.
+
+        StoreFull, StoreFailed: the entries are behind the log, so the last checkpoint has to hold.
+        """
+        self.settle()
+        self.absorb()
         return self.log.checkpoint(self._store.max_physical_offset)
 
     def close(self) -> None:
