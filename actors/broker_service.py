@@ -28,7 +28,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.group_commit import GroupCommit
 from raymq.actors.naming import check_name
 from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
-from raymq.actors.wire import admin, group, pull, query, recall, route, send
+from raymq.actors.wire import admin, dead_letters, group, pull, query, recall, route, send
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.context import BrokerContext
@@ -85,7 +85,7 @@ class BrokerService:
             notify_group=self._notify_group,
             status=self.status,
         )
-        families = (send, pull, group, query, admin, recall)
+        families = (send, pull, group, query, admin, recall, dead_letters)
         self._server = Server({code: h for family in families for code, h in family.handlers(context).items()})
         self._duties: list[asyncio.Task[None]] = []
 

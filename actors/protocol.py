@@ -46,6 +46,14 @@ class RecallStatus(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
+class Redriven(enum.Enum):
+    """What was done with a dead letter that its group should get again."""
+
+    REDRIVEN = "redriven"
+    ALREADY = "already"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueData:
     """How many queues a topic has on one broker, and what may be done with them."""

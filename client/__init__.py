@@ -6,6 +6,7 @@ from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallSt
 from raymq.client.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import MessageModel
+from raymq.client.dead_letters import DeadMessage, RedriveResult
 from raymq.client.errors import (
     Attempt,
     BrokerUnavailable,
@@ -55,6 +56,7 @@ __all__ = [
     "ConsumeFrom",
     "ConsumeResult",
     "Corruption",
+    "DeadMessage",
     "GroupNotFound",
     "InvalidInput",
     "Message",
@@ -77,6 +79,7 @@ __all__ = [
     "RayMQError",
     "RecallStatus",
     "ReceivedMessage",
+    "RedriveResult",
     "Retry",
     "SchedulerInfo",
     "SendResult",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.dead_letters import DeadLetters
 from raymq.actors.core.recall import Recall
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
@@ -80,6 +81,7 @@ class BrokerCore:
         self.timers = Timers(store, clock, self._append)
         self.recall = Recall(name, store, self.timers, clock, self._append).recall
         self.redelivery = Redelivery(store, self.schedule, self._append)
+        self.dead_letters = DeadLetters(store, self.ensure_group, self._append)
         self.staging = Staging(store, self._append)
         if store.topic_configs.get(SCHEDULE_TOPIC) is None:
             levels = self.schedule.levels
