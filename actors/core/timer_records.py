@@ -124,11 +124,9 @@ def delete_key(topic: str | None, unique_key: str | None) -> str:
 
 
 def origins_of(entries: Entries) -> list[bytes]:
-    """The property that says what a copy was made from, of each."""
-    return [
-        encode_properties({names.DELIVERED_FROM: f"{TIMER_LEVEL}:{offset}"})
-        for offset in entries["queue_offset"].tolist()
-    ]
+    """The property that says what a copy was made from, of each, as it is stored."""
+    pattern = encode_properties({names.DELIVERED_FROM: f"{TIMER_LEVEL}:%d"})
+    return [pattern % offset for offset in entries["queue_offset"].tolist()]
 
 
 def numbers(texts: pa.Array) -> npt.NDArray[np.int64]:

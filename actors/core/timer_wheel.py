@@ -37,7 +37,11 @@ class TimerWheel:
         return first[: max(1, within)]
 
     def discard(self, queue_offsets: np.typing.ArrayLike) -> None:
-        """Take out what waits no more."""
+        """Take out what waits no more: most often what comes first."""
+        count = np.size(queue_offsets)
+        if np.array_equal(self._waiting["queue_offset"][:count], queue_offsets):
+            self._waiting = self._waiting[count:]
+            return
         self._waiting = self._waiting[~np.isin(self._waiting["queue_offset"], queue_offsets)]
 
     def clear(self) -> None:
