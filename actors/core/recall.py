@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raymq.actors.core.delivered import origin_of
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.core.rewriting import Append, join
-from raymq.actors.core.timer_records import LANE, delete_key, origin_of
+from raymq.actors.core.timer_records import LANE, delete_key
 from raymq.actors.core.timers import Timers
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.actors.core.delivered import origin_of
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage import properties as names
@@ -63,12 +64,6 @@ def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, due_m
     return kept
 
 
-def origin_of(told: Mapping[str, str]) -> int | None:
-    """The offset in the timer queue that a record of these properties was made from; None: it was not."""
-    level, _, offset = told.get(names.DELIVERED_FROM, "").partition(":")
-    return int(offset) if level == str(TIMER_LEVEL) and offset.isdecimal() else None
-
-
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
     """Messages of that key that are due then, and came before this one, are not to be delivered."""
@@ -96,7 +91,10 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
     topics = columns.last(names.REAL_TOPIC).to_pylist()
     unique_keys = columns.first(names.UNIQ_KEY).to_pylist()
     deletes = columns.last(names.TIMER_DEL_UNIQKEY).to_pylist()
-    origins = [origin_of({names.DELIVERED_FROM: text or ""}) for text in columns.last(names.DELIVERED_FROM).to_pylist()]
+    origins = [
+        origin_of({names.DELIVERED_FROM: text}) if text else None
+        for text in columns.last(names.DELIVERED_FROM).to_pylist()
+    ]
     entries = np.empty(len(sizes), ENTRY)
     entries["due_ms"] = due_ms
     entries["queue_offset"] = queue_offsets
@@ -114,7 +112,7 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
     ]
     moved = entries[np.array([origin is not None for origin in origins])]
     moved["kind"] = Kind.MOVED
-    moved["queue_offset"] = [origin for origin in origins if origin is not None]
+    moved["queue_offset"] = [origin.offset for origin in origins if origin is not None]
     return Told(entries[~is_delete & (due_ms >= 0)], withdrawals, moved)
 
 

@@ -19,14 +19,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.delivered import delivered_since
 from raymq.actors.core.rewriting import Append, encode_again, join
 from raymq.actors.core.timer_records import (
     LANE,
+    TIMER_LEVEL,
     Told,
     delete_key,
     due_of,
     numbers,
-    origin_of,
     origins_of,
     read_waiting,
     waiting_properties,
@@ -281,12 +282,11 @@ class Timers:
         if self.log.log_end >= self._store.max_physical_offset or TIMER_TOPIC not in self._store.topics():
             return
         delivered = []
-        for record in self._store.walk(max(self.log.log_end, self._store.min_physical_offset)):
-            offset = origin_of(record.properties)
+        for origin, record in delivered_since(self._store, self.log.log_end):
             due = record.properties.get(names.TIMER_OUT_MS, "")
-            if offset is not None and record.topic != TIMER_TOPIC and due.isdecimal():
+            if origin.level == TIMER_LEVEL and due.isdecimal():
                 key = key_of(delete_key(record.topic, record.unique_key))
-                delivered.append((int(due), offset, record.physical_offset, key, record.size, Kind.DELIVERED))
+                delivered.append((int(due), origin.offset, record.physical_offset, key, record.size, Kind.DELIVERED))
         self.log.append(np.array(delivered, ENTRY))
 
     def _now_ms(self) -> int:

@@ -20,6 +20,7 @@ from raymq.client import Message
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
 from raymq.storage.timer_log import Entries, Kind
+from raymq.storage.topic_config import TopicConfig
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=100, index_entries=10_000, disk_refuse_ratio=1.0)
@@ -45,7 +46,7 @@ def main(directory: str, first: int, end: str) -> None:
     dice = random.Random(first)
     store = Store.open(directory, CONFIG)
     core = BrokerCore("broker-a", store)
-    core.create_topic("t", 1)
+    store.topic_configs.put(TopicConfig("t", 1, 1))
     if not drain:
         die_before_note(core, int(end))
     number = first

@@ -16,7 +16,9 @@ from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
+from raymq.storage.record import OFFSET_BODY
 from raymq.storage.timer_log import HOUR_MS, TimerLog
+from raymq.storage.topic_config import TopicConfig
 from tests.unit.actors.timer_bench import TimerBench
 
 HOUR = 3_600.0
@@ -199,14 +201,14 @@ def test_what_is_refused_leaves_nothing(bench: TimerBench) -> None:
 
 
 def test_a_topic_that_is_gone_and_a_record_that_is_damaged_hold_nobody_up(bench: TimerBench) -> None:
-    bench.core.create_topic("gone", 1)
+    bench.store.topic_configs.put(TopicConfig("gone", 1, 1))
     waiting = [Message(topic, topic.encode(), deliver_at=bench.clock.now + 1) for topic in ("gone", "t")]
     encoded = [message.encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0])) for message in waiting]
     for message, record in zip(waiting, encoded, strict=True):
         bench.core.append(message.topic, 0, memoryview(record), np.array([len(record)], np.int32), delayed=True)
     [damaged] = bench.send(b"damaged", after=1.0)
     place = bench.store.max_physical_offset
-    bench.core.delete_topic("gone")
+    bench.store.delete_topic("gone")
     bench.core.timers.absorb()
     log = bench.directory / "commitlog" / f"{0:020d}"
     with log.open("r+b") as stream:
@@ -333,6 +335,23 @@ def test_a_rescue_of_many_goes_on_in_the_next_run(bench: TimerBench, monkeypatch
     assert places == sorted(places)
     bench.clock.advance(30 * HOUR)
     assert len(bench.deliver()) == 100
+
+
+def test_a_damaged_record_does_not_keep_a_broker_from_knowing_what_it_delivered(bench: TimerBench) -> None:
+    bench.send(*(b"%02d" % n for n in range(20)), after=1.0)
+    bench.send(b"later", after=2.0)
+    bench.clock.advance(1)
+    assert len(bench.deliver()) == 20
+    place = bench.delivered()[5].physical_offset
+    log = bench.directory / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as stream:
+        stream.seek(place + OFFSET_BODY)
+        stream.write(b"X")
+    bench.kill()
+    bench.clock.advance(1)
+    before = bench.store.max_offset("t", 0)
+    assert bench.core.deliver_due().delivered == 1
+    assert bench.store.max_offset("t", 0) == before + 1
 
 
 # -- withdrawn

@@ -13,6 +13,7 @@ from raymq.client import Message
 from raymq.storage.config import StoreConfig
 from raymq.storage.record import Record
 from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
 from tests.unit.actors.clock import FakeClock
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
@@ -35,7 +36,7 @@ class TimerBench:
         self.config = config
         self.clock = FakeClock(1_700_000_000.0)
         self.open()
-        self.core.create_topic("t", 2)
+        self.store.topic_configs.put(TopicConfig("t", 2, 2))
 
     def open(self) -> None:
         self.store = Store.open(self.directory, self.config, now_ms=self.now_ms)
