@@ -236,7 +236,9 @@ class Store:
         removals: list[Removal] = []
         if decision.files:
             failpoint("retention.before_detach")
-            removals += self._log.files.detach_before(rescue(files[decision.files - 1][0]))
+            with self._writer.room_is_coming():
+                end = rescue(files[decision.files - 1][0])
+            removals += self._log.files.detach_before(end)
         of_queues, of_index = self._dispatcher.follow(self._log.min_offset, _QUEUES_A_RUN)
         failpoint("retention.before_add")
         self._remover.add([*removals, *of_queues, *of_index])

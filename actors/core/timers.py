@@ -51,8 +51,9 @@ _MAX_PER_PASS: Final = 2_000
 _MAX_BYTES_PER_PASS: Final = 8 << 20
 _ABSORB_MESSAGES: Final = 4_096
 _ABSORB_BYTES: Final = 8 << 20
-#: One run rescues at most so many messages from files that expire.
-_MAX_RESCUED: Final = 20_000
+#: One run rescues at most so many messages from files that expire, and so many passes' bytes of them.
+_MAX_RESCUED: Final = 5_000
+_MAX_RESCUED_PARTS: Final = 8
 _log = logging.getLogger(__name__)
 
 
@@ -157,13 +158,14 @@ class Timers:
         self.absorb()
         waiting = np.concatenate([NO_ENTRIES, *(w[w["physical_offset"] < log_min] for w in self._all_waiting())])
         waiting = waiting[np.argsort(waiting["physical_offset"])]
-        for part in _parts(waiting[:_MAX_RESCUED]):
+        parts = _parts(waiting[:_MAX_RESCUED])[:_MAX_RESCUED_PARTS]
+        for part in parts:
             sound = self._read_sound(part)
             if sound is not None:
                 lanes = [TIMER_TOPIC] * len(sound.entries)
                 self._append(*readdressed(sound.batch, lanes, LANE[1], origins_of(sound.entries)), LANE)
         self.absorb()
-        left = waiting[_MAX_RESCUED:]
+        left = waiting[sum(map(len, parts)) :]
         return int(left["physical_offset"][0]) if len(left) else log_min
 
     def _all_waiting(self) -> Iterator[Entries]:

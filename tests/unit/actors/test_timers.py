@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -322,6 +323,27 @@ def test_what_waits_outlives_the_log_files(bench: TimerBench) -> None:
 
 
 CONFIG_FILE_BYTES = 1 << 16
+
+
+def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: TimerBench) -> None:
+    bench.send(b"m", after=30 * HOUR)
+    for _ in range(3):
+        record = Message("t", b"x" * 50_000).encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0]))
+        bench.core.append("t", 0, memoryview(record), np.array([len(record)], np.int32))
+    bench.store.flush()
+    bench.config = replace(bench.config, disk_refuse_ratio=0.000001)
+    bench.kill()
+    with pytest.raises(StoreFull):
+        bench.send(b"refused", after=1.0)
+    bench.clock.advance(2 * HOUR)
+    bench.store.delete_expired(rescue=bench.core.timers.rescue)
+    assert bench.store.min_physical_offset > 0
+    with pytest.raises(StoreFull):
+        bench.send(b"refused", after=1.0)
+    bench.config = replace(bench.config, disk_refuse_ratio=1.0)
+    bench.kill()
+    bench.clock.advance(28 * HOUR)
+    assert bench.deliver() == [b"m"]
 
 
 def test_a_rescue_of_many_goes_on_in_the_next_run(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
