@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+import threading
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -89,6 +90,7 @@ class TimerLog:
         self.log_end = min(self.log_end, log_end)
         self._lengths = {int(path.name): path.stat().st_size for path in folder.iterdir() if path.name.isdecimal()}
         self._dirty: set[int] = set()
+        self._writing = threading.Lock()
         for hour in list(self._lengths):
             self._mend(hour, None if clean else log_end)
 
@@ -147,16 +149,17 @@ class TimerLog:
         self._dirty.clear()
 
         def write() -> None:
-            try:
-                for hour in dirty:
-                    self._sync(hour)
-                fileutil.sync_directory(self._folder)
-                content = json.dumps({"enqueued": state[0], "logEnd": state[1]}).encode()
-                fileutil.replace(self._state_path, content)
-            except StoreError:
-                self._dirty |= dirty
-                raise
-            self._saved = state
+            with self._writing:
+                try:
+                    for hour in dirty:
+                        self._sync(hour)
+                    fileutil.sync_directory(self._folder)
+                    content = json.dumps({"enqueued": state[0], "logEnd": state[1]}).encode()
+                    fileutil.replace(self._state_path, content)
+                except StoreError:
+                    self._dirty |= dirty
+                    raise
+                self._saved = state
 
         return write
 
