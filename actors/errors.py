@@ -11,7 +11,9 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
-    +-- BadSubscription  SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  ProtocolError
+    +-- UnknownAttribute (InvalidInput)
+    +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
+    +-- PermissionDenied  ServerBusy  ProtocolError
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ __all__ = [
     "BrokerUnavailable",
     "ClientClosed",
     "ConnectionLost",
+    "ConsumerNotOnline",
     "GroupNotFound",
     "InvalidInput",
     "MessageExpired",
@@ -53,6 +56,7 @@ __all__ = [
     "NotRecallable",
     "NotStored",
     "OffsetOutOfRange",
+    "OffsetReset",
     "OutcomeUnknown",
     "PermissionDenied",
     "ProtocolError",
@@ -69,6 +73,7 @@ __all__ = [
     "Timeout",
     "TopicExists",
     "TopicNotFound",
+    "UnknownAttribute",
 ]
 
 
@@ -137,6 +142,12 @@ class Timeout(BrokerUnavailable, TimeoutError):
     """No answer in time. The request may still be carried out: its outcome is unknown."""
 
 
+class UnknownAttribute(InvalidInput):
+    """An attribute of a topic that is not known, or cannot have that value."""
+
+    wire_code = "SYSTEM_ERROR"
+
+
 class BadSubscription(RayMQError):
     """A filter expression that cannot be read, or whose language is not served."""
 
@@ -147,6 +158,22 @@ class SubscriptionMismatch(RayMQError):
     """A member's subscription differs from its group's; both are named."""
 
     wire_code = "SUBSCRIPTION_PARSE_FAILED"
+
+
+class ConsumerNotOnline(RayMQError):
+    """The group has no member here, or that client is none of them."""
+
+    wire_code = "CONSUMER_NOT_ONLINE"
+
+
+class OffsetReset(RayMQError):
+    """An administrator sent the group to another place of the queue: go on at `.offset`."""
+
+    wire_code = "PULL_OFFSET_MOVED"
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the group was sent to offset {offset}")
+        self.offset = offset
 
 
 class NotRecallable(RayMQError):

@@ -44,6 +44,7 @@ from raymq.client.results import (
     TableResult,
 )
 from raymq.client.subscription import Sql
+from raymq.client.trace import TraceEvent, TraceState
 
 __all__ = [
     "Admin",
@@ -91,4 +92,6 @@ __all__ = [
     "TableResult",
     "TopicExists",
     "TopicNotFound",
+    "TraceEvent",
+    "TraceState",
 ]

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.delivered import delivered_since
+from raymq.actors.core.draft import Draft
+from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.core.rewriting import Append, encode_again, join
 from raymq.actors.core.timer_records import (
     LANE,
@@ -58,9 +60,10 @@ _log = logging.getLogger(__name__)
 
 
 class Timers:
-    """The waiting messages of one broker. `clock` is wall time in seconds. Used on the broker's event loop."""
+    """The waiting messages of the broker of that name. `clock` is wall time in seconds. Used on the broker's loop."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], append: Append) -> None:
+    def __init__(self, broker: str, store: Store, clock: Callable[[], float], append: Append) -> None:
+        self._broker = broker
         self._store = store
         self._clock = clock
         self._append = append
@@ -99,6 +102,17 @@ class Timers:
         result = self._append(*batch, target)
         queue_ids = np.full(len(sizes), target[1], np.int32)
         return Placed(target[0], queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def detour(self, draft: Draft) -> None:
+        """Make a draft that names a time wait for its topic and queue, unless the time has passed. MessageIllegal."""
+        now_ms = self._now_ms()
+        due_ms = due_of(draft.properties, now_ms)
+        if due_ms is None or due_ms <= now_ms:
+            return
+        told = draft.properties
+        told |= waiting_properties(told, draft.topic, draft.queue_id, due_ms)
+        draft.recall_handle = RecallHandle(draft.topic, self._broker, due_ms, told[names.UNIQ_KEY]).encode()
+        draft.topic, draft.queue_id = LANE
 
     def absorb(self) -> None:
         """Make entries of what has come into the timer topic since the last call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Redriven
@@ -26,7 +26,7 @@ def read_redriven(answer: Command) -> list[Redriven]:
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
 
-    async def redrive(_: ServerConnection, request: Command) -> Command:
+    def redrive(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         offsets = request.fields.get("offsets")
         if not isinstance(offsets, list) or not all(isinstance(offset, int) for offset in offsets):
             raise InvalidInput("offsets", "a list of queue offsets", offsets)
@@ -36,7 +36,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             force=bool(request.fields.get("force")),
             dry_run=bool(request.fields.get("dry_run")),
         )
-        await context.durable()
-        return request.response(ResponseCode.SUCCESS, {"told": [each.value for each in told]})
+        fields = {"told": [each.value for each in told]}
+        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, fields))
 
     return {RequestCode.REDRIVE_DEAD_LETTERS: redrive}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,12 +39,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     core = context.core
 
-    async def recall(_: ServerConnection, request: Command) -> Command:
+    def recall(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         status = core.recall(RecallHandle.decode(text(request, "handle")))
-        await context.durable()
-        return request.response(ResponseCode.SUCCESS, {"status": status.value})
+        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"status": status.value}))
 
-    async def recall_message(_: ServerConnection, request: Command) -> Command:
+    def recall_message(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         header = RecallMessage.read(request)
         core.topic(header.topic)
         try:
@@ -55,7 +55,6 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             raise NotRecallable(f"recall failed, {error}") from None
         if status is not RecallStatus.WITHDRAWN:
             raise NotRecallable(f"recall failed, the message is {status.value.lower()}")
-        await context.durable()
-        return request.response(ResponseCode.SUCCESS, {"msgId": handle.unique_key})
+        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"msgId": handle.unique_key}))
 
     return {RequestCode.RECALL_TIMER: recall, RequestCode.RECALL_MESSAGE: recall_message}
