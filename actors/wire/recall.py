@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from typing import ClassVar
 
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import InvalidInput, NotRecallable
@@ -12,17 +10,8 @@ from raymq.actors.protocol import RecallStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, text
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.headers.base import Header
+from raymq.actors.wire.headers.recall import RecallMessage
 from raymq.actors.wire.server import Handler, ServerConnection
-
-
-@dataclass(frozen=True, slots=True)
-class RecallMessage(Header):
-    """RocketMQ's; it answers the unique key."""
-
-    CODE: ClassVar = RequestCode.RECALL_MESSAGE
-    topic: str
-    recall_handle: str
 
 
 def recall_command(handle: str) -> Command:
