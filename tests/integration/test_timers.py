@@ -28,7 +28,7 @@ def test_a_message_comes_at_its_time_and_not_before(mq: Connection, admin: Admin
     producer, taker = Producer(mq, "p"), Taker()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
         start = time.time()
-        dues = {b"%d" % n: start + 1.0 + n * 0.1 for n in (3, 1, 2, 0)}
+        dues = {b"%d" % n: start + 2.0 + n * 0.1 for n in (3, 1, 2, 0)}
         sent = [
             producer.send(Message("t", body, tags="a", keys=["k"], properties={"p": "v"}, deliver_at=due))
             for body, due in dues.items()
@@ -71,11 +71,11 @@ def test_times_that_are_refused(mq: Connection, admin: Admin) -> None:
 def test_recall_says_definitely_what_became_of_a_message(mq: Connection, admin: Admin) -> None:
     producer, taker = Producer(mq, "p"), Taker()
     with PushConsumer(mq, "g", {"t": "*"}, taker):
-        soon = producer.send(Message("t", b"soon", deliver_at=time.time() + 1.0))
-        gone = producer.send(Message("t", b"gone", deliver_at=time.time() + 1.1))
+        soon = producer.send(Message("t", b"soon", deliver_at=time.time() + 2.0))
+        gone = producer.send(Message("t", b"gone", deliver_at=time.time() + 2.1))
         assert producer.recall(gone) is RecallStatus.WITHDRAWN
         assert producer.recall(gone.recall_handle or "") is RecallStatus.WITHDRAWN
-        mark = producer.send(Message("t", b"mark", deliver_at=time.time() + 1.2))
+        mark = producer.send(Message("t", b"mark", deliver_at=time.time() + 2.2))
         poll_until(lambda: b"mark" in taker.bodies, 10)
         assert producer.recall(soon) is RecallStatus.DELIVERED
         assert producer.recall(mark) is RecallStatus.DELIVERED
@@ -90,7 +90,7 @@ def test_recall_says_definitely_what_became_of_a_message(mq: Connection, admin: 
 def test_what_waits_outlives_a_restart_of_its_broker(mq: Connection, admin: Admin, services: Services) -> None:
     producer, taker = Producer(mq, "p"), Taker()
     queue = MessageQueue("t", "broker-a", 1)
-    at = time.time() + 2.0
+    at = time.time() + 3.0
     kept = producer.send(Message("t", b"kept", deliver_at=at), queue=queue)
     gone = producer.send(Message("t", b"gone", deliver_at=at), queue=queue)
     assert producer.recall(gone) is RecallStatus.WITHDRAWN
