@@ -10,6 +10,7 @@ clients stay valid over restarts; the epoch beside it rises with every start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -30,7 +31,22 @@ from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
 from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
 from raymq.actors.registration import Registration
-from raymq.actors.wire import admin, append, fetch, group, lock, offset, pull, query, reply, send, send_back, staging
+from raymq.actors.wire import (
+    admin,
+    append,
+    dead_letters,
+    fetch,
+    group,
+    lock,
+    offset,
+    pull,
+    query,
+    recall,
+    reply,
+    send,
+    send_back,
+    staging,
+)
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.context import BrokerContext
@@ -40,12 +56,15 @@ from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
 from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
+#: After a crash the log is looked through from the last checkpoint of the timers on.
+_TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
 
@@ -97,7 +116,22 @@ class BrokerService:
             notify_group=self._notify_group,
             status=self.status,
         )
-        families = (append, staging, send, send_back, reply, pull, fetch, group, lock, offset, query, admin)
+        families = (
+            append,
+            staging,
+            send,
+            send_back,
+            reply,
+            pull,
+            fetch,
+            group,
+            lock,
+            offset,
+            query,
+            admin,
+            recall,
+            dead_letters,
+        )
         self._server = Server(
             {code: h for family in families for code, h in family.handlers(context).items()},
             tls=None if spec.tls is None else server_context(spec.tls),
@@ -149,6 +183,8 @@ class BrokerService:
         await self._registration.leave()
         await self._server.stop()
         await self._pool.close()
+        with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
+            self.core.timers.close()
         self.store.close()
 
     async def invoke(self, session: str, request: Command) -> Command:
@@ -157,7 +193,7 @@ class BrokerService:
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Deliver what is due; the scheduler that asks is remembered for `status`."""
-        report = self.core.schedule.deliver_due()
+        report = self.core.deliver_due()
         self._scheduler_pid = scheduler_pid
         self._lateness = report.lateness_ms / 1000
         return report
@@ -199,6 +235,7 @@ class BrokerService:
             self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
+            self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
         ]
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
@@ -220,9 +257,14 @@ class BrokerService:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:
-        deleted = self.store.delete_expired()
+        deleted = self.store.delete_expired(rescue=self.core.timers.rescue)
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
+
+    async def _checkpoint_timers(self) -> None:
+        write = self.core.timers.checkpoint()
+        if write is not None:
+            await asyncio.to_thread(write)
 
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ from raymq.storage.record import (
 MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _FORBIDDEN = "\x00\x01\x02"
+#: What a time in milliseconds can express.
+_END_OF_TIME_SECONDS = float(1 << 52)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class Message:
         keys: what `Admin.query_by_key` finds it by; one string or several, none with a blank in it.
         properties: text to text; names of the system's own are refused.
         delay_level: 0 at once, 1..18 after that level's wait (higher ones clamp).
+        deliver_at: not before this time, seconds since the epoch, at most 40 days ahead; a time that has passed is
+            at once.
         unique_key: the id given by the producer. The same object sent twice is the same message.
 
     Raises:
@@ -50,6 +55,7 @@ class Message:
     keys: Iterable[str] = ()
     properties: Mapping[str, str] | None = None
     delay_level: int = 0
+    deliver_at: float | None = None
     unique_key: str = field(default_factory=new_unique_key, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -75,13 +81,33 @@ class Message:
             if not name or name in properties.SYSTEM_PROPERTIES:
                 raise InvalidInput("properties", "a name that is not empty and not one of the system's own", name)
         object.__setattr__(self, "properties", own)
+        self._check_delay()
+        if len(self.stored_properties()) > MAX_PROPERTIES_BYTES:
+            limit = f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included"
+            raise InvalidInput("properties", limit, len(self.stored_properties()))
+
+    def _check_delay(self) -> None:
         if not isinstance(self.delay_level, int) or isinstance(self.delay_level, bool):
             raise TypeError(f"delay_level must be int, not {type(self.delay_level).__name__}")
         if self.delay_level < 0:
             raise InvalidInput("delay_level", "at least 0", self.delay_level)
-        if len(self.stored_properties()) > MAX_PROPERTIES_BYTES:
-            limit = f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included"
-            raise InvalidInput("properties", limit, len(self.stored_properties()))
+        if self.deliver_at is not None:
+            if not isinstance(self.deliver_at, int | float) or isinstance(self.deliver_at, bool):
+                raise TypeError(f"deliver_at must be a number, not {type(self.deliver_at).__name__}")
+            if not 0 <= self.deliver_at < _END_OF_TIME_SECONDS:
+                raise InvalidInput("deliver_at", "seconds since the epoch", self.deliver_at)
+            if self.delay_level:
+                raise InvalidInput("deliver_at", "not together with delay_level", self.deliver_at)
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it asks to wait first."""
+        return self.delay_level > 0 or self.deliver_at is not None
+
+    @property
+    def due_ms(self) -> int | None:
+        """`deliver_at` as the first millisecond that is not before it."""
+        return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
 
     def stored_properties(self) -> bytes:
         """The property string of its record."""
@@ -92,6 +118,8 @@ class Message:
             stored[properties.TAGS] = self.tags
         if self.delay_level:
             stored[properties.DELAY] = str(self.delay_level)
+        if self.deliver_at is not None:
+            stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
         return encode_properties(stored)
 
     def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytes:

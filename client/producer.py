@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
-from raymq.actors.naming import check_group, check_sendable
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
+from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.sending import SendOptions, Sent, make_sender
 from raymq.client.connection import Connection
 from raymq.client.message import Message
+from raymq.client.recalling import handle_of, recall
 from raymq.client.results import SendResult, TableResult
 from raymq.client.unique_key import process_unique_keys
 from raymq.storage import message_id
@@ -134,7 +136,7 @@ class Producer:
         retries: int | None = None,
     ) -> SendResult:
         """`send` for asyncio code, on any event loop."""
-        options = self._options(queue, sharding_key, timeout, retries, message.delay_level > 0)
+        options = self._options(queue, sharding_key, timeout, retries, message.is_delayed)
         return (await self._on_own_loop([message], options))[0]
 
     def send_async(
@@ -148,7 +150,7 @@ class Producer:
     ) -> Future[SendResult]:
         """Send one message; the future resolves with what `send` returns or raises."""
         options = self._options(
-            queue, sharding_key, timeout, retries, message.delay_level > 0, same_broker=self._same_broker
+            queue, sharding_key, timeout, retries, message.is_delayed, same_broker=self._same_broker
         )
         return self._mq.submit(self._send_one(message, options))
 
@@ -156,7 +158,7 @@ class Producer:
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> None:
         """Send one message without waiting for an answer: one try, and nobody says whether it arrived."""
-        options = self._options(queue, sharding_key, None, 0, message.delay_level > 0)
+        options = self._options(queue, sharding_key, None, 0, message.is_delayed)
         self._mq.submit(self._forget(message, options))
 
     def send_batch(
@@ -193,8 +195,8 @@ class Producer:
         topics = {message.topic for message in messages}
         if len(topics) != 1:
             raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
-        if any(message.delay_level for message in messages):
-            raise InvalidInput("messages", "no delayed message in a batch", "delay_level")
+        if any(message.is_delayed for message in messages):
+            raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
         options = self._options(queue, sharding_key, timeout, retries, delayed=False)
         return await self._on_own_loop(messages, options)
 
@@ -240,6 +242,28 @@ class Producer:
                 sent = self._mq.run(self._sends.send(topic, part, sizes[first:last], options))
                 parts.append((sent.queue, int(sent.placed.queue_offsets[0]), last - first))
         return TableResult(table.num_rows, parts)
+
+    def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
+        """Withdraw a message that waits for its `deliver_at`, by its result or its `recall_handle`.
+
+        Returns:
+            WITHDRAWN: it will never be delivered; asked again: the same. DELIVERED: it was, already. UNKNOWN: the
+            broker does not know it, or not any more.
+
+        Raises:
+            NotRecallable: the message had no `deliver_at`, or one that had passed.
+            InvalidInput: no handle. BrokerUnavailable: no answer; ask again. ClientClosed.
+        """
+        return self._mq.run(self.arecall(sent, timeout=timeout))
+
+    async def arecall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
+        """`recall` for asyncio code, on any event loop."""
+        if self._closed:
+            raise ClientClosed("the producer is closed")
+        work = recall(self._mq, handle_of(sent), self._timeout if timeout is None else timeout)
+        if asyncio.get_running_loop() is self._mq.loop:
+            return await work
+        return await asyncio.wrap_future(self._mq.submit(work))
 
     def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
         """Send no more. What `send_async` has under way goes on until its connection closes."""
@@ -317,6 +341,7 @@ def _results(messages: Sequence[Message], sent: Sent) -> list[SendResult]:
             message.unique_key,
             MessageQueue(placed.topic, sent.queue.broker, queue_id),
             offset,
+            _recall_handle(message, sent),
         )
         for message, queue_id, offset, physical in zip(
             messages,
@@ -326,3 +351,10 @@ def _results(messages: Sequence[Message], sent: Sent) -> list[SendResult]:
             strict=True,
         )
     ]
+
+
+def _recall_handle(message: Message, sent: Sent) -> str | None:
+    """None unless the message waits for a time of its own."""
+    if message.due_ms is None or sent.placed.topic != TIMER_TOPIC:
+        return None
+    return RecallHandle(message.topic, sent.queue.broker, message.due_ms, message.unique_key).encode()

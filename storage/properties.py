@@ -61,6 +61,8 @@ FIRST_POP_TIME: Final = "1ST_POP_TIME"
 DELIVERED_FROM: Final = "RAYMQ_DELIVERED_FROM"
 #: Ours: why a message was put into its group's dead-letter queue.
 DLQ_REASON: Final = "RAYMQ_DLQ_REASON"
+#: Ours: a message that was sent to its group again says from which dead letter, by that one's message id.
+REDRIVEN_FROM: Final = "RAYMQ_REDRIVEN_FROM"
 
 SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
     {
@@ -111,6 +113,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         FIRST_POP_TIME,
         DELIVERED_FROM,
         DLQ_REASON,
+        REDRIVEN_FROM,
     }
 )
 
