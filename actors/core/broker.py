@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.pop import Pop
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
 from raymq.actors.core.staging import Staging
@@ -69,6 +70,7 @@ class BrokerCore:
         self.schedule = Schedule(store, clock, self._append)
         self.redelivery = Redelivery(store, self.schedule, self._append)
         self.staging = Staging(store, self._append)
+        self.pop = Pop(store, clock, self.redelivery.bury)
         if store.topic_configs.get(SCHEDULE_TOPIC) is None:
             levels = self.schedule.levels
             store.topic_configs.put(TopicConfig(SCHEDULE_TOPIC, levels, levels))
@@ -112,6 +114,7 @@ class BrokerCore:
         if known:
             self.store.topic_configs.delete(name)
             self.store.delete_topic(name)
+            self.pop.forget_topic(name)
         return known
 
     def topic(self, name: str) -> TopicConfig:
