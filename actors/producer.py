@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
 from raymq.actors.sending import Sender, SendOptions, Sent, make_sender
 from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.tls import client_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class ProducerSpec:
     group: str
     name_servers: tuple[str, ...]
     isolation: str | None = "latency"
+    tls: Tls | None = None
 
 
 class Producer:
@@ -46,5 +49,5 @@ class Producer:
         self._loop.stop()
 
     async def _open(self, spec: ProducerSpec) -> Sender:
-        pool = ConnectionPool()
+        pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         return make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)

@@ -19,8 +19,8 @@ from raymq.actors.core.selection import LatencyIsolation, NoIsolation, QueuePick
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
+from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.send import append_command, read_appended
 from raymq.storage.java_hash import java_hash
 from raymq.storage.record import OFFSET_QUEUE_ID
 
@@ -121,7 +121,9 @@ class Sender:
         address = route.addresses[target.broker]
         command = append_command(target.topic, target.queue_id, records, sizes, delayed=delayed)
         began = time.monotonic()
-        status, placed = read_appended(await self._pool.request(address, command, plan.try_timeout()))
+        # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
+        patient = self._pool.is_backing_off(address)
+        status, placed = read_appended(await self._pool.request(address, command, plan.try_timeout(), patient=patient))
         latency_ms = (time.monotonic() - began) * 1000
         self._picker.isolation.report(target.broker, latency_ms, failed=False, reachable=True)
         return Sent(status, target, address, placed)
@@ -138,7 +140,8 @@ class Sender:
             return queues[abs(java_hash(options.sharding_key)) % len(queues)]
         if options.same_broker and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
-        return self._picker.pick(queues, last)
+        due = [queue for queue in queues if not self._pool.is_backing_off(route.addresses[queue.broker])]
+        return self._picker.pick(due or queues, last)
 
 
 def _address_to(records: bytearray, sizes: npt.NDArray[np.int32], queue_id: int) -> None:

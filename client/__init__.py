@@ -42,6 +42,8 @@ from raymq.client.results import (
     SendResult,
     TableResult,
 )
+from raymq.client.simple_consumer import SimpleConsumer
+from raymq.client.trace import TraceEvent, TraceState
 
 __all__ = [
     "Admin",
@@ -79,10 +81,13 @@ __all__ = [
     "SchedulerInfo",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "StoreCorrupt",
     "StoreLocked",
     "SubscriptionMismatch",
     "TableResult",
     "TopicExists",
     "TopicNotFound",
+    "TraceEvent",
+    "TraceState",
 ]

@@ -97,15 +97,15 @@ class Pop:
         """Whether `receive` would probably find something (it may be filtered out)."""
         for queue_id in queue_ids:
             queue = (group, topic, queue_id)
-            lent = self._current(queue)
             low, high = self._bounds(queue)
-            if lent is not None:
-                self._advance(lent)
+            lent = self._current(queue)
             if lent is None:
-                committed = self._store.consumer_offsets.get(*queue)
-                if high > (low if committed is None else committed):
+                if high > max(low, self._store.consumer_offsets.get(*queue) or 0):
                     return True
-            elif not (ordered and lent.is_blocked) and (lent.has_ready or self._may_give_new(lent, high)):
+                continue
+            self._advance(lent)
+            has_new = len(lent.deliveries) < MAX_IN_FLIGHT and high > max(low, lent.next_offset)
+            if (lent.has_ready or has_new) and not (ordered and lent.is_blocked):
                 return True
         return False
 
@@ -147,16 +147,14 @@ class Pop:
 
     def sweep(self) -> None:
         """Take back what ran out of time, tell who waits for it, move the dead. To be called many times a second."""
-        for queue in list(self._lent):
-            lent = self._current(queue)
-            if lent is None:
-                continue
+        for queue, lent in list(self._lent.items()):
             self._advance(lent)
-            try:
-                for offset in lent.dead(_DEAD_PER_SWEEP):
-                    self._bury_one(lent, offset)
-            except StoreError as error:  # they wait for the next sweep
-                _log.warning("dead messages of %s cannot be moved: %s", queue, error)
+            if lent.has_dead and self._current(queue) is lent:
+                try:
+                    for offset in lent.dead(_DEAD_PER_SWEEP):
+                        self._bury_one(lent, offset)
+                except StoreError as error:  # they wait for the next sweep
+                    _log.debug("dead messages of %s cannot be moved: %s", queue, error)
 
     def forget(self, group: str, topic: str, queue_id: int) -> None:
         """The group's offset in a queue was reset: handles given out before have no effect."""
@@ -191,15 +189,18 @@ class Pop:
                     popped.rest += max(0, high - lent.next_offset)
                     return
                 lent.recall()
+        damage: StoreCorrupt | None = None
         try:
             if lent is not None:
-                self._take_again(lent, room, space_bytes, taken)
+                damage = self._take_again(lent, room, space_bytes, taken)
                 lent = self._lent.get(queue)
             position = self._start(queue, asked.from_end) if lent is None else max(lent.next_offset, low)
             position = min(position, high)
             if lent is None or len(lent.deliveries) < MAX_IN_FLIGHT:
                 position = self._take_new(asked, queue_id, position, room, space_bytes, taken)
                 popped.unseen |= not taken.offsets and position < high
+            if damage is not None and not taken.offsets:
+                raise damage
             self._lend(queue, lent, asked, position, popped.pop_time_ms, taken)
         except StoreError:
             if queue in self._lent:
@@ -209,14 +210,15 @@ class Pop:
         if lent is not None:
             popped.rest += lent.ready_count
 
-    def _take_again(self, lent: LentQueue, room: int, space_bytes: int, taken: Taken) -> None:
-        """Take what is ready. What is gone for good is done."""
+    def _take_again(self, lent: LentQueue, room: int, space_bytes: int, taken: Taken) -> StoreCorrupt | None:
+        """Take what is ready, and what is wrong with the rest. What is gone for good is done."""
         _, topic, queue_id = lent.queue
         times = {offset: lent.deliveries[offset].reconsume_times + 1 for offset in lent.take_ready(room)}
-        gone, later = read_again(self._store, topic, queue_id, times, space_bytes, taken)
+        gone, later, damage = read_again(self._store, topic, queue_id, times, space_bytes, taken)
         lent.give_back(later)
         if gone:
             self._finish(lent, gone)
+        return damage
 
     def _take_new(
         self, asked: PopRequest, queue_id: int, position: int, room: int, space_bytes: int, taken: Taken
@@ -267,9 +269,6 @@ class Pop:
         """Take back what ran out of time, and tell who waits for it."""
         if lent.advance(self._now_ms()):
             self.on_ready(*lent.queue)
-
-    def _may_give_new(self, lent: LentQueue, high: int) -> bool:
-        return len(lent.deliveries) < MAX_IN_FLIGHT and lent.next_offset < high
 
     def _start(self, queue: GroupQueue, from_end: bool) -> int:
         """Where a group of which nothing is out goes on; a group that begins has committed that."""

@@ -56,6 +56,11 @@ class LentQueue:
         """How many may be taken again."""
         return len(self._ready)
 
+    @property
+    def has_dead(self) -> bool:
+        """Whether something is to be moved to the dead letters."""
+        return bool(self._dead)
+
     def floor(self, without: Collection[int] = ()) -> int:
         """The group's offset: the oldest that is out, those of `without` left aside, else the next new one."""
         while self._order and self._order[0] not in self.deliveries:

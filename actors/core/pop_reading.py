@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Collection, Sequence
 
@@ -12,9 +11,7 @@ from raymq.storage.errors import OffsetOutOfRange, QueueNotFound, StoreCorrupt
 from raymq.storage.record import Buffer
 from raymq.storage.store import Store
 
-_TIMES = struct.Struct(">i")
-
-_log = logging.getLogger(__name__)
+_INT = struct.Struct(">i")
 
 
 def read_new(
@@ -46,14 +43,14 @@ def read_new(
         for part in lease.parts:
             at = 0
             while at < len(part):
-                into.reconsume_times.append(_TIMES.unpack_from(part, at + _times_at(part, at))[0])
+                into.reconsume_times.append(_INT.unpack_from(part, at + _times_at(part, at))[0])
                 at += next(sizes)
         return lease.next_offset
 
 
 def read_again(
     store: Store, topic: str, queue_id: int, times: dict[int, int], space_bytes: int, into: Taken
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], StoreCorrupt | None]:
     """Add the records of some offsets to `into`, each stamped with its new reconsume times.
 
     Args:
@@ -61,10 +58,11 @@ def read_again(
 
     Returns:
         The offsets that were not read: those that are gone for good, and those to be tried another time, as they are
-        damaged or the space is used up.
+        damaged or the space is used up; and what is wrong with the first damaged one.
     """
     gone: list[int] = []
     later: list[int] = []
+    damage: StoreCorrupt | None = None
     offsets = list(times)
     while offsets:
         run = _first_run(offsets)
@@ -73,7 +71,7 @@ def read_again(
         except (OffsetOutOfRange, QueueNotFound):
             passed = 0
         except StoreCorrupt as error:
-            _log.warning("%s, queue %d, offset %d cannot be delivered again: %s", topic, queue_id, run[0], error)
+            damage = damage or error
             later.append(run[0])
             passed = 1
         if passed is None:
@@ -81,7 +79,7 @@ def read_again(
         if not passed:
             gone.append(run[0])
         offsets = offsets[max(1, passed) :]
-    return gone, later + offsets
+    return gone, later + offsets, damage
 
 
 def _read_run(
@@ -102,7 +100,7 @@ def _read_run(
     read = run[: len(sizes)]
     at = 0
     for offset, size in zip(read, sizes, strict=True):
-        _TIMES.pack_into(records, at + _times_at(records, at), times[offset])
+        _INT.pack_into(records, at + _times_at(records, at), times[offset])
         at += size
     into.offsets += read
     into.reconsume_times += [times[offset] for offset in read]
@@ -113,7 +111,7 @@ def _read_run(
 
 def _times_at(buffer: Buffer, at: int) -> int:
     """Where within the record at `at` its reconsume times are."""
-    _, sys_flag = layout.queue_and_flag(memoryview(buffer)[at : at + layout.OFFSET_BORN_TIMESTAMP])
+    (sys_flag,) = _INT.unpack_from(buffer, at + layout.OFFSET_SYS_FLAG)
     ipv6_hosts = bool(sys_flag & layout.SYS_FLAG_BORN_IPV6) + bool(sys_flag & layout.SYS_FLAG_STORE_IPV6)
     return layout.OFFSET_RECONSUME_TIMES + ipv6_hosts * layout.IPV6_SHIFT
 

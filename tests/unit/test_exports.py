@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 PACKAGES = [
-    "storage", "actors", "actors.core", "actors.wire", "client", "spark_bridge", "cluster", "demo",
-    "configs", "datasets",
+    "storage", "actors", "actors.core", "actors.wire", "actors.wire.headers", "client", "spark_bridge", "cluster",
+    "demo", "configs", "datasets",
 ]  # fmt: skip
 
 ERRORS = {
@@ -28,7 +28,7 @@ PUBLIC = {
         "ConsumeFrom", "MessageModel", "MessageQueue", "Admin",
     },
     "client.errors": ERRORS,
-    "cluster": {"start", "connect", "stop"},
+    "cluster": {"start", "connect", "stop", "Tls"},
     "spark_bridge": {"SparkBridge"},
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.pop_request import PopRequest
+from raymq.storage.errors import QueueNotFound
 from raymq.storage.record import Record, decode
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
@@ -124,7 +125,7 @@ class PopBench:
         try:
             with self.store.read("%DLQ%g", 0, 0, 100) as lease:
                 return lease.messages()
-        except LookupError:
+        except QueueNotFound:
             return []
 
 

@@ -9,9 +9,17 @@ import pytest
 
 from raymq.actors.core import pop
 from raymq.storage.errors import StoreCorrupt, StoreFull
+from raymq.storage.faulty_calls import UnsyncedCalls
+from raymq.storage.file_calls import replaced
 from raymq.storage.java_hash import tags_code
 from tests.stored import flip, log_file
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    with replaced(UnsyncedCalls()):
+        yield
 
 
 @pytest.fixture
@@ -252,6 +260,8 @@ def test_a_damaged_message_hides_no_other(bench: PopBench, tmp_path: Path) -> No
     bench.clock.advance(1)
     assert [h.offset for h in bench.receive(10, invisible=1)] == [1]
     assert bench.committed() == 0
+    with pytest.raises(StoreCorrupt):
+        bench.receive()
     flip(log_file(tmp_path), position + 88)
     assert bodies(bench.receive(10)) == bodies(handles)
 
@@ -371,5 +381,50 @@ def test_a_loss_of_power_that_took_messages_lends_anew(bench: PopBench) -> None:
 def test_deleting_the_topic_ends_all(bench: PopBench) -> None:
     bench.send(b"a")
     handles = bench.receive()
-    bench.core.delete_topic("t")
+    bench.core.topics.delete("t")
     assert bench.ack(*handles) == [False]
+
+
+class Killed(BaseException):
+    """What a failpoint raises here instead of killing the process."""
+
+
+def test_a_kill_at_any_write_loses_no_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = 0
+
+    def reached(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    monkeypatch.setattr("raymq.storage.progress.failpoint", reached)
+    for step in range(1, 10_000):
+        bench = PopBench(tmp_path / str(step))
+        bench.send(*(b"%d" % n for n in range(8)))
+        left = step
+        given: list[int] = []
+        asked: list[int] = []
+        done: list[int] = []
+        try:
+            for count in (3, 5):
+                handles = bench.receive(count, invisible=10)
+                given += [handle.offset for handle in handles]
+                for handle in (handles[1], handles[0], *handles[3:]):
+                    asked.append(handle.offset)
+                    assert bench.ack(handle) == [True]
+                    done.append(handle.offset)
+        except Killed:
+            pass
+        survived, left = left > 0, 0
+        bench.kill()
+        at_once = [handle.offset for handle in bench.receive(invisible=10)]
+        assert not set(at_once) & set(given), f"step {step}: still invisible"
+        bench.clock.advance(10)
+        again = [handle.offset for handle in bench.receive()]
+        # The one that was asked for when the kill came may be done or not.
+        assert set(given) - set(asked) <= set(again) <= set(range(8)) - set(done), f"step {step}"
+        bench.close()
+        if survived:
+            break
+    assert step > 20
