@@ -57,7 +57,7 @@ def take(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
     found: list[ReceivedMessage] = []
 
     def enough() -> bool:
-        found.extend(consumer.receive(count - len(found), INVISIBLE_SECONDS, 1.0))
+        found.extend(consumer.receive(count - len(found), INVISIBLE_SECONDS, 10.0))
         return len(found) >= count
 
     poll_until(enough, 20, f"{count} messages")
