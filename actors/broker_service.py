@@ -31,14 +31,17 @@ from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
 from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
 from raymq.actors.registration import Registration
+from raymq.actors.routing import Routes
 from raymq.actors.wire import (
     admin,
     append,
+    assignment,
     dead_letters,
     fetch,
     group,
     lock,
     offset,
+    pop,
     pull,
     query,
     recall,
@@ -60,6 +63,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
+_POP_SWEEP_SECONDS = 0.05
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
@@ -95,6 +99,7 @@ class BrokerService:
         self.groups = GroupTable(time.monotonic)
         self.polls = LongPolls(self._loop.time)
         self.core.on_arrival = self.polls.arrived
+        self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])
         self.statistics = Statistics()
         self._registration = Registration(
             self._pool, spec.name_servers, spec.cluster, spec.name, self.address, self.core.topics.announced
@@ -113,6 +118,7 @@ class BrokerService:
             ),
             durable=self._durable,
             announce=self.announce,
+            route=Routes(self._pool, spec.name_servers).get,
             notify_group=self._notify_group,
             status=self.status,
         )
@@ -124,6 +130,8 @@ class BrokerService:
             reply,
             pull,
             fetch,
+            pop,
+            assignment,
             group,
             lock,
             offset,
@@ -233,6 +241,7 @@ class BrokerService:
         self._duties = [
             self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
             self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
+            self._loop.create_task(self._every(_POP_SWEEP_SECONDS, self._sweep_pop)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
@@ -248,6 +257,12 @@ class BrokerService:
 
     async def _sweep_polls(self) -> None:
         self.polls.expire()
+
+    async def _sweep_pop(self) -> None:
+        topics = self.store.topic_configs.version
+        self.core.pop.sweep()
+        if self.store.topic_configs.version != topics:  # the first dead letter of a group makes its topic
+            await self.announce()
 
     async def _sweep_groups(self) -> None:
         gone = self.groups.expire()

@@ -13,7 +13,7 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     |   +-- Timeout (TimeoutError)     the answer did not come in time
     +-- UnknownAttribute (InvalidInput)
     +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
-    +-- PermissionDenied  ServerBusy  ProtocolError
+    +-- PermissionDenied  ServerBusy  NothingToPop  StaleHandle  ProtocolError
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ __all__ = [
     "NotFoundError",
     "NotRecallable",
     "NotStored",
+    "NothingToPop",
     "OffsetOutOfRange",
     "OffsetReset",
     "OutcomeUnknown",
@@ -64,6 +65,7 @@ __all__ = [
     "RayMQError",
     "SendError",
     "ServerBusy",
+    "StaleHandle",
     "StoreCorrupt",
     "StoreError",
     "StoreFailed",
@@ -184,6 +186,18 @@ class NotRecallable(RayMQError):
 
 class ClientClosed(RayMQError):
     """The client or its connection was closed."""
+
+
+class NothingToPop(RayMQError):
+    """A pop found no message in its time."""
+
+    wire_code = "POLLING_TIMEOUT"
+
+
+class StaleHandle(RayMQError):
+    """The delivery that a receipt handle names is over: acknowledged, renewed, expired, or reset."""
+
+    wire_code = "NO_MESSAGE"
 
 
 class PermissionDenied(RayMQError):

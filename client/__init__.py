@@ -43,6 +43,7 @@ from raymq.client.results import (
     SendResult,
     TableResult,
 )
+from raymq.client.simple_consumer import SimpleConsumer
 from raymq.client.subscription import Sql
 from raymq.client.trace import TraceEvent, TraceState
 
@@ -85,6 +86,7 @@ __all__ = [
     "SchedulerInfo",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "Sql",
     "StoreCorrupt",
     "StoreLocked",

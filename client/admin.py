@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from raymq.actors.core.assignment import average
 from raymq.actors.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -21,7 +22,7 @@ from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
-from raymq.client import dead_letters, rebalance
+from raymq.client import dead_letters
 from raymq.client.connection import Connection
 from raymq.client.dead_letters import DeadMessage, RedriveResult
 from raymq.client.fetching import patiently
@@ -284,7 +285,7 @@ class Admin:
         for topic in {queue.topic for queue in queues}:
             of_topic = [queue for queue in queues if queue.topic == topic]
             for member in members:
-                owners |= dict.fromkeys(rebalance.average(of_topic, sorted(members), member), member)
+                owners |= dict.fromkeys(average(of_topic, sorted(members), member), member)
         return owners
 
     async def _on_brokers_of(self, topic: str, command: Callable[[], Command]) -> list[Command]:

@@ -16,6 +16,7 @@ from raymq.actors.wire.dead_letters import read_redriven, redrive_command
 from raymq.client.connection import Connection
 from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
 from raymq.client.message import ReceivedMessage
+from raymq.client.receipt import Receipt
 from raymq.storage import properties
 from raymq.storage.record import Record, decode
 
@@ -32,13 +33,13 @@ class DeadMessage(ReceivedMessage):
     `dead_at` is when it was put there, seconds since the epoch; `reason` why, "" where a foreign broker put it there.
     """
 
-    dead_at: float
-    reason: str
+    dead_at: float = 0.0
+    reason: str = ""
 
     @classmethod
-    def from_record(cls, record: Record, broker: str) -> Self:
+    def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> Self:
         """The message in a record of a dead-letter queue that `broker` served."""
-        message = ReceivedMessage.from_record(record, broker)
+        message = ReceivedMessage.from_record(record, broker, receipt)
         known = {field.name: getattr(message, field.name) for field in fields(ReceivedMessage)}
         reason = message.system_properties.get(properties.DLQ_REASON, "")
         return cls(**known, dead_at=message.store_timestamp, reason=reason)

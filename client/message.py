@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
+from raymq.client.receipt import Receipt
 from raymq.client.unique_key import new_unique_key
 from raymq.storage import compression, properties
 from raymq.storage.errors import InvalidInput
@@ -158,9 +159,11 @@ class ReceivedMessage:
     born_timestamp: float
     store_timestamp: float
     reconsume_times: int
+    #: What acknowledges it, if a simple consumer received it.
+    receipt: Receipt | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def from_record(cls, record: Record, broker: str) -> ReceivedMessage:
+    def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> ReceivedMessage:
         """The message in a record that `broker` served."""
         own: dict[str, str] = {}
         system: dict[str, str] = {}
@@ -181,4 +184,5 @@ class ReceivedMessage:
             born_timestamp=record.born_timestamp_ms / 1000,
             store_timestamp=record.store_timestamp_ms / 1000,
             reconsume_times=record.reconsume_times,
+            receipt=receipt,
         )

@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from raymq.actors.core.assignment import Strategy, average
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 
-#: The queues of one member, from all queues of a topic, all members' ids, and its own id.
-Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
-
 #: Places of one member on the ring of `consistent_hash`: enough that shares differ by some tens of per cent only.
 _PLACES = 100
-
-
-def average(queues: Sequence[MessageQueue], members: Sequence[str], member: str) -> list[MessageQueue]:
-    """The queues of `member`: contiguous shares of the sorted queues, the first members get one more.
-
-    A member that is not in the list gets none (RocketMQ's AllocateMessageQueueAveragely).
-    """
-    ranked = sorted(set(members))
-    if member not in ranked:
-        return []
-    index = ranked.index(member)
-    share, more = divmod(len(queues), len(ranked))
-    start = index * share + min(index, more)
-    return sorted(queues)[start : start + share + (index < more)]
 
 
 def sticky(queues: Sequence[MessageQueue], members: Sequence[str], member: str) -> list[MessageQueue]:

@@ -65,6 +65,14 @@ class Paths:
         return self.root / "raymq" / "progress.journal"
 
     @property
+    def in_flight(self) -> Path:
+        return self.root / "raymq" / "in_flight.journal"
+
+    @property
+    def request_modes(self) -> Path:
+        return self.config / "messageRequestMode.json"
+
+    @property
     def healthy(self) -> Path:
         return self.root / "raymq" / "healthy"
 

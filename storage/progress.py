@@ -12,6 +12,7 @@ import contextlib
 import struct
 import threading
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,34 +59,35 @@ class Journal:
         """
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
-        payload = msgpack.packb(entry)
+        frame = _framed(entry)
         if self._torn:
             self._cut()
         failpoint("journal.before_write")
         try:
-            fileutil.write_all(self._fd, _FRAME.pack(len(payload), zlib.crc32(payload)) + payload, self._path)
+            fileutil.write_all(self._fd, frame, self._path)
         except StoreError:
             self._torn = True
             with contextlib.suppress(StoreError):
                 self._cut()
             raise
         failpoint("journal.after_write")
-        self.length += _FRAME.size + len(payload)
+        self.length += len(frame)
 
     def _cut(self) -> None:
         """Drop what is no whole frame, behind which no other could be found."""
         fileutil.truncate(self._fd, self.length, self._path)
         self._torn = False
 
-    def clear(self) -> None:
-        """Drop all frames: they are in the JSON files. StoreFull, StoreFailed: they are still there."""
+    def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> None:
+        """Drop all frames for these, which say the same in less. StoreFull, StoreFailed: they are still there."""
         # By a new file: after a loss of power an old page behind new ones would bring back old frames.
-        fileutil.replace(self._path, b"")
+        content = b"".join(map(_framed, entries))
+        fileutil.replace(self._path, content)
         fd = fileutil.open_for_append(self._path)
         with self._descriptor:
             fileutil.close(self._fd)
             self._fd = fd
-        self.entries, self.length, self._torn = [], 0, False
+        self.entries, self.length, self._torn = [], len(content), False
 
     def sync(self) -> None:
         """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
@@ -98,6 +100,11 @@ class Journal:
             if self._fd >= 0:
                 fileutil.close(self._fd)
                 self._fd = -1
+
+
+def _framed(entry: tuple[Any, ...]) -> bytes:
+    payload: bytes = msgpack.packb(entry)
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _read(content: bytes) -> tuple[list[tuple[Any, ...]], int]:
@@ -200,7 +207,7 @@ class Progress:
             {"dataVersion": self._delay_version.to_json(), "offsetTable": delays, "raymqLogEnd": self.log_end},
         )
         failpoint("fold.before_clear")
-        self.journal.clear()
+        self.journal.rewrite()
         self._fold_at = _FOLD_BYTES
 
     def close(self, *, fold: bool) -> None:

@@ -29,12 +29,14 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.flush import Flusher
 from raymq.storage.group_config import GroupConfigs
 from raymq.storage.health import Health
+from raymq.storage.in_flight import InFlight
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.lease import Lease
 from raymq.storage.progress import Progress
 from raymq.storage.reading import Reader
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport, recover
+from raymq.storage.request_mode import RequestModes
 from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
 from raymq.storage.topic_config import TopicConfigs
 from raymq.storage.writing import AppendResult, Writer
@@ -51,7 +53,8 @@ class Store:
     Attributes:
         directory, config: where it is, and its settings (sizes of existing files win over those asked for).
         recovery: what opening found.
-        topic_configs, group_configs, consumer_offsets, delay_progress: kept settings and progress.
+        topic_configs, group_configs, request_modes, consumer_offsets, delay_progress, in_flight: kept settings and
+            progress.
         retention: the rules of `delete_expired`.
     """
 
@@ -116,8 +119,10 @@ class Store:
             progress = self._progress = Progress(paths.config, paths.journal, writable=writable)
             self.consumer_offsets = progress.consumer_offsets
             self.delay_progress = progress.delay_progress
+            self.in_flight = InFlight(paths.in_flight, writable=writable)
             self.topic_configs = TopicConfigs(paths.topics, writable=writable)
             self.group_configs = GroupConfigs(paths.groups, writable=writable)
+            self.request_modes = RequestModes(paths.request_modes, writable=writable)
             self._writer = Writer(directory, config, self._log, self._dispatcher, now_ms)
             self._derived = threading.Lock()
             self._now_ms = now_ms
@@ -390,6 +395,7 @@ class Store:
             self._dispatcher.sync()
             failpoint("checkpoint.before_journal")
             self._progress.journal.sync()
+            self.in_flight.sync()
             failpoint("checkpoint.before_times")
             self._checkpoint = Checkpoint(
                 timestamp_ms,
@@ -418,6 +424,7 @@ class Store:
             if not self._read_only and self._health.good:
                 failpoint("close.before_fold")
                 self._progress.close(fold=True)
+                self.in_flight.close(rewrite=True)
                 failpoint("close.before_checkpoint")
                 self._save_checkpoint()
                 failpoint("close.before_abort")
@@ -432,6 +439,8 @@ class Store:
                 getattr(self, part).close()
         if hasattr(self, "_progress"):
             self._progress.close(fold=False)
+        if hasattr(self, "in_flight"):
+            self.in_flight.close(rewrite=False)
         if self._lock is not None:
             self._lock.release()
 

@@ -20,6 +20,7 @@ from raymq.actors.core.draft import Kind
 from raymq.actors.core.group_settings import GroupSettings
 from raymq.actors.core.locks import QueueLocks
 from raymq.actors.core.offsets import GroupOffsets
+from raymq.actors.core.pop import Pop
 from raymq.actors.core.recall import Recall
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
@@ -85,9 +86,10 @@ class BrokerCore:
         self.group_settings = GroupSettings(store, self.ensure_group)
         self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
-        self.topics = Topics(name, store, {config.name for config in own}, self.offsets.forget_topic)
+        self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append)
         self.staging = Staging(store, self._append)
+        self.pop = Pop(store, clock, self.redelivery.bury)
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
@@ -178,6 +180,10 @@ class BrokerCore:
         self.on_arrival(lanes)
         return result
 
+    def _forget_topic(self, topic: str) -> None:
+        self.offsets.forget_topic(topic)
+        self.pop.forget_topic(topic)
+
     def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
         if not 0 <= queue_id < queues:
             raise QueueNotFound(f"topic {topic} has queues 0..{queues - 1} on {self.name}, not {queue_id}")
@@ -212,6 +218,7 @@ class BrokerCore:
     def reset_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Send a group to another place of a queue; who waits for that queue learns it at once."""
         self.offsets.reset(group, topic, queue_id, offset)
+        self.pop.forget(group, topic, queue_id)
         self.on_arrival([(topic, queue_id)])
 
     def consumed_topics(self, group: str) -> list[str]:

@@ -42,6 +42,9 @@ class Filter:
     sql: SqlFilter | None = None
 
 
+EVERYTHING = Filter(None)
+
+
 @lru_cache(maxsize=4096)
 def filter_of(kind: str, expression: str) -> Filter:
     """The filter of an expression; an empty `kind` means tags.

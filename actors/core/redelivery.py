@@ -17,6 +17,7 @@ from raymq.actors.naming import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE
 from raymq.storage import properties
 from raymq.storage.group_config import GroupConfig
+from raymq.storage.record import Record
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 
@@ -53,22 +54,23 @@ class Redelivery:
         record = self._store.read_at(physical_offset)
         limit = config.retry_max_times if max_reconsume_times is None else max_reconsume_times
         decision = retry.after_failure(record.reconsume_times, delay_level, limit, self._schedule.levels)
-        kept = dict(record.properties)
-        kept.pop(DELIVERED_FROM, None)
-        kept.setdefault(properties.ORIGIN_MESSAGE_ID, record.message_id)
-        kept.setdefault(properties.RETRY_TOPIC, record.topic)
-        record.properties = kept
+        record.properties = _returned(record)
         record.reconsume_times += 1
         if isinstance(decision, retry.Later):
             queue_id = random.randrange(config.retry_queues)
             waiting = self._schedule.waiting_copy(record, retry_topic(group), queue_id, decision.level)
             self._append(*join([waiting]), (SCHEDULE_TOPIC, decision.level - 1))
             return decision
-        topic = self._dlq_topic(group)
-        kept[properties.DELAY] = "0"
-        kept[properties.DLQ_REASON] = decision.reason
-        self._append(*join([encode_again(record, topic, 0, kept)]), (topic, 0))
+        self.bury(group, record, decision.reason)
         return decision
+
+    def bury(self, group: str, record: Record, reason: str) -> None:
+        """Put a message, its reconsume times as they are, into the group's dead-letter queue, made now if need be."""
+        topic = self._dlq_topic(group)
+        kept = _returned(record)
+        kept[properties.DELAY] = "0"
+        kept[properties.DLQ_REASON] = reason
+        self._append(*join([encode_again(record, topic, 0, kept)]), (topic, 0))
 
     def dead_letters_of_resent(
         self, group: str, reconsume_times: int, max_reconsume_times: int | None = None
@@ -105,3 +107,12 @@ class Redelivery:
         if self._store.topic_configs.get(topic) is None:
             self._store.topic_configs.put(TopicConfig(topic, 1, 1))
         return topic
+
+
+def _returned(record: Record) -> dict[str, str]:
+    """The properties of a message that was not consumed: they name its origin."""
+    kept = dict(record.properties)
+    kept.pop(DELIVERED_FROM, None)
+    kept.setdefault(properties.ORIGIN_MESSAGE_ID, record.message_id)
+    kept.setdefault(properties.RETRY_TOPIC, record.topic)
+    return kept

@@ -11,7 +11,7 @@ from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.settings import Settings
 from raymq.actors.core.statistics import Statistics
 from raymq.actors.errors import InvalidInput
-from raymq.actors.protocol import BrokerInfo, SendStatus
+from raymq.actors.protocol import BrokerInfo, SendStatus, TopicRoute
 from raymq.actors.wire.frame import Command
 
 
@@ -28,6 +28,8 @@ class BrokerContext:
     durable: Callable[[], Awaitable[SendStatus] | None]
     #: Registers with every name server now, so that a new topic is in the routes before its creator is answered.
     announce: Callable[[], Awaitable[None]]
+    #: A topic's route, also of other brokers' queues; TopicNotFound, BrokerUnavailable.
+    route: Callable[[str], Awaitable[TopicRoute]]
     #: Tells a group's members that its membership changed.
     notify_group: Callable[[str], None]
     status: Callable[[], BrokerInfo]

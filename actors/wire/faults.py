@@ -25,6 +25,9 @@ _CLASSES: dict[str, type[RayMQError]] = {
 #: What a bare code of a foreign server (or of ours to a plain request) means.
 _BY_CODE: dict[int, type[RayMQError]] = {
     ResponseCode.SYSTEM_BUSY: errors.ServerBusy,
+    ResponseCode.NO_MESSAGE: errors.StaleHandle,
+    ResponseCode.POLLING_FULL: errors.ServerBusy,
+    ResponseCode.POLLING_TIMEOUT: errors.NothingToPop,
     ResponseCode.NO_PERMISSION: errors.PermissionDenied,
     ResponseCode.TOPIC_NOT_EXIST: errors.TopicNotFound,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: errors.GroupNotFound,

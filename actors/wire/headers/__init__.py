@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from raymq.actors.wire.headers import admin, group, pull, query, recall, route, send
+from raymq.actors.wire.headers import admin, group, pop, pull, query, recall, route, send
 from raymq.actors.wire.headers.base import Header, wire_names
 
 #: Header by request code.
 REQUESTS: dict[int, type[Header]] = {
     header.CODE: header
-    for family in (admin, group, pull, query, recall, route, send)
+    for family in (admin, group, pop, pull, query, recall, route, send)
     for header in vars(family).values()
     if isinstance(header, type) and issubclass(header, Header) and "CODE" in vars(header)
 }

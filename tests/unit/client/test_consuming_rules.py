@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raymq.actors.core.assignment import average
 from raymq.actors.protocol import MessageQueue
 from raymq.client import ConsumeResult, InvalidInput, Retry
 from raymq.client.listener import ListenerRunner, read_answer
 from raymq.client.process_queue import MAX_MESSAGES, MAX_SPAN, ProcessQueue
-from raymq.client.rebalance import average
 from raymq.client.subscription import TagFilter, parse_subscriptions
 from raymq.storage.java_hash import tags_code
 from tests.received import message

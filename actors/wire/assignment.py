@@ -1,0 +1,74 @@
+"""The assignment family: which queues a member reads and how, decided by a broker instead of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from raymq.actors.core.assignment import STRATEGIES
+from raymq.actors.errors import InvalidInput, PermissionDenied, RayMQError
+from raymq.actors.naming import RETRY_PREFIX, check_group, check_topic
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import ANY_QUEUE
+from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.storage.request_mode import POP, PULL, RequestMode
+
+_CLUSTERING, _BROADCASTING = "CLUSTERING", "BROADCASTING"
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    modes = context.core.store.request_modes
+
+    async def query_assignment(_: ServerConnection, request: Command) -> Command:
+        told = json_body.read_object(request.body)
+        topic, group = check_topic(told.get("topic")), check_group(told.get("consumerGroup"))
+        mode = modes.get(topic, group).mode
+        try:
+            queues = (await context.route(topic)).readable()
+            assigned: Iterable[MessageQueue] | None = _assigned(context, told, queues, mode, group)
+        except RayMQError:  # no route, no members: the client keeps what it has
+            assigned = None
+        answer = None if assigned is None else [_assignment(queue, mode) for queue in assigned]
+        return json_body.answer(request, {"messageQueueAssignments": answer})
+
+    async def set_mode(_: ServerConnection, request: Command) -> Command:
+        told = json_body.read_object(request.body)
+        topic, group = check_topic(told.get("topic")), check_group(told.get("consumerGroup"))
+        mode, share = told.get("mode"), told.get("popShareQueueNum", 0)
+        if topic.startswith(RETRY_PREFIX):
+            raise PermissionDenied("a retry topic is always pulled")
+        if mode not in (POP, PULL):
+            raise InvalidInput("mode", f"{POP} or {PULL}", mode)
+        if not isinstance(share, int):
+            raise InvalidInput("popShareQueueNum", "a whole number", share)
+        context.core.topic(topic)
+        if context.core.ensure_group(group):
+            await context.announce()
+        modes.put(RequestMode(topic, group, mode, share))
+        return request.response(ResponseCode.SUCCESS)
+
+    return {RequestCode.QUERY_ASSIGNMENT: query_assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}
+
+
+def _assigned(
+    context: BrokerContext, told: Mapping[str, Any], queues: list[MessageQueue], mode: str, group: str
+) -> Iterable[MessageQueue]:
+    """The queues of the member that asks. Every member that pops asks every broker for all of its queues."""
+    if told.get("messageModel") == _BROADCASTING:
+        return queues
+    members = context.groups.members(group)
+    if mode == POP:
+        return sorted({MessageQueue(queue.topic, queue.broker, ANY_QUEUE) for queue in queues})
+    strategy = STRATEGIES.get(str(told.get("strategyName")))
+    if strategy is None:
+        raise InvalidInput("strategyName", " or ".join(STRATEGIES), told.get("strategyName"))
+    return strategy(queues, members, str(told.get("clientId")))
+
+
+def _assignment(queue: MessageQueue, mode: str) -> dict[str, Any]:
+    return {"attachments": None, "messageQueue": json_body.queue_object(queue), "mode": mode}

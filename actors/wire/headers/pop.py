@@ -1,0 +1,116 @@
+"""Headers of the pop family, and the handle that names a delivery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
+
+from raymq.actors.errors import ProtocolError
+from raymq.actors.naming import RETRY_PREFIX
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.headers.base import Header, named
+
+#: Of `queue_id`: all queues of the topic.
+ANY_QUEUE = -1
+#: Of `init_mode`: a group that begins starts at the oldest message, or behind the newest.
+FROM_MIN, FROM_MAX = 0, 1
+#: Of `revive_qid`: the delivery was popped in order. Otherwise there is no such queue here, and it is 0.
+ORDERED_REVIVE_QUEUE = 999
+
+
+@dataclass(frozen=True, slots=True)
+class PopMessage(Header):
+    """Lend messages for `invisible_time` ms, wait for the first one up to `poll_time` ms.
+
+    `max_reconsume_times` is ours: at how many a message of this pop becomes a dead letter; without it the group says.
+    """
+
+    CODE: ClassVar = RequestCode.POP_MESSAGE
+    consumer_group: str
+    topic: str
+    queue_id: int
+    max_msg_nums: int
+    invisible_time: int
+    poll_time: int
+    born_time: int
+    init_mode: int
+    exp_type: str | None = None
+    exp: str | None = None
+    order: bool = False
+    attempt_id: str | None = None
+    max_reconsume_times: int | None = named("raymqMaxReconsumeTimes", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Notification(Header):
+    """Wait until a pop would find something, up to `poll_time` ms."""
+
+    CODE: ClassVar = RequestCode.NOTIFICATION
+    consumer_group: str
+    topic: str
+    queue_id: int
+    poll_time: int
+    born_time: int
+    order: bool = False
+    attempt_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AckMessage(Header):
+    """The message of a handle is done."""
+
+    CODE: ClassVar = RequestCode.ACK_MESSAGE
+    consumer_group: str
+    topic: str
+    queue_id: int
+    extra_info: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeInvisibleTime(Header):
+    """The delivery of a handle lasts `invisible_time` ms from now on, and gets another handle."""
+
+    CODE: ClassVar = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+    consumer_group: str
+    topic: str
+    queue_id: int
+    extra_info: str
+    offset: int
+    invisible_time: int
+
+
+def retry_mark(topic: str) -> str:
+    """How handles mark a topic."""
+    return "1" if topic.startswith(RETRY_PREFIX) else "0"
+
+
+class Handle(NamedTuple):
+    """Which delivery of which message: eight words on the wire.
+
+    `start_offset` is the lowest of its pop in that queue: batch acknowledgements count from there. `retry` is as
+    `retry_mark` says.
+    """
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue_id: int
+    retry: str
+    broker: str
+    queue_id: int
+    offset: int
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """From the wire; ProtocolError if it is none."""
+        try:
+            start, pop_time, invisible, revive, retry, broker, queue_id, offset = text.split(" ")
+            return cls(
+                int(start), int(pop_time), int(invisible), int(revive), retry, broker, int(queue_id), int(offset)
+            )
+        except ValueError:
+            raise ProtocolError(f"{text!r} is no receipt handle") from None
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))

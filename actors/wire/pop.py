@@ -1,0 +1,253 @@
+"""The pop family: messages lent for a time, acknowledged, renewed; long polls while there are none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from raymq.actors.core.filters import ALL, TAG, filter_of
+from raymq.actors.core.long_poll import QueueKey
+from raymq.actors.core.pop import MAX_INVISIBLE_MS
+from raymq.actors.core.pop_request import Popped, PopRequest
+from raymq.actors.errors import InvalidInput, PermissionDenied, StaleHandle
+from raymq.actors.naming import check_group
+from raymq.actors.protocol import PERM_READ
+from raymq.actors.wire.batch_ack import STALE, read_batch_acks
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import (
+    ANY_QUEUE,
+    FROM_MAX,
+    ORDERED_REVIVE_QUEUE,
+    AckMessage,
+    ChangeInvisibleTime,
+    Handle,
+    Notification,
+    PopMessage,
+    retry_mark,
+)
+from raymq.actors.wire.server import Handler, ServerConnection
+
+#: One pop gives at most so many messages, whatever it asks for, and about so many bytes of them.
+MAX_MESSAGES = 1024
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+#: A pop is parked at most this long, whatever it asks for.
+MAX_WAIT_SECONDS = 60.0
+#: With so many requests parked, another one is not (RocketMQ's maxPopPollingSize).
+MAX_PARKED = 100_000
+_STALE = "the handle is stale: acknowledged, renewed, expired or reset"
+
+
+def waiting_for(group: str, topic: str, queue_id: int) -> QueueKey:
+    """Under what pops of a group are parked, besides the queue: no topic's name holds an @."""
+    return f"{topic}@{group}", queue_id
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    return {**_taking(context), **_ending(context)}
+
+
+def _taking(context: BrokerContext) -> dict[int, Handler]:
+    core, pop = context.core, context.core.pop
+
+    def pop_message(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        header = PopMessage.read(request)
+        asked = _pop_request(context, header)
+        is_new = core.ensure_group(header.consumer_group)
+        popped = pop.receive(asked)
+        if not is_new and (popped.queues or (not header.poll_time and not popped.unseen)):
+            return _popped(context, request, header, popped)
+        return keep_popping(connection, request, header, asked, popped, is_new)
+
+    async def keep_popping(
+        connection: ServerConnection,
+        request: Command,
+        header: PopMessage,
+        asked: PopRequest,
+        popped: Popped,
+        is_new: bool,
+    ) -> Command:
+        if is_new:
+            await context.announce()
+        deadline = _deadline(context, connection, header.poll_time)
+        while not popped.queues:
+            if popped.unseen:
+                await asyncio.sleep(0)
+            elif len(context.polls) >= MAX_PARKED:
+                return _popped(context, request, header, popped, ResponseCode.POLLING_FULL)
+            elif not await _arrival(context, asked.group, asked.topic, asked.queue_ids, deadline):
+                break
+            popped = pop.receive(asked)
+        return _popped(context, request, header, popped)
+
+    async def notification(connection: ServerConnection, request: Command) -> Command:
+        header = Notification.read(request)
+        group, topic = check_group(header.consumer_group), header.topic
+        queue_ids = _queue_ids(context, topic, header.queue_id)
+        deadline = _deadline(context, connection, header.poll_time)
+        full = False
+        while not (has := pop.has_messages(group, topic, queue_ids, ordered=header.order)):
+            full = len(context.polls) >= MAX_PARKED
+            if full or not await _arrival(context, group, topic, queue_ids, deadline):
+                break
+        return request.response(ResponseCode.SUCCESS, {"hasMsg": has, "pollingFull": full})
+
+    return {RequestCode.POP_MESSAGE: pop_message, RequestCode.NOTIFICATION: notification}
+
+
+def _ending(context: BrokerContext) -> dict[int, Handler]:
+    pop = context.core.pop
+
+    def ack(_: ServerConnection, request: Command) -> Command:
+        header = AckMessage.read(request)
+        pop_time_ms = Handle.read(header.extra_info).pop_time_ms
+        done = pop.acknowledge(header.consumer_group, header.topic, header.queue_id, pop_time_ms, [header.offset])
+        if not done:
+            raise StaleHandle(_STALE)
+        return request.response(ResponseCode.SUCCESS)
+
+    def batch_ack(_: ServerConnection, request: Command) -> Command:
+        stale = 0
+        for group, topic, queue_id, pop_time_ms, offsets in read_batch_acks(request):
+            stale += len(offsets) - pop.acknowledge(group, topic, queue_id, pop_time_ms, offsets)
+        return request.response(ResponseCode.SUCCESS, {STALE: stale})
+
+    def change_invisible(_: ServerConnection, request: Command) -> Command:
+        header = ChangeInvisibleTime.read(request)
+        handle = Handle.read(header.extra_info)
+        renewed_ms = pop.change_invisible(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.offset,
+            handle.pop_time_ms,
+            _invisible_ms(header.invisible_time),
+        )
+        # Clients read the fields of a refusal, too.
+        fields = {
+            "popTime": renewed_ms or 0,
+            "invisibleTime": header.invisible_time,
+            "reviveQid": handle.revive_queue_id,
+        }
+        if renewed_ms is None:
+            return request.response(ResponseCode.NO_MESSAGE, fields, remark=_STALE)
+        return request.response(ResponseCode.SUCCESS, fields)
+
+    return {
+        RequestCode.ACK_MESSAGE: ack,
+        RequestCode.BATCH_ACK_MESSAGE: batch_ack,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME: change_invisible,
+    }
+
+
+def _pop_request(context: BrokerContext, header: PopMessage) -> PopRequest:
+    config = context.core.group(header.consumer_group)
+    if not config.consume_enable:
+        raise PermissionDenied(f"group {header.consumer_group} may not consume")
+    if not context.core.group_settings.may_read(config.name, header.topic):
+        raise PermissionDenied(f"group {header.consumer_group} is forbidden topic {header.topic}")
+    if header.max_msg_nums < 1:
+        raise InvalidInput("maxMsgNums", "at least 1", header.max_msg_nums)
+    limit = header.max_reconsume_times
+    queue_ids = _queue_ids(context, header.topic, header.queue_id)
+    for queue_id in queue_ids:  # a reset waits for whoever comes next; pops follow the group's offset anyhow
+        context.core.offsets.take_reset(header.consumer_group, header.topic, queue_id)
+    return PopRequest(
+        group=header.consumer_group,
+        topic=header.topic,
+        queue_ids=queue_ids,
+        max_messages=min(MAX_MESSAGES, header.max_msg_nums),
+        max_bytes=MAX_ANSWER_BYTES,
+        invisible_ms=_invisible_ms(header.invisible_time),
+        max_reconsume_times=config.retry_max_times if limit is None else limit,
+        wanted=filter_of(header.exp_type or TAG, header.exp or ALL),
+        from_end=header.init_mode == FROM_MAX,
+        ordered=header.order,
+        attempt_id=header.attempt_id,
+    )
+
+
+def _queue_ids(context: BrokerContext, topic: str, queue_id: int) -> range:
+    config = context.core.topic(topic)
+    if not config.perm & PERM_READ:
+        raise PermissionDenied(f"topic {topic} may not be read on {context.core.name}")
+    if queue_id >= config.read_queues:
+        raise InvalidInput("queueId", f"{ANY_QUEUE}..{config.read_queues - 1}", queue_id)
+    return range(config.read_queues) if queue_id < 0 else range(queue_id, queue_id + 1)
+
+
+def _invisible_ms(told: int) -> int:
+    if not 0 < told <= MAX_INVISIBLE_MS:
+        raise InvalidInput("invisibleTime", f"1..{MAX_INVISIBLE_MS} ms", told)
+    return told
+
+
+def _deadline(context: BrokerContext, connection: ServerConnection, poll_ms: int) -> float:
+    seconds = min(MAX_WAIT_SECONDS, connection.park_seconds, max(0, poll_ms) / 1000)
+    return context.polls.clock() + seconds
+
+
+async def _arrival(context: BrokerContext, group: str, topic: str, queue_ids: Iterable[int], deadline: float) -> bool:
+    """Wait until one of the queues got something, or got something back; False when the time is over."""
+    polls = context.polls
+    if polls.closed or polls.clock() >= deadline:
+        return False
+    woken = asyncio.Event()
+    keys = [key for queue_id in queue_ids for key in ((topic, queue_id), waiting_for(group, topic, queue_id))]
+    parked = polls.park(keys, deadline, woken.set)
+    try:
+        await woken.wait()
+    finally:
+        polls.remove(parked)
+    return True
+
+
+def _popped(
+    context: BrokerContext,
+    request: Command,
+    header: PopMessage,
+    popped: Popped,
+    nothing: ResponseCode = ResponseCode.POLLING_TIMEOUT,
+) -> Command:
+    """What the client is told; from these fields it makes the handles."""
+    fields: dict[str, Any] = {
+        "popTime": popped.pop_time_ms,
+        "invisibleTime": header.invisible_time,
+        "reviveQid": ORDERED_REVIVE_QUEUE if header.order else 0,
+        "restNum": popped.rest,
+    }
+    if not popped.queues:
+        return request.response(nothing, fields, remark=nothing.name)
+    retry = retry_mark(header.topic)
+    queues = popped.queues
+    fields["startOffsetInfo"] = ";".join(f"{retry} {q.queue_id} {min(q.taken.offsets)}" for q in queues)
+    fields["msgOffsetInfo"] = ";".join(f"{retry} {q.queue_id} {','.join(map(str, q.taken.offsets))}" for q in queues)
+    if header.order:
+        fields["orderCountInfo"] = ";".join(
+            f"{retry} qo{q.queue_id}%{offset} {times}"
+            for q in queues
+            for offset, times in zip(q.taken.offsets, q.taken.reconsume_times, strict=True)
+        )
+    messages = sum(len(q.taken.offsets) for q in queues)
+    context.statistics.get(header.consumer_group, header.topic, messages, sum(q.taken.size_bytes for q in queues))
+    pieces = [piece for q in queues for piece in q.taken.pieces]
+    return request.response(ResponseCode.SUCCESS, fields, remark="FOUND", pieces=pieces)
+
+
+def read_handles(header: PopMessage, broker: str, answer: Command) -> Callable[[int, int], Handle]:
+    """From an answer to POP_MESSAGE: what makes the handle of a message from its queue id and offset."""
+    told = answer.fields
+    starts: dict[int, int] = {}
+    for part in told["startOffsetInfo"].split(";"):
+        _, queue_id, start = part.split(" ")
+        starts[int(queue_id)] = int(start)
+    pop_time_ms, invisible_ms = int(told["popTime"]), int(told["invisibleTime"])
+    revive_queue_id, retry = int(told["reviveQid"]), retry_mark(header.topic)
+
+    def handle(queue_id: int, offset: int) -> Handle:
+        return Handle(starts[queue_id], pop_time_ms, invisible_ms, revive_queue_id, retry, broker, queue_id, offset)
+
+    return handle

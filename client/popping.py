@@ -1,0 +1,285 @@
+"""The engine of a simple consumer: membership, pops from all brokers, waiting for the first message, acknowledgements.
+
+Runs on the connection's event loop. Messages are taken by pops that are answered at once; what waits is a notification
+per broker and topic, which takes nothing. So a receive that is given up, or that several brokers could serve, leaves no
+message in nobody's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from raymq.actors.errors import BrokerUnavailable, NothingToPop, RayMQError, StaleHandle, TopicNotFound
+from raymq.actors.naming import retry_topic
+from raymq.actors.wire.batch_ack import STALE, batch_ack_command
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import (
+    ANY_QUEUE,
+    FROM_MIN,
+    AckMessage,
+    ChangeInvisibleTime,
+    Handle,
+    Notification,
+    PopMessage,
+)
+from raymq.actors.wire.pop import MAX_MESSAGES, read_handles
+from raymq.client.connection import Connection
+from raymq.client.fetching import ANSWER_SECONDS, address_of, patiently
+from raymq.client.membership import Membership
+from raymq.client.message import ReceivedMessage
+from raymq.client.receipt import Receipt
+from raymq.client.subscription import SqlWanted, TagFilter
+from raymq.storage.record import decode
+
+_TICK_SECONDS = 1.0
+_REQUEST_SECONDS = 5.0
+#: One notification waits so long; then it is asked for anew.
+_PARK_SECONDS = 15.0
+#: A broker that does not answer is asked again after this.
+_PAUSE_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+#: A broker and one of the consumer's topics there.
+Source = tuple[str, str]
+
+
+class Popping:
+    """One running consumer. Made and used on the connection's loop."""
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        filters: Mapping[str, TagFilter | SqlWanted],
+        *,
+        ordered: bool,
+        max_reconsume_times: int,
+    ) -> None:
+        self._mq = mq
+        self._group = group
+        self._filters: dict[str, TagFilter | SqlWanted] = {**filters, retry_topic(group): TagFilter.parse("*")}
+        self._ordered = ordered
+        self._max_reconsume_times = max_reconsume_times
+        self._membership = Membership(
+            mq,
+            f"{mq.pool.local_host}@{uuid.uuid4().hex}",
+            group,
+            {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
+            model="CLUSTERING",
+            start="CONSUME_FROM_FIRST_OFFSET",
+            clock=time.monotonic,
+        )
+        self._turn = itertools.count()
+        self._notifications: dict[Source, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self) -> None:
+        """Join the group.
+
+        Raises:
+            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join.
+        """
+        for topic in self._filters:
+            if topic != retry_topic(self._group):
+                await self._mq.routes.get(topic, fresh=True)
+        await self._membership.heartbeat(strict=True)
+        self._spawn(self._keep_membership())
+
+    async def stop(self) -> None:
+        """Leave the group."""
+        for task in [*self._tasks, *self._notifications.values()]:
+            task.cancel()
+        await self._membership.leave()
+
+    async def receive(self, max_messages: int, invisible_ms: int, wait_seconds: float) -> list[ReceivedMessage]:
+        """Take what is there, at most `max_messages`, or wait for the first; [] when `wait_seconds` are over.
+
+        Raises:
+            BrokerUnavailable: no broker has answered.
+            RayMQError: a broker refused, or the only message that is there is damaged.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds
+        while True:
+            # One that has ended says that there may be something: it has to be looked for after that, not before.
+            self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
+            sources = await self._sources()
+            found, failures = await self._take(sources, max_messages, invisible_ms)
+            refusals = [error for error in failures if not isinstance(error, BrokerUnavailable)]
+            if found:
+                return found
+            if refusals:
+                raise refusals[0]
+            left = deadline - loop.time()
+            if left <= 0:
+                if sources and len(failures) == len(sources):
+                    raise failures[0]
+                return []
+            waiting = [self._notification(source) for source in sources]
+            if waiting:
+                await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(min(left, _PAUSE_SECONDS))
+
+    async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
+        """End the deliveries; False if one of the handles was stale."""
+        if len(messages) == 1:
+            queue, handle = messages[0].queue, receipts[0].handle
+            command = AckMessage(self._group, queue.topic, queue.queue_id, str(handle), handle.offset)
+            try:
+                await self._ask(queue.broker, queue.topic, command.command)
+            except StaleHandle:
+                return False
+            return True
+        handles: dict[Source, list[Handle]] = defaultdict(list)
+        for message, receipt in zip(messages, receipts, strict=True):
+            handles[message.queue.broker, message.queue.topic].append(receipt.handle)
+        stale = await asyncio.gather(*(self._acknowledge(source, each) for source, each in handles.items()))
+        return not any(stale)
+
+    async def change_invisible(self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int) -> bool:
+        """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale."""
+        queue, handle = message.queue, receipt.handle
+        header = ChangeInvisibleTime(self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms)
+        try:
+            answer = await self._ask(queue.broker, queue.topic, header.command)
+        except StaleHandle:
+            return False
+        receipt.handle = handle._replace(
+            start_offset=handle.offset, pop_time_ms=int(answer.fields["popTime"]), invisible_ms=invisible_ms
+        )
+        return True
+
+    # -- taking --------------------------------------------------------------------------------------------------
+
+    async def _sources(self) -> list[Source]:
+        """Every broker of every topic, each time another one first."""
+        sources: list[Source] = []
+        for topic in self._filters:
+            try:
+                route = await self._mq.routes.get(topic)
+            except TopicNotFound:
+                if topic != retry_topic(self._group):
+                    raise
+                continue
+            sources += [(broker, topic) for broker in sorted({queue.broker for queue in route.readable()})]
+        first = next(self._turn) % max(1, len(sources))
+        return sources[first:] + sources[:first]
+
+    async def _take(
+        self, sources: Iterable[Source], max_messages: int, invisible_ms: int
+    ) -> tuple[list[ReceivedMessage], list[RayMQError]]:
+        """What the sources have, and what went wrong with others."""
+        found: list[ReceivedMessage] = []
+        failures: list[RayMQError] = []
+        for source in sources:
+            try:
+                while len(found) < max_messages:
+                    room = min(MAX_MESSAGES, max_messages - len(found))
+                    messages, popped = await self._pop(source, room, invisible_ms)
+                    found += messages
+                    if popped < room:
+                        break
+            except RayMQError as error:
+                failures.append(error)
+        return found, failures
+
+    async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:
+        """The messages that one broker gave at once, unwanted ones of equal hash left out, and how many it gave."""
+        broker, topic = source
+        tag_filter = self._filters[topic]
+        wanted = tag_filter.subscription(topic)
+        header = PopMessage(
+            consumer_group=self._group,
+            topic=topic,
+            queue_id=ANY_QUEUE,
+            max_msg_nums=room,
+            invisible_time=invisible_ms,
+            poll_time=0,
+            born_time=int(time.time() * 1000),
+            init_mode=FROM_MIN,
+            exp_type=wanted.kind,
+            exp=wanted.expression,
+            order=self._ordered,
+            max_reconsume_times=self._max_reconsume_times,
+        )
+        address = await address_of(self._mq, topic, broker)
+        try:
+            answer = await self._mq.pool.request(address, header.command(), _REQUEST_SECONDS)
+        except NothingToPop:
+            return [], 0
+        handle_of = read_handles(header, broker, answer)
+        body = memoryview(answer.body)
+        messages: list[ReceivedMessage] = []
+        at = 0
+        while at < len(body):
+            record = decode(body, at)
+            at += record.size
+            receipt = Receipt(handle_of(record.queue_id, record.queue_offset))
+            messages.append(ReceivedMessage.from_record(record, broker, receipt))
+        unwanted = [message for message in messages if not tag_filter.passes(message.tags)]
+        if unwanted:
+            self._spawn(self._pass_over(source, [m.receipt.handle for m in unwanted if m.receipt is not None]))
+        return [message for message in messages if tag_filter.passes(message.tags)], len(messages)
+
+    async def _pass_over(self, source: Source, handles: list[Handle]) -> None:
+        with contextlib.suppress(RayMQError):  # they come again, and are passed over then
+            await self._acknowledge(source, handles)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def _notification(self, source: Source) -> asyncio.Task[None]:
+        """What ends when the source may have something. It goes on over the end of a receive, for the next one."""
+        task = self._notifications.get(source)
+        if task is None:
+            task = self._notifications[source] = asyncio.get_running_loop().create_task(self._notified(source))
+        return task
+
+    async def _notified(self, source: Source) -> None:
+        broker, topic = source
+        header = Notification(
+            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
+        )
+        try:
+            address = await address_of(self._mq, topic, broker)
+            await self._mq.pool.request(address, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
+        except RayMQError as error:
+            _log.debug("notification of %s at %s: %s", topic, broker, error)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    async def _acknowledge(self, source: Source, handles: list[Handle]) -> int:
+        """Acknowledge at one broker; how many handles were stale."""
+        broker, topic = source
+        answer = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
+        return int(answer.fields[STALE])
+
+    async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
+        """Repeat a request while the broker is unreachable, for a while: what it does it does once."""
+
+        async def once() -> Command:
+            address = await address_of(self._mq, topic, broker)
+            return await self._mq.pool.request(address, command(), _REQUEST_SECONDS)
+
+        return await patiently(once, _REQUEST_SECONDS)
+
+    async def _keep_membership(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            with contextlib.suppress(RayMQError):
+                await self._membership.heartbeat()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,182 @@
+"""Consuming by asking: messages are lent for a time, and come again unless they are acknowledged within it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from raymq.actors.errors import ClientClosed, InvalidInput
+from raymq.actors.naming import check_group
+from raymq.client.connection import Connection
+from raymq.client.message import ReceivedMessage
+from raymq.client.popping import Popping
+from raymq.client.receipt import Receipt
+from raymq.client.subscription import Sql, SqlWanted, TagFilter, parse_subscriptions
+
+_MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0
+_T = TypeVar("_T")
+
+
+class SimpleConsumer:
+    """A member of a consumer group that takes messages when it wants to. Thread-safe; a context manager.
+
+    The members share the messages, not the queues: any of them gets any message. One that is received is invisible to
+    the others for the time that was asked for. Acknowledged within it, it is done; otherwise it comes again, with
+    `reconsume_times` one higher, also if the consumer or the broker was killed meanwhile.
+
+    Args:
+        mq: the connection to the cluster.
+        group: all its members must subscribe to the same. A new group begins with the oldest messages.
+        subscriptions: topic to tag expression: "*", "paid", "paid || shipped".
+        ordered: of a queue nothing is given out while something of it is with a member.
+        max_reconsume_times: a message that came again so often and fails once more goes to the dead letters.
+
+    Raises:
+        InvalidInput: a name, an expression or a number breaks its rule.
+        TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join the group.
+    """
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        subscriptions: Mapping[str, str | Sql],
+        ordered: bool = False,
+        max_reconsume_times: int = 16,
+    ) -> None:
+        self.group = check_group(group)
+        filters = parse_subscriptions(subscriptions)
+        for wanted in filters.values():
+            wanted.check()
+        if not isinstance(max_reconsume_times, int) or max_reconsume_times < 0:
+            raise InvalidInput("max_reconsume_times", "a whole number, at least 0", max_reconsume_times)
+        self._mq = mq
+        self._closed = False
+        self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
+        mq.adopt(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def receive(
+        self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
+    ) -> list[ReceivedMessage]:
+        """The messages that are there, at most `max_messages`; waits for the first one.
+
+        Args:
+            invisible_duration: seconds for which they are this consumer's, above 0, at most 12 h.
+            await_duration: seconds after which [] is returned.
+
+        Raises:
+            InvalidInput: a number breaks its rule.
+            BrokerUnavailable: no broker answered.
+            ClientClosed: the consumer or its connection was closed.
+        """
+        return self._run(self._receive(max_messages, invisible_duration, await_duration))
+
+    async def areceive(
+        self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
+    ) -> list[ReceivedMessage]:
+        """`receive` for asyncio code, on any event loop."""
+        return await self._submit(self._receive(max_messages, invisible_duration, await_duration))
+
+    def ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
+        """One or several messages are done: they never come again, whatever is killed.
+
+        Returns:
+            False if a handle was stale: its time is over, or it was acknowledged or reset. The others are done.
+
+        Raises:
+            InvalidInput: one was not received by a simple consumer.
+            BrokerUnavailable: a broker did not answer; unknown whether its messages are done.
+        """
+        return self._run(self._ack(message))
+
+    async def aack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
+        """`ack` for asyncio code, on any event loop."""
+        return await self._submit(self._ack(message))
+
+    def change_invisible_duration(self, message: ReceivedMessage, seconds: float) -> bool:
+        """From now on the message is this consumer's for `seconds`; its handle is renewed in place.
+
+        Returns:
+            False if its handle was stale; nothing has changed then.
+
+        Raises:
+            InvalidInput: the duration is not above 0 and at most 12 h, or the message was not received so.
+            BrokerUnavailable: no answer; unknown whether it was done.
+        """
+        return self._run(self._change(message, seconds))
+
+    async def achange_invisible_duration(self, message: ReceivedMessage, seconds: float) -> bool:
+        """`change_invisible_duration` for asyncio code, on any event loop."""
+        return await self._submit(self._change(message, seconds))
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Leave the group, within `timeout` seconds. What was received and not acknowledged comes again in time."""
+        if not self._closed:
+            self._closed = True
+            self._mq.run(self._popping.stop(), timeout)
+
+    async def _begin(
+        self, filters: Mapping[str, TagFilter | SqlWanted], ordered: bool, max_reconsume_times: int
+    ) -> Popping:
+        popping = Popping(self._mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
+        try:
+            await popping.start()
+        except BaseException:
+            await popping.stop()
+            raise
+        return popping
+
+    async def _receive(
+        self, max_messages: int, invisible_duration: float, await_duration: float
+    ) -> list[ReceivedMessage]:
+        if max_messages < 1:
+            raise InvalidInput("max_messages", "at least 1", max_messages)
+        if not 0 <= await_duration < float("inf"):
+            raise InvalidInput("await_duration", "seconds, at least 0", await_duration)
+        return await self._popping.receive(
+            max_messages, _invisible_ms("invisible_duration", invisible_duration), await_duration
+        )
+
+    async def _ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
+        messages = [message] if isinstance(message, ReceivedMessage) else list(message)
+        receipts = [_receipt(each) for each in messages]
+        return await self._popping.acknowledge(messages, receipts)
+
+    async def _change(self, message: ReceivedMessage, seconds: float) -> bool:
+        receipt = _receipt(message)
+        return await self._popping.change_invisible(message, receipt, _invisible_ms("seconds", seconds))
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._check_open(coroutine)
+        return self._mq.run(coroutine)
+
+    async def _submit(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._check_open(coroutine)
+        return await asyncio.wrap_future(self._mq.submit(coroutine))
+
+    def _check_open(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        if self._closed:
+            coroutine.close()
+            raise ClientClosed("the consumer is closed")
+
+
+def _invisible_ms(field: str, seconds: float) -> int:
+    if not 0 < seconds <= _MAX_INVISIBLE_SECONDS:
+        raise InvalidInput(field, f"above 0, at most {_MAX_INVISIBLE_SECONDS:g} seconds", seconds)
+    return max(1, int(seconds * 1000))
+
+
+def _receipt(message: ReceivedMessage) -> Receipt:
+    if message.receipt is None:
+        raise InvalidInput("message", "one that a SimpleConsumer received", message.message_id)
+    return message.receipt

@@ -1,0 +1,125 @@
+"""Messages that consumers have been given and have not acknowledged, by group and queue.
+
+Every change appends one frame to `raymq/in_flight.journal` with a single write; from then on the kernel has it, and it
+survives the death of the process. All entries say what is so afterwards, not what was added, so that a replay of any
+prefix followed by all of the journal gives the same. A journal that has grown is rewritten with what is still out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from raymq.storage.errors import StoreError
+from raymq.storage.progress import Journal
+
+#: group, topic, queue id
+GroupQueue = tuple[str, str, int]
+
+_REWRITE_BYTES: Final = 4 << 20
+_DELIVERED: Final = "d"
+_DONE: Final = "a"
+_FORGOTTEN: Final = "f"
+
+
+class Delivery(NamedTuple):
+    """One message in a consumer's hands.
+
+    Attributes:
+        pop_time_ms: which of its deliveries this is; a handle names it.
+        visible_at_ms: when the message is anyone's again.
+        reconsume_times: how often it had been delivered before.
+        max_reconsume_times: at how many the consumer wanted it to be a dead letter.
+    """
+
+    pop_time_ms: int
+    visible_at_ms: int
+    reconsume_times: int
+    max_reconsume_times: int
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A queue of which something is out: by offset, ascending. `next_offset` is the first that never was."""
+
+    next_offset: int
+    deliveries: dict[int, Delivery] = field(default_factory=dict)
+
+
+class InFlight:
+    """The table and its journal. One thread, but for `sync`. Each change raises as `Journal.append` does."""
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        self._queues: dict[GroupQueue, Outstanding] = {}
+        self._journal = Journal(path, writable=writable)
+        for kind, group, topic, queue_id, *rest in self._journal.entries:
+            self._apply(kind, (group, topic, queue_id), rest)
+        self._rewrite_at = _REWRITE_BYTES
+        if writable and self._journal.length:
+            self._rewrite()
+
+    @property
+    def queues(self) -> Mapping[GroupQueue, Outstanding]:
+        """All queues of which something is out. Not to be changed."""
+        return self._queues
+
+    def deliver(self, queue: GroupQueue, next_offset: int, deliveries: Mapping[int, Delivery]) -> Outstanding:
+        """Set `deliveries`, new ones in ascending order behind all that are out; something is out afterwards."""
+        packed = [[offset, *delivery] for offset, delivery in deliveries.items()]
+        self._change(_DELIVERED, queue, next_offset, packed)
+        return self._queues[queue]
+
+    def acknowledge(self, queue: GroupQueue, offsets: Iterable[int]) -> None:
+        """These are done."""
+        self._change(_DONE, queue, list(offsets))
+
+    def forget(self, queue: GroupQueue) -> None:
+        """Nothing of the queue is out any more."""
+        if queue in self._queues:
+            self._change(_FORGOTTEN, queue)
+
+    def sync(self) -> None:
+        """Wait until all changes are on disk; StoreFailed if they may not be. Any thread."""
+        self._journal.sync()
+
+    def close(self, *, rewrite: bool) -> None:
+        """Let go of the file; `rewrite` leaves only what is still out in it."""
+        if rewrite and self._journal.length:
+            self._rewrite()
+        self._journal.close()
+
+    def _change(self, kind: str, queue: GroupQueue, *rest: Any) -> None:
+        self._journal.append((kind, *queue, *rest))
+        self._apply(kind, queue, rest)
+        if self._journal.length >= self._rewrite_at:
+            # The change is safe in the journal; a rewrite that fails is tried again when as much has come in.
+            self._rewrite_at = self._journal.length + _REWRITE_BYTES
+            with contextlib.suppress(StoreError):
+                self._rewrite()
+
+    def _apply(self, kind: str, queue: GroupQueue, rest: Iterable[Any]) -> None:
+        if kind == _DELIVERED:
+            next_offset, packed = rest
+            known = self._queues.setdefault(queue, Outstanding(next_offset))
+            known.next_offset = next_offset
+            for offset, *delivery in packed:
+                known.deliveries[offset] = Delivery(*delivery)
+        elif kind == _DONE:
+            (offsets,) = rest
+            known = self._queues[queue]
+            for offset in offsets:
+                known.deliveries.pop(offset, None)
+            if not known.deliveries:
+                del self._queues[queue]
+        elif kind == _FORGOTTEN:
+            del self._queues[queue]
+
+    def _rewrite(self) -> None:
+        self._journal.rewrite(
+            (_DELIVERED, *queue, known.next_offset, [[offset, *each] for offset, each in known.deliveries.items()])
+            for queue, known in self._queues.items()
+        )
+        self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.length)

@@ -1,0 +1,88 @@
+"""A broker that is killed while messages are with consumers. Each single write: tests/unit/actors/test_pop.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, ReceivedMessage, SimpleConsumer
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.crash
+
+PROGRAM = Path(__file__).with_name("lending_broker.py")
+ROOT = Path(__file__).parents[2]
+INVISIBLE_SECONDS = 5.0
+
+
+class Brokers:
+    """One after the other on the same directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> str:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(self._directory)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.communicate()
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[Brokers]:
+    made = Brokers(tmp_path)
+    yield made
+    made.kill()
+
+
+def take(consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+
+    def enough() -> bool:
+        found.extend(consumer.receive(count - len(found), INVISIBLE_SECONDS, 10.0))
+        return len(found) >= count
+
+    poll_until(enough, 20, f"{count} messages")
+    return found
+
+
+def test_exactly_the_unacknowledged_half_comes_again_after_its_time(brokers: Brokers) -> None:
+    with Connection([brokers.start()]) as mq:
+        Admin(mq).create_topic("t", queues=1)
+        Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(30)])
+        with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+            begun = time.monotonic()
+            first = take(consumer, 30)
+            assert consumer.ack(first[::2])
+            assert not consumer.ack(first[0])
+            brokers.kill()
+            brokers.start()
+            left = begun + INVISIBLE_SECONDS - time.monotonic()
+            assert left > 0, "the restart took too long to see anything"
+            second = take(consumer, 15)
+            assert time.monotonic() >= begun + INVISIBLE_SECONDS
+            assert [message.body for message in second] == [message.body for message in first[1::2]]
+            assert {message.reconsume_times for message in second} == {1}
+            assert consumer.ack(second[:-1])
+            brokers.kill()
+            brokers.start()
+            progress = Admin(mq).group_progress("g")[MessageQueue("t", "broker-a", 0)]
+            assert progress.committed_offset == 29

@@ -1,0 +1,98 @@
+"""Consumers that pop, fail, renew and acknowledge while their broker is killed again and again."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, Producer, RayMQError, ReceivedMessage, SimpleConsumer
+from tests.crash.test_pop_kill import Brokers
+from tests.polling import poll_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.soak]
+
+MESSAGES = 3_000
+KILLS = 15
+
+
+class History:
+    """What several consumers saw; an acknowledgement that was confirmed is the last word on a message."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.done: dict[bytes, float] = {}
+        self.violations: list[str] = []
+
+    def received(self, message: ReceivedMessage, asked_at: float) -> None:
+        with self.lock:
+            done_at = self.done.get(message.body)
+            if done_at is not None and done_at < asked_at:
+                self.violations.append(f"{message.body!r} came again {asked_at - done_at:.3f} s after it was done")
+
+    def acknowledged(self, message: ReceivedMessage) -> None:
+        with self.lock:
+            if message.body in self.done:
+                self.violations.append(f"{message.body!r} was acknowledged twice")
+            self.done[message.body] = time.monotonic()
+
+
+def consume(mq: Connection, history: History, number: int, ended: threading.Event) -> None:
+    chance = random.Random(number)
+    while True:
+        try:
+            consumer = SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=1_000)
+            break
+        except RayMQError:
+            time.sleep(0.2)
+    while not ended.is_set():
+        try:
+            asked_at = time.monotonic()
+            for message in consumer.receive(chance.choice([1, 10, 32]), 2.0, 0.5):
+                history.received(message, asked_at)
+                luck = chance.random()
+                if luck < 0.1:
+                    continue
+                if luck < 0.2 and not consumer.change_invisible_duration(message, chance.choice([0.1, 5.0])):
+                    continue
+                if consumer.ack(message):
+                    history.acknowledged(message)
+        except RayMQError:
+            time.sleep(0.05)
+
+
+@pytest.mark.timeout(600)
+def test_what_is_done_stays_done_and_all_is_done_in_the_end(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path)
+    history = History()
+    with Connection([brokers.start()]) as mq:
+        Admin(mq).create_topic("t", queues=4)
+        producer = Producer(mq, "p")
+        for first in range(0, MESSAGES, 100):
+            producer.send_batch([Message("t", b"%d" % n) for n in range(first, first + 100)])
+        ended = threading.Event()
+        threads = [threading.Thread(target=consume, args=(mq, history, n, ended), daemon=True) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        chance = random.Random(7)
+        try:
+            for _ in range(KILLS):
+                time.sleep(chance.uniform(0.2, 2.0))
+                brokers.kill()
+                brokers.start()
+            poll_until(lambda: _lag(mq) == 0, 120, "all messages are done")
+            ended.set()
+            for thread in threads:
+                thread.join(30)
+        finally:
+            brokers.kill()
+    assert history.violations == []
+    # Whose answer a kill took is done, and no consumer knows.
+    assert MESSAGES - KILLS <= len(history.done) <= MESSAGES
+
+
+def _lag(mq: Connection) -> int:
+    return sum(found.lag or 0 for found in Admin(mq).group_progress("g").values())

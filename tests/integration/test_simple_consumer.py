@@ -1,0 +1,406 @@
+"""Simple consumers against real services over real sockets, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from raymq.actors.wire.batch_ack import batch_ack_command
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import Notification, PopMessage
+from raymq.client import (
+    Admin,
+    BrokerUnavailable,
+    ClientClosed,
+    Connection,
+    InvalidInput,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    RayMQError,
+    ReceivedMessage,
+    SimpleConsumer,
+    Sql,
+    SubscriptionMismatch,
+    TopicNotFound,
+)
+from raymq.client.fetching import patiently
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def take(consumer: SimpleConsumer, count: int, **options: Any) -> list[ReceivedMessage]:
+    """Receive until `count` messages are there."""
+    found: list[ReceivedMessage] = []
+    while len(found) < count:
+        messages = consumer.receive(**{"max_messages": 32, "await_duration": 5.0, **options})
+        assert messages, f"only {len(found)} of {count} came"
+        found += messages
+    return found
+
+
+def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+def test_members_share_the_messages_of_every_queue(mq: Connection, services: Services, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    sent = [b"%d" % n for n in range(60)]
+    for n, body in enumerate(sent):
+        producer.send(Message("t", body), queue=MessageQueue("t", f"broker-{'ab'[n % 2]}", n // 2 % 2))
+    with (
+        Connection([services.name_server.address]) as other,
+        SimpleConsumer(mq, "g", {"t": "*"}) as one,
+        SimpleConsumer(other, "g", {"t": "*"}) as two,
+    ):
+        found = take(one, 10, max_messages=10) + take(two, 10, max_messages=10)
+        found += take(one, 20, max_messages=20) + take(two, 20)
+        assert bodies(found) == sorted(sent)
+        assert {message.queue for message in found} == set(PullConsumer(mq, "q").queues("t"))
+        assert one.ack(found[::2])
+        assert [two.ack(message) for message in found[1::2]] == [True] * 30
+        assert one.receive(await_duration=0.0) == []
+    progress = admin.group_progress("g")
+    assert {found.lag for found in progress.values()} == {0}
+    assert sum(found.committed_offset or 0 for found in progress.values()) == 60
+
+
+def test_what_is_not_acknowledged_comes_again(mq: Connection, admin: Admin) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n, keys="k", properties={"a": "b"}) for n in range(3)])
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        first = take(consumer, 3, invisible_duration=0.5)
+        assert consumer.ack(first[0])
+        assert consumer.receive(await_duration=0.05) == []
+        begun = time.monotonic()
+        second = take(consumer, 2)
+        assert time.monotonic() - begun < 2.0, "redelivery wakes who waits"
+        assert bodies(second) == bodies(first[1:])
+        assert {message.reconsume_times for message in first} == {0}
+        assert {message.reconsume_times for message in second} == {1}
+        original = next(message for message in first if message.body == second[0].body)
+        assert second[0].message_id == original.message_id
+        assert (second[0].topic, second[0].keys, second[0].properties) == ("t", ["k"], {"a": "b"})
+        assert not consumer.ack(original), "the handle of a former delivery"
+        assert not consumer.change_invisible_duration(original, 60.0)
+        assert not consumer.ack([*first, *second]), "some of them are stale"
+        assert consumer.receive(await_duration=0.05) == [], "the others are done"
+        assert not consumer.ack(second)
+
+
+def test_renewing_in_place(mq: Connection, admin: Admin) -> None:
+    Producer(mq, "p").send(Message("t", b"x"))
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        (message,) = take(consumer, 1, invisible_duration=0.5)
+        former = pickle.loads(pickle.dumps(message))
+        assert consumer.change_invisible_duration(message, 30.0)
+        assert not consumer.ack(former)
+        assert consumer.receive(await_duration=1.0) == []
+        assert consumer.change_invisible_duration(message, 0.2)
+        (again,) = take(consumer, 1)
+        assert again.reconsume_times == 1
+        assert consumer.ack(pickle.loads(pickle.dumps(again))), "a handle travels"
+
+
+def test_the_first_message_ends_the_wait(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, ThreadPoolExecutor(1) as pool:
+        for broker in ("broker-a", "broker-b"):
+            waiting = pool.submit(consumer.receive, 10, 30.0, 15.0)
+            poll_until(lambda: len(consumer._popping._notifications) == 4)
+            begun = time.monotonic()
+            producer.send(Message("t", b"x"), queue=MessageQueue("t", broker, 1))
+            assert len(waiting.result(10)) == 1
+            assert time.monotonic() - begun < 1.0
+        begun = time.monotonic()
+        assert consumer.receive(await_duration=0.3) == []
+        assert 0.29 < time.monotonic() - begun < 2.0
+
+
+def test_after_the_maximum_it_is_a_dead_letter(mq: Connection, admin: Admin) -> None:
+    result = Producer(mq, "p").send(Message("t", b"bad", keys="k"))
+    pull = PullConsumer(mq, "reader")
+    with SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=2) as consumer:
+        seen = [take(consumer, 1, invisible_duration=0.1)[0].reconsume_times for _ in range(3)]
+        assert seen == [0, 1, 2]
+        (queue,) = poll_until(lambda: _queues(pull, "%DLQ%g"), 10)
+        (dead,) = pull.poll(queue, timeout=5.0)
+        assert (dead.topic, dead.message_id, dead.keys) == ("t", result.message_id, ["k"])
+        assert consumer.receive(await_duration=0.3) == []
+    assert {found.lag for q, found in admin.group_progress("g").items() if q.topic == "t"} == {0}
+
+
+def test_in_order(mq: Connection, admin: Admin) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(6)], queue=QUEUE)
+    with SimpleConsumer(mq, "g", {"t": "*"}, ordered=True) as consumer:
+        first = consumer.receive(2, 10.0, 5.0)
+        assert [message.body for message in first] == [b"0", b"1"]
+        assert consumer.receive(2, await_duration=0.05) == []
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(consumer.receive, 2, 0.3, 15.0)
+            assert consumer.ack(first[0])
+            begun = time.monotonic()
+            assert consumer.ack(first[1])
+            second = waiting.result(10)
+            assert time.monotonic() - begun < 1.0, "the last acknowledgement wakes who waits"
+        assert [message.body for message in second] == [b"2", b"3"]
+        third = consumer.receive(3, 10.0, 5.0)
+        assert [(message.body, message.reconsume_times) for message in third] == [(b"2", 1), (b"3", 1), (b"4", 0)]
+
+
+def test_tags_are_filtered(mq: Connection, admin: Admin) -> None:
+    tags = ["paid", "shipped", "open", "Aa", "BB", None]
+    Producer(mq, "p").send_batch([Message("t", str(tag).encode(), tags=tag) for tag in tags])
+    with SimpleConsumer(mq, "g", {"t": "paid || Aa"}) as consumer:
+        assert bodies(take(consumer, 2)) == [b"Aa", b"paid"]
+        assert consumer.receive(await_duration=0.05) == []
+
+
+def test_several_topics_and_what_is_sent_to_the_group_again(mq: Connection, admin: Admin) -> None:
+    admin.create_topic("u", queues=1)
+    producer = Producer(mq, "p")
+    with SimpleConsumer(mq, "g", {"t": "*", "u": "*"}) as consumer:
+        producer.send(Message("t", b"t"))
+        producer.send(Message("u", b"u"))
+        producer.send(Message("%RETRY%g", b"r"))
+        messages = take(consumer, 3)
+        assert bodies(messages) == [b"r", b"t", b"u"]
+        assert consumer.ack(messages)
+
+
+def test_asyncio_twins(mq: Connection, admin: Admin) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"a"), Message("t", b"b")])
+
+    async def use(consumer: SimpleConsumer) -> None:
+        messages = await consumer.areceive(10, 30.0, 5.0)
+        assert await consumer.achange_invisible_duration(messages[0], 60.0)
+        assert await consumer.aack(messages)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consumer.areceive(await_duration=30.0), 0.1)
+
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        asyncio.run(use(consumer))
+        Producer(mq, "p").send(Message("t", b"c"))
+        assert bodies(consumer.receive()) == [b"c"], "a receive that was given up has taken nothing"
+
+
+def test_bad_input(mq: Connection, admin: Admin) -> None:
+    with pytest.raises(InvalidInput):
+        SimpleConsumer(mq, "g", {})
+    with pytest.raises(InvalidInput):
+        SimpleConsumer(mq, "a group", {"t": "*"})
+    with pytest.raises(InvalidInput):
+        SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=-1)
+    with pytest.raises(TopicNotFound):
+        SimpleConsumer(mq, "g", {"nowhere": "*"})
+    producer = Producer(mq, "p")
+    producer.send(Message("t", b"x"), queue=QUEUE)
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        for options in (
+            {"max_messages": 0},
+            {"invisible_duration": 0.0},
+            {"invisible_duration": 12 * 3600.0 + 1},
+            {"await_duration": -1.0},
+            {"await_duration": float("nan")},
+        ):
+            with pytest.raises(InvalidInput):
+                consumer.receive(**options)  # type: ignore[arg-type]
+        (message,) = consumer.receive(invisible_duration=12 * 3600.0)
+        for seconds in (0.0, -1.0, 12 * 3600.0 + 1):
+            with pytest.raises(InvalidInput):
+                consumer.change_invisible_duration(message, seconds)
+        (pulled,) = PullConsumer(mq, "q").poll(QUEUE)
+        with pytest.raises(InvalidInput):
+            consumer.ack(pulled)
+        assert consumer.ack([]), "of nothing"
+        with pytest.raises(SubscriptionMismatch):
+            SimpleConsumer(mq, "g", {"t": "other"})
+    with pytest.raises(ClientClosed):
+        consumer.receive()
+
+
+def test_members_are_seen(mq: Connection, services: Services, admin: Admin) -> None:
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    groups = services.brokers["broker-a"].groups
+    assert len(groups.members("g")) == 1
+    consumer.close()
+    assert "g" not in groups.consumer_groups()
+
+
+def test_a_broker_that_comes_back_knows_what_is_out(mq: Connection, services: Services, admin: Admin) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        messages = take(consumer, 4, invisible_duration=3.0)
+        services.stop_broker("broker-a")
+        services.start_broker("broker-a")
+        assert consumer.ack(messages[:2])
+        assert consumer.receive(await_duration=0.0) == []
+        assert [message.body for message in take(consumer, 2)] == [b"2", b"3"]
+
+
+def test_no_broker_is_an_error_and_one_is_enough(mq: Connection, services: Services, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        services.stop_broker("broker-b")
+        producer.send(Message("t", b"x"), queue=QUEUE)
+        assert bodies(consumer.receive()) == [b"x"]
+        services.stop_broker("broker-a")
+        with pytest.raises(BrokerUnavailable):
+            consumer.receive(await_duration=0.2)
+        services.start_broker("broker-a")
+        producer.send(Message("t", b"y"), queue=QUEUE)
+        assert bodies(take(consumer, 1)) == [b"y"]
+
+
+def test_a_reset_makes_handles_void(mq: Connection, services: Services, admin: Admin) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        before = take(consumer, 4)
+        assert consumer.ack(before[0])
+
+        async def reset() -> None:
+            services.brokers["broker-a"].core.reset_offset("g", "t", 0, 1)
+
+        services.loop.run(reset())
+        after = take(consumer, 3)
+        assert bodies(after) == [b"1", b"2", b"3"]
+        assert [consumer.ack(message) for message in before] == [False] * 4
+        assert consumer.ack(after)
+
+
+# -- the wire, as other clients use it ------------------------------------------------------------------------------
+
+
+def ask(mq: Connection, services: Services, command: Command) -> Command:
+    address = services.brokers["broker-a"].address
+    return mq.run(patiently(lambda: mq.pool.request(address, command, 10.0)))
+
+
+def pop_command(**fields: Any) -> Command:
+    asked = {"queue_id": -1, "max_msg_nums": 8, "invisible_time": 1000, "poll_time": 0, "born_time": 0, "init_mode": 0}
+    return PopMessage(**{"consumer_group": "g", "topic": "t", **asked, **fields}).command()
+
+
+def test_raw_pops_and_their_limits(mq: Connection, services: Services, admin: Admin) -> None:
+    for fields, code in (
+        ({"poll_time": 100}, "POLLING_TIMEOUT"),
+        ({"topic": "nowhere"}, "TOPIC_NOT_EXIST"),
+        ({"queue_id": 2}, "INVALID_PARAMETER"),
+        ({"max_msg_nums": 0}, "INVALID_PARAMETER"),
+        ({"invisible_time": 0}, "INVALID_PARAMETER"),
+        ({"invisible_time": 12 * 3600 * 1000 + 1}, "INVALID_PARAMETER"),
+        ({"consumer_group": "a group"}, "INVALID_PARAMETER"),
+        ({"exp_type": "XYZ"}, "SUBSCRIPTION_PARSE_FAILED"),
+    ):
+        with pytest.raises(RayMQError) as caught:
+            ask(mq, services, pop_command(**fields))
+        assert caught.value.code == code, fields
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(3)], queue=QUEUE)
+    answer = ask(mq, services, pop_command(order=True, queue_id=0))
+    told = answer.fields
+    assert (told["startOffsetInfo"], told["msgOffsetInfo"]) == ("0 0 0", "0 0 0,1,2")
+    assert told["orderCountInfo"] == "0 qo0%0 0;0 qo0%1 0;0 qo0%2 0"
+    assert (told["reviveQid"], told["invisibleTime"], told["restNum"]) == ("999", "1000", "0")
+    for text in ("", "1 2 3", "a b c d e f g h"):
+        header = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": 0, "extraInfo": text}
+        for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+            with pytest.raises(RayMQError, match="no receipt handle"):
+                ask(mq, services, Command(code, {**header, "invisibleTime": 1000}))
+
+
+def test_raw_batches(mq: Connection, services: Services, admin: Admin) -> None:
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(20)], queue=QUEUE)
+        messages = take(consumer, 20)
+        handles = [message.receipt.handle for message in messages if message.receipt is not None]
+        command = batch_ack_command("g", "t", handles[::3])
+        assert int(ask(mq, services, command).fields["raymqStale"]) == 0
+        assert int(ask(mq, services, command).fields["raymqStale"]) == 7
+        left = [message for message in messages if message.queue_offset % 3]
+        assert consumer.ack(left)
+    all_ones = base64.b64encode(b"\xff" * 200_000).decode()
+    good = {"c": "g", "t": "t", "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 1, "b": "AQ=="}
+    for acks in (None, [1], [{}], [{**good, "b": "!"}], [{**good, "b": all_ones}], [{**good, "so": "x"}]):
+        with pytest.raises(InvalidInput):
+            ask(mq, services, Command(RequestCode.BATCH_ACK_MESSAGE, body=json.dumps({"acks": acks}).encode()))
+
+
+def test_notifications(mq: Connection, services: Services, admin: Admin) -> None:
+    command = Notification("g", "t", -1, 100, 0).command
+    assert ask(mq, services, command()).fields == {"hasMsg": "false", "pollingFull": "false"}
+    with ThreadPoolExecutor(1) as pool:
+        polls = services.brokers["broker-a"].polls
+        waiting = pool.submit(ask, mq, services, Notification("g", "t", -1, 10_000, 0).command())
+        poll_until(lambda: len(polls) == 1)
+        Producer(mq, "p").send(Message("t", b"x"), queue=QUEUE)
+        assert waiting.result(5).fields["hasMsg"] == "true"
+
+
+def test_assignments(mq: Connection, services: Services, admin: Admin) -> None:
+    def assigned(**fields: Any) -> Any:
+        told = {"topic": "t", "consumerGroup": "g", "clientId": "me", "strategyName": "AVG"}
+        body = json.dumps({**told, "messageModel": "CLUSTERING", **fields}).encode()
+        answer = json.loads(bytes(ask(mq, services, Command(RequestCode.QUERY_ASSIGNMENT, body=body)).body))
+        found = answer["messageQueueAssignments"]
+        if found is None:
+            return None
+        return [(a["mode"], a["messageQueue"]["brokerName"], a["messageQueue"]["queueId"]) for a in found]
+
+    def set_mode(**fields: Any) -> None:
+        body = {"topic": "t", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 8, **fields}
+        ask(mq, services, Command(RequestCode.SET_MESSAGE_REQUEST_MODE, body=json.dumps(body).encode()))
+
+    everything = [("PULL", broker, queue_id) for broker in ("broker-a", "broker-b") for queue_id in (0, 1)]
+    assert assigned() is None, "the group has no members"
+    assert assigned(messageModel="BROADCASTING") == everything
+    with SimpleConsumer(mq, "g", {"t": "*"}):
+        (me,) = services.brokers["broker-a"].groups.members("g")
+        assert assigned() == []
+        assert assigned(clientId=me) == assigned(clientId=me, strategyName="AVG_BY_CIRCLE") == everything
+        assert assigned(clientId=me, strategyName="OTHER") is None
+        assert assigned(topic="nowhere") is None
+        set_mode()
+        assert assigned(clientId=me) == [("POP", "broker-a", -1), ("POP", "broker-b", -1)]
+        assert assigned(topic="%RETRY%g", clientId=me) == [("PULL", "broker-a", 0), ("PULL", "broker-b", 0)]
+        services.stop_broker("broker-a")
+        services.start_broker("broker-a")
+        poll_until(lambda: assigned(clientId=me) == [("POP", "broker-a", -1), ("POP", "broker-b", -1)], 5)
+    for fields, code in (
+        ({"mode": "OTHER"}, "INVALID_PARAMETER"),
+        ({"topic": "nowhere"}, "TOPIC_NOT_EXIST"),
+        ({"topic": "%RETRY%g"}, "NO_PERMISSION"),
+    ):
+        with pytest.raises(RayMQError) as caught:
+            set_mode(**fields)
+        assert caught.value.code == code
+
+
+def _queues(pull: PullConsumer, topic: str) -> list[MessageQueue]:
+    try:
+        return pull.queues(topic)
+    except TopicNotFound:
+        return []
+
+
+def test_an_sql_condition_chooses(mq: Connection, admin: Admin) -> None:
+    with Producer(mq, "p") as producer:
+        for price in range(1, 7):
+            producer.send(Message("t", b"%d" % price, properties={"price": str(price)}))
+    with SimpleConsumer(mq, "g", {"t": Sql("price > 4")}) as consumer:
+        received: list[bytes] = []
+        poll_until(lambda: received.extend(m.body for m in consumer.receive(await_duration=1.0)) or len(received) == 2)
+        assert sorted(received) == [b"5", b"6"]
+    with pytest.raises(InvalidInput):
+        SimpleConsumer(mq, "g2", {"t": Sql("price >")})

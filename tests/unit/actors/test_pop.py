@@ -1,0 +1,430 @@
+"""Pop over a real store, with a clock of ours: lending, acknowledging, renewing, dying, surviving kills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.core import pop
+from raymq.actors.core.filters import filter_of
+from raymq.storage.errors import StoreCorrupt, StoreFull
+from raymq.storage.faulty_calls import UnsyncedCalls
+from raymq.storage.file_calls import replaced
+from tests.stored import flip, log_file
+from tests.unit.actors.pop_bench import Handle, PopBench, bodies
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    with replaced(UnsyncedCalls()):
+        yield
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[PopBench]:
+    made = PopBench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_message_is_with_one_consumer_at_a_time(bench: PopBench) -> None:
+    bench.send(b"a", b"b", b"c")
+    assert bodies(bench.receive(2)) == [b"a", b"b"]
+    assert bodies(bench.receive(2)) == [b"c"]
+    assert bench.receive() == []
+    assert bodies(bench.receive(group="other")) == [b"a", b"b", b"c"]
+
+
+def test_what_is_acknowledged_never_comes_again(bench: PopBench) -> None:
+    bench.send(b"a", b"b")
+    assert bench.ack(*bench.receive()) == [True, True]
+    bench.clock.advance(100)
+    assert bench.receive() == []
+    assert bench.committed() == 2
+
+
+def test_what_is_not_acknowledged_comes_again_when_its_time_is_over(bench: PopBench) -> None:
+    bench.send(b"a", b"b", b"c")
+    first = bench.receive(invisible=10)
+    bench.ack(first[1])
+    bench.clock.advance(9.999)
+    bench.pop.sweep()
+    assert bench.ready == []
+    assert bench.receive() == []
+    bench.clock.advance(0.001)
+    bench.pop.sweep()
+    assert bench.ready == [("g", "t", 0)]
+    again = bench.receive()
+    assert [(h.body, h.reconsume_times) for h in again] == [(b"a", 1), (b"c", 1)]
+    assert bench.ack(*first) == [False, False, False], "handles of the first delivery"
+    assert bench.ack(*again) == [True, True]
+
+
+def test_the_handle_of_a_message_whose_time_is_over_is_stale(bench: PopBench) -> None:
+    bench.send(b"a")
+    (handle,) = bench.receive(invisible=1)
+    bench.clock.advance(1)
+    assert bench.ack(handle) == [False]
+    assert bench.change(handle, 10) is None
+    assert bodies(bench.receive()) == [b"a"]
+
+
+def test_the_offset_moves_over_what_is_done_from_the_front_on(bench: PopBench) -> None:
+    bench.send(b"a", b"b", b"c", b"d")
+    a, b, c, d = bench.receive()
+    seen = []
+    for handle in (c, a, d, b):
+        bench.ack(handle)
+        seen.append(bench.committed())
+    assert seen == [0, 1, 1, 4]
+
+
+def test_a_renewed_handle_replaces_the_former(bench: PopBench) -> None:
+    bench.send(b"a")
+    (handle,) = bench.receive(invisible=10)
+    renewed = bench.change(handle, 50)
+    assert renewed is not None
+    assert renewed.pop_time_ms > handle.pop_time_ms
+    assert bench.ack(handle) == [False]
+    assert bench.change(handle, 50) is None
+    bench.clock.advance(49)
+    assert bench.receive() == []
+    assert bench.ack(renewed) == [True]
+
+
+def test_renewing_may_shorten(bench: PopBench) -> None:
+    bench.send(b"a")
+    (handle,) = bench.receive(invisible=3600)
+    bench.change(handle, 1)
+    bench.clock.advance(1.1)
+    assert [h.reconsume_times for h in bench.receive()] == [1]
+
+
+def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
+    bench.send(b"bad", b"good")
+    seen = []
+    for _ in range(4):
+        for handle in bench.receive(invisible=1, maximum=2):
+            seen.append((handle.body, handle.reconsume_times))
+            if handle.body == b"good":
+                bench.ack(handle)
+        bench.clock.advance(1)
+        bench.pop.sweep()
+    assert seen == [(b"bad", 0), (b"good", 0), (b"bad", 1), (b"bad", 2)]
+    (dead,) = bench.dead_letters()
+    assert (dead.body, dead.reconsume_times) == (b"bad", 3)
+    assert dead.properties["RETRY_TOPIC"] == "t"
+    assert dead.properties["RAYMQ_DLQ_REASON"] == "failed 3 times"
+    assert bench.committed() == 2
+
+
+def test_dead_letters_wait_for_room(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(b"bad", b"next")
+    bench.receive(1, invisible=1, maximum=0)
+    bench.clock.advance(1)
+
+    def full(*_: object) -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.pop, "_bury", full)
+        bench.pop.sweep()
+    assert bodies(bench.receive()) == [b"next"], "the dead one is not delivered"
+    bench.pop.sweep()
+    assert [record.body for record in bench.dead_letters()] == [b"bad"]
+
+
+def test_unwanted_tags_are_passed_over_for_good(bench: PopBench) -> None:
+    for tag in ("x", "y", "x", "y"):
+        bench.send(tag.encode(), tags=tag)
+    found = bench.receive(wanted=filter_of("TAG", "y"))
+    assert [(h.body, h.offset) for h in found] == [(b"y", 1), (b"y", 3)]
+    bench.ack(found[0])
+    assert bench.committed() == 3
+    bench.ack(found[1])
+    assert bench.committed() == 4
+    bench.send(b"x", tags="x")
+    assert bench.receive(wanted=filter_of("TAG", "y")) == []
+    assert bench.committed() == 5
+
+
+def test_a_new_group_begins_where_it_wants(bench: PopBench) -> None:
+    bench.send(b"old")
+    assert bench.receive(from_end=True, group="late") == []
+    assert bench.committed(group="late") == 1
+    bench.send(b"new")
+    assert bodies(bench.receive(from_end=True, group="late")) == [b"new"]
+    assert bodies(bench.receive()) == [b"old", b"new"]
+
+
+def test_limits_of_one_pop(bench: PopBench) -> None:
+    bench.send(*(b"%d" % n + bytes(300) for n in range(10)))
+    assert len(bench.receive(3)) == 3
+    assert len(bench.receive(max_bytes=900)) == 2
+    assert len(bench.receive(max_bytes=1)) == 1, "at least one"
+    bench.clock.advance(31)
+    assert [h.offset for h in bench.receive(max_bytes=900)] == [0, 1]
+    assert [h.offset for h in bench.receive(100)] == [2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_messages_of_all_queues(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path, queues=3)
+    for queue_id in range(3):
+        bench.send(b"%d" % queue_id, queue_id=queue_id)
+    assert {h.queue_id for h in bench.receive(2)} < {0, 1, 2}
+    assert len(bench.receive(2)) == 1
+    bench.close()
+
+
+def test_in_order_a_queue_waits_for_what_is_out(bench: PopBench) -> None:
+    bench.send(*(b"%d" % n for n in range(5)))
+    first = bench.receive(2, ordered=True, invisible=10)
+    assert bodies(first) == [b"0", b"1"]
+    assert bench.receive(2, ordered=True) == []
+    bench.ack(first[0])
+    assert bench.receive(2, ordered=True) == []
+    assert bench.ready == []
+    bench.ack(first[1])
+    assert bench.ready == [("g", "t", 0)]
+    second = bench.receive(2, ordered=True, invisible=10)
+    assert bodies(second) == [b"2", b"3"]
+    bench.clock.advance(10)
+    third = bench.receive(3, ordered=True)
+    assert [(h.body, h.reconsume_times) for h in third] == [(b"2", 1), (b"3", 1), (b"4", 0)]
+
+
+def test_in_order_a_part_that_ran_out_waits_for_the_other(bench: PopBench) -> None:
+    bench.send(b"0", b"1", b"2")
+    first = bench.receive(2, ordered=True, invisible=10)
+    renewed = bench.change(first[0], 60)
+    assert renewed is not None
+    bench.clock.advance(20)
+    assert bench.receive(ordered=True) == []
+    bench.ack(renewed)
+    assert bodies(bench.receive(ordered=True)) == [b"1", b"2"]
+
+
+def test_an_attempt_that_is_repeated_gets_the_same(bench: PopBench) -> None:
+    bench.send(b"0", b"1", b"2")
+    bench.receive(2, ordered=True, attempt_id="one")
+    assert bench.receive(2, ordered=True, attempt_id="two") == []
+    again = bench.receive(2, ordered=True, attempt_id="one")
+    assert bodies(again) == [b"0", b"1"]
+    assert bench.ack(*again) == [True, True]
+
+
+def test_a_reset_makes_handles_void(bench: PopBench) -> None:
+    bench.send(b"a", b"b")
+    before = bench.receive()
+    bench.store.consumer_offsets.commit("g", "t", 0, 0)
+    bench.pop.forget("g", "t", 0)
+    assert bench.ready == [("g", "t", 0)]
+    after = bench.receive()
+    assert [(h.body, h.reconsume_times) for h in after] == [(b"a", 0), (b"b", 0)]
+    assert bench.ack(*before) == [False, False]
+    assert bench.ack(*after) == [True, True]
+
+
+@pytest.mark.parametrize(("offset", "left"), [(0, []), (2, [b"c"]), (4, [])])
+def test_an_offset_that_others_move_ends_deliveries(bench: PopBench, offset: int, left: list[bytes]) -> None:
+    bench.send(b"a", b"b", b"c", b"d")
+    a, b, c, _ = [*bench.receive(3), Handle(0, 3, 0, b"d", 0)]
+    bench.ack(a)
+    bench.store.consumer_offsets.commit("g", "t", 0, offset)
+    assert [h.body for h in (b, c) if bench.ack(h) == [True]] == left
+    expected = {0: [b"a", b"b", b"c", b"d"], 2: [b"d"], 4: []}[offset]
+    assert bodies(bench.receive()) == expected
+
+
+def test_messages_that_expired_are_done(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(*(b"%03d" % n for n in range(100)))
+    bench.receive(50, invisible=1)
+    bench.clock.advance(1)
+    bench.store.flush()
+    bench.clock.advance(80 * 3600)
+    assert bench.store.delete_expired(asked=True).log_files
+    low = bench.store.min_offset("t", 0)
+    assert low > 0
+    assert bench.receive(100)[0].offset == low
+    assert bench.committed() == low
+
+
+def test_a_damaged_message_hides_no_other(bench: PopBench, tmp_path: Path) -> None:
+    bench.send(b"first" * 3)
+    bench.send(b"second" * 3)
+    handles = bench.receive(1, invisible=1)
+    position = int(bench.store.entries("t", 0, 0, 1)[0][0])
+    flip(log_file(tmp_path), position + 88)  # a byte of its body
+    bench.clock.advance(1)
+    assert [h.offset for h in bench.receive(10, invisible=1)] == [1]
+    assert bench.committed() == 0
+    with pytest.raises(StoreCorrupt):
+        bench.receive()
+    flip(log_file(tmp_path), position + 88)
+    assert bodies(bench.receive(10)) == bodies(handles)
+
+
+def test_a_damaged_new_message_is_an_error(bench: PopBench, tmp_path: Path) -> None:
+    bench.send(b"first" * 3)
+    position = int(bench.store.entries("t", 0, 0, 1)[0][0])
+    flip(log_file(tmp_path), position + 88)
+    with pytest.raises(StoreCorrupt):
+        bench.receive()
+
+
+def test_a_pop_that_cannot_be_written_down_gives_nothing(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(b"a", b"b")
+    bench.receive(1, invisible=1)
+    bench.clock.advance(1)
+
+    def full(*_: object) -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.in_flight, "deliver", full)
+        with pytest.raises(StoreFull):
+            bench.receive()
+    assert bodies(bench.receive()) == [b"a", b"b"]
+
+
+def test_a_group_with_too_much_out_gets_no_more(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop, "MAX_IN_FLIGHT", 3)
+    bench.send(*(b"%d" % n for n in range(5)))
+    handles = bench.receive(3)
+    assert bench.receive() == []
+    bench.ack(handles[2])
+    assert bodies(bench.receive()) == [b"3", b"4"]
+
+
+def test_whether_there_are_messages(bench: PopBench) -> None:
+    def has(*, ordered: bool = False) -> bool:
+        return bench.pop.has_messages("g", "t", range(1), ordered=ordered)
+
+    assert not has()
+    bench.send(b"a", b"b")
+    assert has()
+    bench.receive(1, invisible=1)
+    assert has()
+    assert not has(ordered=True)
+    bench.receive(1, invisible=5)
+    assert not has()
+    bench.clock.advance(1)
+    assert has()
+    assert bench.ready == [("g", "t", 0)], "others who wait learn it as well"
+
+
+# -- kills ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_brings_back_what_is_not_acknowledged_after_its_time_and_nothing_else(bench: PopBench) -> None:
+    bench.send(*(b"%d" % n for n in range(30)))
+    handles = bench.receive(30, invisible=10)
+    renewed = bench.change(handles[0], 60)
+    bench.ack(*handles[1::2])
+    bench.kill()
+    assert bench.receive() == []
+    bench.clock.advance(9.9)
+    assert bench.ack(handles[2]) == [True], "handles survive"
+    bench.kill()
+    bench.clock.advance(0.1)
+    assert [(h.offset, h.reconsume_times) for h in bench.receive()] == [(n, 1) for n in range(4, 30, 2)]
+    assert bench.ack(handles[0]) == [False]
+    assert renewed is not None
+    assert bench.ack(renewed) == [True]
+
+
+def test_a_kill_between_offset_and_table(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(b"a", b"b", b"c")
+    handles = bench.receive(2)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.in_flight, "acknowledge", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.ack(handles[0])
+    bench.kill()
+    assert bench.committed() == 1
+    assert bench.ack(*handles) == [False, True]
+    assert bodies(bench.receive()) == [b"c"]
+
+
+def test_the_journal_does_not_grow_with_what_is_done(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raymq.storage.in_flight._REWRITE_BYTES", 4096)
+    bench.kill()
+    bench.send(b"stuck")
+    bench.receive(1, invisible=3600)
+    journal = bench.directory / "raymq" / "in_flight.journal"
+    largest = 0
+    for _ in range(200):
+        bench.send(*(b"x" for _ in range(5)))
+        bench.ack(*bench.receive())
+        largest = max(largest, journal.stat().st_size)
+    assert largest < 9000
+    bench.kill()
+    assert journal.stat().st_size < 100
+    bench.clock.advance(3600)
+    assert bodies(bench.receive()) == [b"stuck"]
+
+
+def test_a_loss_of_power_that_took_messages_lends_anew(bench: PopBench) -> None:
+    bench.send(b"a", b"b")
+    bench.receive()
+    bench.store.in_flight.deliver(("g", "t", 0), 9, {})  # the journal knows more than the log has
+    bench.kill()
+    assert bodies(bench.receive()) == [b"a", b"b"]
+
+
+def test_deleting_the_topic_ends_all(bench: PopBench) -> None:
+    bench.send(b"a")
+    handles = bench.receive()
+    bench.core.topics.delete("t")
+    assert bench.ack(*handles) == [False]
+
+
+class Killed(BaseException):
+    """What a failpoint raises here instead of killing the process."""
+
+
+def test_a_kill_at_any_write_loses_no_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = 0
+
+    def reached(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    monkeypatch.setattr("raymq.storage.progress.failpoint", reached)
+    for step in range(1, 10_000):
+        bench = PopBench(tmp_path / str(step))
+        bench.send(*(b"%d" % n for n in range(8)))
+        left = step
+        given: list[int] = []
+        asked: list[int] = []
+        done: list[int] = []
+        try:
+            for count in (3, 5):
+                handles = bench.receive(count, invisible=10)
+                given += [handle.offset for handle in handles]
+                for handle in (handles[1], handles[0], *handles[3:]):
+                    asked.append(handle.offset)
+                    assert bench.ack(handle) == [True]
+                    done.append(handle.offset)
+        except Killed:
+            pass
+        survived, left = left > 0, 0
+        bench.kill()
+        at_once = [handle.offset for handle in bench.receive(invisible=10)]
+        assert not set(at_once) & set(given), f"step {step}: still invisible"
+        bench.clock.advance(10)
+        again = [handle.offset for handle in bench.receive()]
+        # The one that was asked for when the kill came may be done or not.
+        assert set(given) - set(asked) <= set(again) <= set(range(8)) - set(done), f"step {step}"
+        bench.close()
+        if survived:
+            break
+    assert step > 20

@@ -1,0 +1,57 @@
+"""The table of what consumers have, and its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreError
+from raymq.storage.in_flight import Delivery, InFlight, Outstanding
+from raymq.storage.store import Store
+from tests.stored import SMALL
+
+QUEUE = ("g", "t", 0)
+FIRST = Delivery(1_000, 2_000, 0, 16)
+
+
+def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
+    table = InFlight(tmp_path / "journal", writable=True)
+    table.deliver(QUEUE, 3, {0: FIRST, 2: FIRST})
+    table.deliver(("h", "t", 1), 9, {8: FIRST})
+    table.acknowledge(QUEUE, [0])
+    table.deliver(QUEUE, 5, {2: FIRST._replace(pop_time_ms=1_500), 4: FIRST})
+    table.deliver(("x", "t", 0), 1, {0: FIRST})
+    table.forget(("x", "t", 0))
+    table.forget(("never", "t", 0))
+    table.acknowledge(("h", "t", 1), [8])
+    expected = {QUEUE: Outstanding(5, {2: Delivery(1_500, 2_000, 0, 16), 4: FIRST})}
+    assert table.queues == expected
+    for rewrite in (False, True, False):
+        table.close(rewrite=rewrite)
+        table = InFlight(tmp_path / "journal", writable=True)
+        assert table.queues == expected
+    table.close(rewrite=True)
+
+
+def test_a_store_opened_read_only_shows_it_and_changes_nothing(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        store.in_flight.deliver(QUEUE, 1, {0: FIRST})
+    with Store.open(tmp_path, read_only=True) as store:
+        assert list(store.in_flight.queues) == [QUEUE]
+        with pytest.raises(StoreError):
+            store.in_flight.acknowledge(QUEUE, [0])
+        assert list(store.in_flight.queues) == [QUEUE]
+
+
+def test_a_torn_end_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    table = InFlight(path, writable=True)
+    table.deliver(QUEUE, 1, {0: FIRST})
+    whole = path.stat().st_size
+    table.acknowledge(QUEUE, [0])
+    table.close(rewrite=False)
+    for size in range(whole, path.stat().st_size):
+        copy = tmp_path / f"copy-{size}"
+        copy.write_bytes(path.read_bytes()[:size])
+        assert list(InFlight(copy, writable=False).queues) == [QUEUE]
