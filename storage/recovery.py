@@ -131,6 +131,7 @@ def recover(
             queue.hide_behind(end)
     for queue in dispatcher.queues.values():
         queue.trim(log.min_offset)
+        queue.distrust()
     log.set_end(end, last_timestamp_ms or checkpoint.physical_ms)
     dispatcher.dispatched_to = end
     return report
