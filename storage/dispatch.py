@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import Int64s, some
+from raymq.storage.byte_rows import Int64s
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
-from raymq.storage.indexed_properties import Spans, find, keys_of, tags_of
-from raymq.storage.java_hash import index_hash, index_hashes, prefix_hash, tags_code_of_bytes, tags_codes
+from raymq.storage.derived import Derived, derive
+from raymq.storage.indexed_properties import keys_of, tags_of
+from raymq.storage.java_hash import index_hash, tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
@@ -150,11 +151,8 @@ class Dispatcher:
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
-        found = find(batch.records, batch.properties_at, batch.ends)
-        codes = np.zeros(len(batch), np.int64)
-        if len(found.tags):
-            codes[found.tags.owners] = tags_codes(batch.records, found.tags.starts, found.tags.ends)
-        entries = make_entries(physical_offsets, batch.sizes, codes)
+        derived = derive(batch)
+        entries = make_entries(physical_offsets, batch.sizes, derived.tags_codes)
         for group in batch.groups:
             members: slice | Int64s = slice(None) if group.members is None else group.members
             if group.topic == SCHEDULE_TOPIC:
@@ -173,7 +171,7 @@ class Dispatcher:
             for start, stop in zip([0, *cuts], [*cuts, len(offsets)], strict=True):
                 queue.put(int(offsets[start]), chosen[start:stop])
         failpoint("dispatch.before_index")
-        self._index(batch, found.keys, physical_offsets, timestamps_ms, index_after)
+        self._index(batch, derived, physical_offsets, timestamps_ms, index_after)
 
     def dispatch_one(
         self,
@@ -201,20 +199,16 @@ class Dispatcher:
         return self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
 
     def _index(
-        self, batch: Batch, keys: Spans, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
+        self, batch: Batch, derived: Derived, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
     ) -> None:
         if physical_offsets[0] <= index_after:
-            keys = keys.chosen(physical_offsets[keys.owners] > index_after)
-        rolled_back = (batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK) == layout.SYS_FLAG_TRANSACTION_ROLLBACK
-        if some(rolled_back):
-            keys = keys.chosen(~rolled_back[keys.owners])
-        if not len(keys):
-            return
-        prefixes = np.empty(len(batch), np.uint32)
-        for group in batch.groups:
-            prefixes[slice(None) if group.members is None else group.members] = prefix_hash(group.topic)
-        hashes = index_hashes(prefixes[keys.owners], batch.records, keys.starts, keys.ends)
-        self.index.put(hashes, physical_offsets[keys.owners], timestamps_ms[keys.owners])
+            derived = derived.without(physical_offsets <= index_after)
+        if batch.any_flags & layout.SYS_FLAG_TRANSACTION_MASK:
+            kinds = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
+            derived = derived.without(kinds == layout.SYS_FLAG_TRANSACTION_ROLLBACK)
+        owners = derived.key_owners
+        if len(owners):
+            self.index.put(derived.key_hashes, physical_offsets[owners], timestamps_ms[owners])
 
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's queues with their files."""

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.byte_rows import KEEP_LAST, Int64s, rows_before, some, width_classes
+from raymq.storage.byte_rows import KEEP_LAST, Bytes, Int64s, rows_before, some, width_classes
 from raymq.storage.record import MAX_PROPERTIES_BYTES, Buffer
 
 Hashes = npt.NDArray[np.uint32]
@@ -68,7 +68,9 @@ def index_hash(text: str) -> int:
 
 
 #: 31**k modulo 2**32, ascending, up to the longest property.
-_RISING: Final[Hashes] = np.multiply.accumulate(np.array([1, *[31] * MAX_PROPERTIES_BYTES], np.uint32))
+_RISING: Final[Hashes] = np.multiply.accumulate(
+    np.array([1, *[31] * MAX_PROPERTIES_BYTES], np.uint32), dtype=np.uint32
+)
 _WORD: Final = 8
 _TEXT_WORDS_POWER: Final = _RISING[_WORD]
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
@@ -97,6 +99,21 @@ def java_hashes(buffer: Buffer, starts: Int64s, ends: Int64s) -> tuple[Hashes, n
             foreign[chosen] = (words & _NOT_ASCII).any(axis=1)
         hashes[chosen] = _hash_words(words)
     return hashes, foreign
+
+
+def column_hashes(rows: Bytes, begin: int, end: int) -> Hashes | None:
+    """Java hashes of the ASCII texts in columns begin..end of many rows, modulo 2**32; None if one is not ASCII.
+
+    Args:
+        rows: contiguous; `end` is at least the text's length, rounded up to a multiple of 8.
+    """
+    words_needed = -(-(end - begin) // _WORD)
+    seen = np.ndarray((len(rows), words_needed), "<u8", rows, end - words_needed * _WORD, (rows.shape[1], _WORD))
+    words = seen.copy()
+    words[:, 0] &= KEEP_LAST[end - begin - (words_needed - 1) * _WORD]
+    if np.bitwise_or.reduce(words, axis=None) & _NOT_ASCII:
+        return None
+    return _hash_words(words)
 
 
 def _hash_words(words: npt.NDArray[np.uint64]) -> Hashes:
@@ -134,9 +151,22 @@ def index_hashes(prefixes: Hashes, buffer: Buffer, starts: Int64s, ends: Int64s)
         # The text continues its prefix: as many powers as it has UTF-16 units, and its own hash.
         units = len(text.encode("utf-16-le", "surrogatepass")) // 2
         hashes[i] = (int(prefixes[i]) * int(_RISING[units]) + java_hash(text)) & _MASK
-    signed = hashes.view(np.int32)
+    return _absolute(hashes)
+
+
+def of_suffixes(prefix: int, hashes: Hashes, length: int) -> npt.NDArray[np.int32]:
+    """`index_hash(prefix + key)` from the hashes of ASCII keys of equal length; `hashes` is overwritten.
+
+    Args:
+        prefix: the Java hash of the prefix (`prefix_hash`).
+    """
+    hashes += np.uint32(prefix * int(_RISING[length]) & _MASK)
+    return _absolute(hashes)
+
+
+def _absolute(hashes: Hashes) -> npt.NDArray[np.int32]:
     # The smallest int has no absolute value; it stays negative and becomes 0.
-    return np.maximum(np.abs(signed), 0)
+    return np.maximum(np.abs(hashes.view(np.int32)), 0)
 
 
 @lru_cache(maxsize=4096)

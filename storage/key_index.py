@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil
+from raymq.storage.byte_rows import some
 from raymq.storage.checkpoint import IndexExtent
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
@@ -71,27 +72,24 @@ class _IndexFile:
         if first == 1:
             self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
         numbers = np.arange(first, first + n, dtype=np.int32)
+        slots = hashes % self._slot_count
+        previous = self._slots[slots].astype(np.int32)
+        stale = previous.view(np.uint32) >= first
+        if some(stale):  # Of entries that no header ever counted.
+            previous[stale] = 0
         # Slot and place in one word: NumPy sorts words much faster than it sorts indirectly.
-        by_slot = np.sort((hashes % self._slot_count).astype(np.int64) << 32 | np.arange(n))
-        order = by_slot & 0xFFFFFFFF
-        sorted_slots = by_slot >> 32
-        run_starts = np.empty(n, np.bool_)
-        run_starts[0] = True
-        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=run_starts[1:])
-        before = self._slots[sorted_slots].astype(np.int32)
-        before[(before <= 0) | (before >= first)] = 0
-        before = np.where(run_starts, before, np.concatenate((numbers[:1], numbers[order][:-1])))
-        previous = np.empty(n, np.int32)
-        previous[order] = before
-        self._used_slots += int(np.count_nonzero(run_starts & (before == 0)))
+        by_slot = np.sort(slots.astype(np.int64) << 32 | np.arange(n))
+        again = np.flatnonzero(by_slot[1:] >> 32 == by_slot[:-1] >> 32)
+        if len(again):  # Of two new entries in a slot the later one's previous one is the earlier one.
+            previous[by_slot[again + 1] & 0xFFFFFFFF] = first + (by_slot[again] & 0xFFFFFFFF)
+        self._used_slots += n - int(np.count_nonzero(previous))
         entries = self._entries[first : first + n]
         entries["hash"] = hashes
         entries["physical_offset"] = offsets
         entries["seconds"] = np.clip((timestamps_ms - self.begin_ms) // 1000, 0, _MAX_SECONDS)
         entries["previous"] = previous
         failpoint("index.before_slots")
-        run_ends = np.append(run_starts[1:], True)
-        self._slots[sorted_slots[run_ends]] = numbers[order][run_ends]
+        self._slots[slots] = numbers  # Of equal slots the last one wins.
         failpoint("index.before_header")
         self._finish(first + n, end_physical, int(timestamps_ms[-1]))
 

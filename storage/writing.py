@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import le
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import some
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
 from raymq.storage.dispatch import Dispatcher
@@ -161,15 +161,16 @@ class Writer:
         return self._topics.setdefault(name, name.decode("ascii"))
 
     def _check_batch(self, batch: Batch) -> None:
-        bodies = batch.body_lengths
+        bodies, sizes = batch.body_lengths, batch.sizes
         properties = batch.ends - batch.properties_at
-        bad = (bodies < 1) | (bodies > self._config.max_message_bytes) | (properties > layout.MAX_PROPERTIES_BYTES)
-        bad |= (batch.sys_flags & _UNWANTED_FLAGS) != 0
-        bad |= batch.sizes > self._log.capacity
-        if some(bad):
-            i = int(np.argmax(bad))
-            self._check_limits(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]))
-            raise InvalidInput("records", f"record {i}: at most {self._log.capacity} bytes", int(batch.sizes[i]))
+        limits = self._config.max_message_bytes, layout.MAX_PROPERTIES_BYTES, self._log.capacity
+        largest = int(bodies.max()), int(properties.max()), int(sizes.max())
+        if int(bodies.min()) > 0 and all(map(le, largest, limits)) and not batch.any_flags & _UNWANTED_FLAGS:
+            return
+        bad = (bodies < 1) | (bodies > limits[0]) | (properties > limits[1]) | (sizes > limits[2])
+        i = int(np.argmax(bad | ((batch.sys_flags & _UNWANTED_FLAGS) != 0)))
+        self._check_limits(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]))
+        raise InvalidInput("records", f"record {i}: at most {self._log.capacity} bytes", int(sizes[i]))
 
     def _check_limits(self, index: int, queue_id: int, sys_flag: int, body_bytes: int, properties_bytes: int) -> None:
         limit = ""
