@@ -42,14 +42,14 @@ def _of_alike(batch: Batch, tails: Tails) -> Derived | None:
     count = len(batch)
     codes = np.zeros(count, np.int64)
     if tails.tags is not None:
-        hashes = column_hashes(tails.rows, *tails.tags)
+        hashes = column_hashes(tails.rows, tails.differs, *tails.tags)
         if hashes is None:
             return None
         codes[:] = hashes.view(np.int32)
     prefix = prefix_hash(batch.groups[0].topic)
     found = np.empty((count, len(tails.keys)), np.int32)
     for number, (begin, end) in enumerate(tails.keys):
-        hashes = column_hashes(tails.rows, begin, end)
+        hashes = column_hashes(tails.rows, tails.differs, begin, end)
         if hashes is None:
             return None
         found[:, number] = of_suffixes(prefix, hashes, end - begin)

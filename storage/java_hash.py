@@ -101,30 +101,46 @@ def java_hashes(buffer: Buffer, starts: Int64s, ends: Int64s) -> tuple[Hashes, n
     return hashes, foreign
 
 
-def column_hashes(rows: Bytes, begin: int, end: int) -> Hashes | None:
+def column_hashes(rows: Bytes, differs: npt.NDArray[np.bool_], begin: int, end: int) -> Hashes | None:
     """Java hashes of the ASCII texts in columns begin..end of many rows, modulo 2**32; None if one is not ASCII.
 
     Args:
         rows: contiguous; `end` is at least the text's length, rounded up to a multiple of 8.
+        differs: of each column whether the rows differ there; where they do not, one of them is hashed for all.
     """
-    words_needed = -(-(end - begin) // _WORD)
-    seen = np.ndarray((len(rows), words_needed), "<u8", rows, end - words_needed * _WORD, (rows.shape[1], _WORD))
-    words = seen.copy()
-    words[:, 0] &= KEEP_LAST[end - begin - (words_needed - 1) * _WORD]
-    if np.bitwise_or.reduce(words, axis=None) & _NOT_ASCII:
+    common = rows[0, begin:end].tobytes()
+    if not common.isascii():
         return None
-    return _hash_words(words)
+    hashes = np.zeros(1, np.uint32)  # One for all rows, until they differ.
+    at = begin
+    while at < end:
+        stop = at + ((end - at - 1) % _WORD + 1)
+        if differs[at:stop].any():
+            words = np.ndarray((len(rows),), "<u8", rows, stop - _WORD, rows.strides[:1]) & KEEP_LAST[stop - at]
+            if np.bitwise_or.reduce(words) & _NOT_ASCII:
+                return None
+            hashes = hashes * _TEXT_WORDS_POWER + _eights(words)
+        else:
+            hashes = hashes * _TEXT_WORDS_POWER
+            hashes += np.uint32(java_hash(common[at - begin : stop - begin].decode()) & _MASK)
+        at = stop
+    return np.repeat(hashes, len(rows)) if len(hashes) == 1 else hashes
 
 
 def _hash_words(words: npt.NDArray[np.uint64]) -> Hashes:
-    """Each row of little-endian words as one text: pairs of bytes, pairs of pairs, words, rows."""
-    pairs = (words & _EVERY_2ND) * np.uint64(31) + (words >> np.uint64(8) & _EVERY_2ND)
-    fours = (pairs & _EVERY_4TH) * np.uint64(31**2) + (pairs >> np.uint64(16) & _EVERY_4TH)
-    eights = ((fours & _HALF) * np.uint64(31**4) + (fours >> np.uint64(32))).astype(np.uint32)
+    """Each row of little-endian words as one text."""
+    eights = _eights(words)
     hashes = eights[:, 0]
     for column in range(1, eights.shape[1]):
         hashes = hashes * _TEXT_WORDS_POWER + eights[:, column]
     return hashes
+
+
+def _eights(words: npt.NDArray[np.uint64]) -> Hashes:
+    """The hash of each word's text: pairs of bytes, pairs of pairs, words."""
+    pairs = (words & _EVERY_2ND) * np.uint64(31) + (words >> np.uint64(8) & _EVERY_2ND)
+    fours = (pairs & _EVERY_4TH) * np.uint64(31**2) + (pairs >> np.uint64(16) & _EVERY_4TH)
+    return ((fours & _HALF) * np.uint64(31**4) + (fours >> np.uint64(32))).astype(np.uint32)
 
 
 def tags_codes(buffer: Buffer, starts: Int64s, ends: Int64s) -> Int64s:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from raymq.storage.byte_rows import Bytes, Int64s, every, rows_at, some
+from raymq.storage.byte_rows import Bytes, Int64s, rows_at, some
 from raymq.storage.record import Buffer
 
 _WORD: Final = 8
@@ -27,12 +28,14 @@ class Tails:
     """Tails that are alike, in rows of equal width (n x width) at whose ends they stand.
 
     Attributes:
+        differs: of each column whether the rows differ there.
         properties_bytes: of each record.
         tags: the columns of the value of TAGS, None without.
         keys: the columns of what is indexed, UNIQ_KEY and the one key of KEYS, as far as they are there.
     """
 
     rows: Bytes
+    differs: npt.NDArray[np.bool_]
     topic: bytes
     properties_bytes: int
     tags: Columns | None
@@ -53,18 +56,21 @@ def find_alike(buffer: Buffer, ends: Int64s, length: int) -> Tails | None:
         return None
     width = len(shape.fixed)
     rows = rows_at(buffer, ends - width, width).view(np.uint8).reshape(len(ends), width)
-    words = rows.view("<u8")
+    # Word by word, so that NumPy goes along the records: what is one or zero in all of them does not differ.
+    words = np.array(rows.view("<u8").T, order="C")
     # What stands in front of the tails is no concern of anybody.
-    words[:, 0] |= shape.in_front
-    fixed = np.frombuffer(shape.fixed, "<u8")
-    if not every(words & fixed == words[0] & fixed):
+    words[0] |= shape.in_front
+    differing = np.bitwise_or.reduce(words, axis=1) ^ np.bitwise_and.reduce(words, axis=1)
+    if some(differing & np.frombuffer(shape.fixed, "<u8")):
         return None
-    if np.count_nonzero(rows <= _PAIR_END) != np.count_nonzero(rows[0] <= _PAIR_END) * len(rows):
-        return None
+    for word in np.flatnonzero(differing).tolist():
+        bytes_ = words[word].view(np.uint8)
+        if np.count_nonzero(bytes_ <= _PAIR_END) != np.count_nonzero(bytes_[:_WORD] <= _PAIR_END) * len(ends):
+            return None
     if shape.one_key is not None and some(rows[:, slice(*shape.one_key)] == _BLANK):
         return None
     keys = [columns for columns in (shape.unique_key, shape.one_key) if columns is not None]
-    return Tails(rows, shape.topic, shape.properties_bytes, shape.tags, keys)
+    return Tails(rows, differing.view(np.uint8) != 0, shape.topic, shape.properties_bytes, shape.tags, keys)
 
 
 @dataclass(frozen=True, slots=True)
