@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage.ahead import Ahead
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue
 from raymq.storage.open_files import OpenFiles
@@ -51,8 +52,9 @@ class ConsumeQueue:
         writable: bool,
         whole_to: int | None = None,
         open_files: OpenFiles | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        """Look how far it reaches; `whole_to` and `open_files` as in `MappedFileQueue`, `whole_to` in entries."""
+        """Look how far it reaches; further arguments as in `MappedFileQueue`, `whole_to` in entries."""
         self._files = MappedFileQueue(
             folder,
             file_entries * ENTRY_BYTES,
@@ -60,6 +62,7 @@ class ConsumeQueue:
             allocate_step_bytes=_ALLOCATE_STEP_BYTES,
             whole_to=None if whole_to is None else whole_to * ENTRY_BYTES,
             open_files=open_files,
+            ahead=ahead,
         )
         self._first = self._files.start // ENTRY_BYTES
         self.max_offset = self._find_end()
@@ -86,7 +89,8 @@ class ConsumeQueue:
 
     def is_checked(self, offset: int, end: int) -> bool:
         """Whether the messages offset..end (end not included) were compared with their checksums and entries since the
-        store was opened: when they were appended, or by a read."""
+        store was opened: when they were appended, or by a read.
+        """
         return offset >= self._fresh_from or (self._seen[0] <= offset and end <= self._seen[1])
 
     def set_checked(self, offset: int, end: int) -> None:

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage import record as layout
+from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import Int64s
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
+from raymq.storage.derived import Derived, derive
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
-from raymq.storage.derived import Derived, derive
 from raymq.storage.indexed_properties import keys_of, tags_of
 from raymq.storage.java_hash import index_hash, tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
@@ -43,12 +44,14 @@ class Dispatcher:
         delays_ms: tuple[int, ...],
         *,
         writable: bool,
+        ahead: Ahead | None = None,
         rebuilt: bool = False,
         whole: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         """Look at the queues.
 
         Args:
+            ahead: where growing queues ask for their next pages.
             rebuilt: the size is surely that of these files: a queue with a damaged one is dropped, and recovery makes
                 it anew from the log.
             whole: how far each queue was on disk when the machine died; None = it did not.
@@ -61,6 +64,7 @@ class Dispatcher:
         self._file_entries = file_entries
         self._delays_ms = delays_ms
         self._writable = writable
+        self._ahead = ahead
         # Read-only, what recovery adds is in the mappings alone: none may be closed.
         self._open_files = OpenFiles() if writable else None
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -68,7 +72,12 @@ class Dispatcher:
             try:
                 whole_to = None if whole is None else whole.get(topic, {}).get(queue_id, 0)
                 self.queues[topic, queue_id] = ConsumeQueue(
-                    path, file_entries, writable=writable, whole_to=whole_to, open_files=self._open_files
+                    path,
+                    file_entries,
+                    writable=writable,
+                    whole_to=whole_to,
+                    open_files=self._open_files,
+                    ahead=ahead,
                 )
             except StoreCorrupt:
                 if not (rebuilt and writable):
@@ -119,7 +128,7 @@ class Dispatcher:
         if queue is None:
             folder = self._folder / topic / str(queue_id)
             queue = self.queues[topic, queue_id] = ConsumeQueue(
-                folder, self._file_entries, writable=self._writable, open_files=self._open_files
+                folder, self._file_entries, writable=self._writable, open_files=self._open_files, ahead=self._ahead
             )
         return queue
 

@@ -68,9 +68,7 @@ def index_hash(text: str) -> int:
 
 
 #: 31**k modulo 2**32, ascending, up to the longest property.
-_RISING: Final[Hashes] = np.multiply.accumulate(
-    np.array([1, *[31] * MAX_PROPERTIES_BYTES], np.uint32), dtype=np.uint32
-)
+_RISING: Final[Hashes] = np.multiply.accumulate(np.array([1, *[31] * MAX_PROPERTIES_BYTES], np.uint32), dtype=np.uint32)
 _WORD: Final = 8
 _TEXT_WORDS_POWER: Final = _RISING[_WORD]
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)

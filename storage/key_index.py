@@ -6,9 +6,12 @@ may have the same hash), newest first; the caller compares topic and key.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil
+from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import some
 from raymq.storage.checkpoint import IndexExtent
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.java_hash import index_hash
 from raymq.storage.mapped_file import MappedFile
@@ -30,12 +34,14 @@ _ENTRY = struct.Struct(">iqii")
 ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _ALLOCATE_STEP_BYTES = 1 << 20
 _MAX_SECONDS = 0x7FFFFFFF
+#: The next file is made when one part in so many of the last one is left.
+_PREPARED_WHEN_LEFT: Final = 16
 
 
 class _IndexFile:
     """One index file; the header is kept in attributes and written after the entries it counts."""
 
-    def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
+    def __init__(self, path: Path, slots: int, entries: int, *, writable: bool, ahead: Ahead | None) -> None:
         self.path = path
         self._slot_count = slots
         self._capacity = entries
@@ -43,7 +49,7 @@ class _IndexFile:
         size = file_bytes(slots, entries)
         if path.exists() and path.stat().st_size != size:
             raise StoreCorrupt(str(path), 0, f"an index of {path.stat().st_size} bytes, not {size}")
-        self._file = MappedFile(path, 0, size, writable=writable, allocate_step_bytes=_ALLOCATE_STEP_BYTES)
+        self._file = MappedFile(path, 0, size, writable=writable, allocate_step_bytes=_ALLOCATE_STEP_BYTES, ahead=ahead)
         self._slots = np.frombuffer(self._file.view, ">i4", slots, HEADER.size)
         self._entries = np.frombuffer(self._file.view, ENTRY, entries, self._entries_at)
         (self.begin_ms, self.end_ms, self.begin_physical, self.end_physical, self._used_slots, count) = (
@@ -51,9 +57,15 @@ class _IndexFile:
         )
         self.count = max(1, count)
         self._dirty = False
+        #: Whether it was asked for its follower.
+        self.followed = False
         if not (1 <= self.count <= entries and 0 <= self.begin_physical <= self.end_physical + 1):
             self.close()
             raise StoreCorrupt(str(path), 0, f"an index header with {count} of {entries} entries")
+
+    def allocate_ahead(self) -> None:
+        """Give header and slots their blocks, before the first entry comes."""
+        self._file.allocate_ahead(0, self._entries_at + _ENTRY.size)
 
     @property
     def room(self) -> int:
@@ -189,10 +201,20 @@ def file_bytes(slots: int, entries: int) -> int:
 class KeyIndex:
     """All index files of a store. Belongs to the store's writer; `sync` to any thread."""
 
-    def __init__(self, folder: Path, slots: int, entries: int, *, writable: bool, rebuilt: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        ahead: Ahead | None = None,
+        rebuilt: bool = False,
+    ) -> None:
         """Look at the files.
 
         Args:
+            ahead: where the next pages and the next file are prepared.
             rebuilt: the sizes are surely those of these files: one that is damaged is dropped with those behind it,
                 and recovery fills the index again from there.
 
@@ -203,6 +225,9 @@ class KeyIndex:
         self._slots = slots
         self._capacity = entries
         self._writable = writable
+        self._ahead = ahead
+        self._prepared: _IndexFile | None = None
+        self._preparing = threading.Lock()
         paths = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 17) if folder.is_dir() else []
         if paths and paths[-1].stat().st_size == 0:  # The process died when it had just made the file.
             newest = paths.pop()
@@ -212,7 +237,7 @@ class KeyIndex:
         self._new_names = False
         for number, path in enumerate(paths):
             try:
-                self._files.append(_IndexFile(path, slots, entries, writable=writable))
+                self._files.append(_IndexFile(path, slots, entries, writable=writable, ahead=ahead))
             except StoreCorrupt:
                 if not rebuilt:
                     raise
@@ -328,20 +353,42 @@ class KeyIndex:
             file.sync()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files, and remove the one that was prepared and not needed."""
         for file in self._files:
             file.close()
         self._files.clear()
+        if self._prepared is not None:
+            self._prepared.close()
+            with contextlib.suppress(StoreError):  # An empty file behind the last one harms nobody.
+                fileutil.remove(self._prepared.path)
+            self._prepared = None
 
     def _file_with_room(self) -> _IndexFile:
         if self._files and self._files[-1].room > 0:
-            return self._files[-1]
+            newest = self._files[-1]
+            if newest.room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.followed and self._ahead is not None:
+                newest.followed = True
+                self._ahead.ask(partial(self._prepare_behind, newest))
+            return newest
+        with self._preparing:
+            file, self._prepared = self._prepared or self._new_file(), None
+            self._files.append(file)
+        self._new_names = True
+        return file
+
+    def _prepare_behind(self, newest: _IndexFile) -> None:
+        """Make the file that follows `newest`, with blocks for its slots. In the thread of `Ahead`."""
+        with self._preparing:
+            if self._files and self._files[-1] is newest and self._prepared is None:
+                self._prepared = self._new_file()
+                self._prepared.allocate_ahead()
+
+    def _new_file(self) -> _IndexFile:
         now = time.time()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
         if self._files and name <= self._files[-1].path.name:  # Within the same millisecond, or the clock went back.
             name = f"{int(self._files[-1].path.name) + 1:017d}"
         if self._writable:
             fileutil.make_folder(self._folder, durable=False)
-        self._files.append(_IndexFile(self._folder / name, self._slots, self._capacity, writable=self._writable))
-        self._new_names = True
-        return self._files[-1]
+        path = self._folder / name
+        return _IndexFile(path, self._slots, self._capacity, writable=self._writable, ahead=self._ahead)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raymq.storage import fileutil
+from raymq.storage.ahead import Ahead
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.open_files import OpenFiles
@@ -43,11 +44,13 @@ class MappedFileQueue:
         allocate_step_bytes: int = 0,
         open_files: OpenFiles | None = None,
         whole_to: int | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """Look what is there; nothing is created yet.
 
         Args:
             open_files: bounds how many files are mapped, these among others; None = as many as are touched.
+            ahead: as in `MappedFile`.
             whole_to: the position up to which all was on disk when the machine died; None = it did not.
 
         Raises:
@@ -61,6 +64,7 @@ class MappedFileQueue:
         self._files: dict[int, MappedFile | None] = {}
         self._new_names = False
         self._open_files = open_files
+        self._ahead = ahead
         self._prepared: dict[int, MappedFile] = {}
         self._creating = threading.Lock()
         sizes = _sizes(folder)
@@ -227,7 +231,9 @@ class MappedFileQueue:
 
     def _open(self, start: int) -> MappedFile:
         path = self.folder / file_name(start)
-        file = MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)
+        file = MappedFile(
+            path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step, ahead=self._ahead
+        )
         if self._open_files is not None:
             self._open_files.add(self, file)
         return file

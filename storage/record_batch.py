@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import Int64s, every, rows_at, some
+from raymq.storage.byte_rows import Int64s, every, rows_at
 from raymq.storage.checksums import checksums
 from raymq.storage.failpoints import failpoint
 from raymq.storage.record import Buffer

@@ -1,4 +1,4 @@
-"""The tails of records (topic and properties) that all look like the first one's, as a producer's batch mostly has them.
+"""Tails of records (topic and properties) that all look like the first one's, as those of a producer's batch mostly do.
 
 In such a batch names, separators and lengths stand at the same places of all tails. One comparison of all bytes but the
 values' with those of the first record says whether that is so; and then topic, tags and keys of all records are where
