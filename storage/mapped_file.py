@@ -184,8 +184,19 @@ class MappedFile:
                 self.view[at] = self.view[at]
 
     def sync(self) -> None:
-        """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be."""
-        fileutil.fdatasync(self._fd, self.path)
+        """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be.
+
+        A file that was closed is opened for that, and left alone if it was deleted. Any thread.
+        """
+        with self._descriptor:
+            fd = os.dup(self._fd) if self._fd >= 0 else -1
+        if fd < 0:
+            sync_path(self.path)
+            return
+        try:
+            fileutil.fdatasync(fd, self.path)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Let go of the file; live views stay valid and keep the memory mapped. May be called again."""
@@ -196,3 +207,15 @@ class MappedFile:
             self._fd = -1
             # The mapping goes with its last reference, which a lease may hold: it is never closed by hand.
             del self.view, self._mapping
+
+
+def sync_path(path: Path) -> None:
+    """`MappedFile.sync` of a file that is not mapped."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fileutil.fdatasync(fd, path)
+    finally:
+        fileutil.close(fd)

@@ -16,7 +16,7 @@ from pathlib import Path
 from raymq.storage import fileutil
 from raymq.storage.ahead import Ahead
 from raymq.storage.errors import StoreCorrupt, StoreError
-from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file import MappedFile, sync_path
 from raymq.storage.open_files import OpenFiles
 
 _NAME = re.compile(r"[0-9]{20}")
@@ -103,6 +103,7 @@ class MappedFileQueue:
         file = self._files[start]
         if file is None:
             file = self._map(start)
+            self._bound(file)
         file.used = True
         return file
 
@@ -129,7 +130,8 @@ class MappedFileQueue:
             if self._writable:
                 fileutil.make_folder(self.folder, durable=False)
             with self._creating:
-                self._files[start] = self._prepared.pop(start, None) or self._open(start)
+                file = self._files[start] = self._prepared.pop(start, None) or self._open(start)
+            self._bound(file)
             self._new_names = True
         return self.file_at(start)
 
@@ -206,10 +208,10 @@ class MappedFileQueue:
                 fileutil.sync_directory(folder)
         for start, file in list(self._files.items()):
             if start < end and begin < start + self.file_bytes:
-                if self._open_files is not None:  # The writer may close it at any moment.
-                    _sync(self.folder / file_name(start))
-                elif file is not None:
+                if file is not None:
                     file.sync()
+                elif self._open_files is not None:  # It may have been written, and closed since.
+                    sync_path(self.folder / file_name(start))
 
     def close(self) -> None:
         """Let go of all files, and remove those that were prepared and not needed; leases stay valid."""
@@ -229,14 +231,16 @@ class MappedFileQueue:
                 file = self._files[start] = self._open(start)
             return file
 
-    def _open(self, start: int) -> MappedFile:
-        path = self.folder / file_name(start)
-        file = MappedFile(
-            path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step, ahead=self._ahead
-        )
+    def _bound(self, file: MappedFile) -> None:
+        """One more file is mapped; another one may be closed for it. Only the writer does so."""
         if self._open_files is not None:
             self._open_files.add(self, file)
-        return file
+
+    def _open(self, start: int) -> MappedFile:
+        path = self.folder / file_name(start)
+        return MappedFile(
+            path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step, ahead=self._ahead
+        )
 
     def _close(self, start: int) -> None:
         file = self._files.get(start)
@@ -258,18 +262,6 @@ def _sizes(folder: Path) -> dict[int, int]:
     except (FileNotFoundError, NotADirectoryError):
         pass
     return sizes
-
-
-def _sync(path: Path) -> None:
-    """Bring a file to disk that may be closed, or deleted, by another thread meanwhile."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fileutil.fdatasync(fd, path)
-    finally:
-        fileutil.close(fd)
 
 
 def files_of(folder: Path) -> list[Path]:
