@@ -74,12 +74,10 @@ class ConsumeQueue:
         self._seen = (0, 0)
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """One more entry."""
+        """One more entry, for which there is room (`reserve`)."""
         position = self.max_offset * ENTRY_BYTES
         file = self._files.extend(position)
-        at = position - file.start
-        file.allocate(at, at + ENTRY_BYTES)
-        _ENTRY.pack_into(file.view, at, physical_offset, size, tags_code)
+        _ENTRY.pack_into(file.view, position - file.start, physical_offset, size, tags_code)
         self.max_offset += 1
 
     def distrust(self) -> None:

@@ -23,7 +23,7 @@ from raymq.storage.derived import Derived, derive
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.indexed_properties import keys_of, tags_of
-from raymq.storage.java_hash import index_hash, tags_code_of_bytes
+from raymq.storage.java_hash import key_hash, tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
@@ -200,7 +200,7 @@ class Dispatcher:
             tags_code = tags_code_of_bytes(tags) if tags else 0
         queue.append(physical_offset, size, tags_code)
         failpoint("dispatch.one_before_index")
-        hashes = [index_hash(f"{topic}#{key.decode('utf-8', 'replace')}") for key in keys_of(properties)]
+        hashes = [key_hash(topic, key) for key in keys_of(properties)]
         self.index.put_record(hashes, physical_offset, timestamp_ms)
 
     def delay_ms(self, queue_id: int) -> int:

@@ -143,25 +143,26 @@ class IndexFile:
         failpoint("index.before_header")
         self._finish(first + n, end_physical, int(timestamps_ms[-1]))
 
-    def put_one(self, key_hash: int, physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
-        """Write one entry; there must be room. Records up to `end_physical` are then wholly indexed."""
-        file = self._mapped()
-        number, view = self.count, file.view
-        at = self._entries_at + number * _ENTRY.size
-        file.allocate(0, at + _ENTRY.size)
+    def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
+        """The same for a few keys of one record, without NumPy."""
+        file, number = self._mapped(), self.count
+        view, at = file.view, self._entries_at + number * _ENTRY.size
+        file.allocate(0, at + len(hashes) * _ENTRY.size)
         if number == 1:
             self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
-        slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
-        previous = _SLOT.unpack_from(view, slot_at)[0]
-        if not 0 < previous < number:
-            previous = 0
-            self._used_slots += 1
         seconds = min(max(0, (timestamp_ms - self.begin_ms) // 1000), _MAX_SECONDS)
-        _ENTRY.pack_into(view, at, key_hash, physical_offset, seconds, previous)
-        failpoint("index.one_before_slot")
-        _SLOT.pack_into(view, slot_at, number)
+        for key_hash in hashes:
+            slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
+            previous = _SLOT.unpack_from(view, slot_at)[0]
+            if not 0 < previous < number:
+                previous = 0
+                self._used_slots += 1
+            _ENTRY.pack_into(view, at, key_hash, physical_offset, seconds, previous)
+            failpoint("index.one_before_slot")
+            _SLOT.pack_into(view, slot_at, number)
+            number, at = number + 1, at + _ENTRY.size
         failpoint("index.one_before_header")
-        self._finish(number + 1, end_physical, timestamp_ms)
+        self._finish(number, end_physical, timestamp_ms)
 
     def _finish(self, count: int, end_physical: int, end_ms: int) -> None:
         # In this order: whoever reads them in the other one, in another thread, gets a count that covers the offset.

@@ -25,6 +25,11 @@ _SIGN = 0x80000000
 _POWERS_UP_TO = 4096
 
 
+#: The characters at the end of a key that are hashed anew for each.
+_KEY_END = 8
+_HEAD_POWER: int = 31**_KEY_END
+
+
 def _powers() -> tuple[int, ...]:
     powers = [1]
     for _ in range(_POWERS_UP_TO):
@@ -65,6 +70,22 @@ def index_hash(text: str) -> int:
     """The key index's hash of `topic#key`: the absolute Java hash, 0 for the smallest int."""
     value = abs(java_hash(text))
     return 0 if value == _SIGN else value
+
+
+def key_hash(topic: str, key: bytes) -> int:
+    """`index_hash` of `topic#key`, the key as it lies in a record."""
+    text = key.decode("utf-8", "replace")
+    if len(text) <= _KEY_END or not text.isascii():
+        return index_hash(f"{topic}#{text}")
+    # Unique keys of one producer have the same beginning for a while.
+    value: int = _head_hash(topic, text[:-_KEY_END]) + java_hash(text[-_KEY_END:]) & _MASK
+    return 0 if value == _SIGN else min(value, 2 * _SIGN - value)
+
+
+@lru_cache(maxsize=4096)
+def _head_hash(topic: str, head: str) -> int:
+    """What `topic#head` adds to the hash of a text that has _KEY_END more characters."""
+    return (java_hash(f"{topic}#{head}") & _MASK) * _HEAD_POWER
 
 
 #: 31**k modulo 2**32, ascending, up to the longest property.

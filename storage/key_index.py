@@ -149,9 +149,10 @@ class KeyIndex:
 
     def put_record(self, hashes: list[int], physical_offset: int, timestamp_ms: int) -> None:
         """Index the keys of one record."""
-        for number, key_hash in enumerate(hashes, 1):
-            end_physical = physical_offset if number == len(hashes) else physical_offset - 1
-            self._file_with_room().put_one(key_hash, physical_offset, timestamp_ms, end_physical)
+        while hashes:
+            file = self._file_with_room()
+            some, hashes = hashes[: file.room], hashes[file.room :]
+            file.put_few(some, physical_offset, timestamp_ms, physical_offset - 1 if hashes else physical_offset)
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of records that may have the key, newest first; the time window only skips whole files."""

@@ -62,6 +62,8 @@ class MappedFileQueue:
         self._writable = writable
         self._step = allocate_step_bytes
         self._files: dict[int, MappedFile | None] = {}
+        #: The file that was extended last, if it is still mapped.
+        self._newest: MappedFile | None = None
         self._new_names = False
         self._open_files = open_files
         self._ahead = ahead
@@ -123,6 +125,10 @@ class MappedFileQueue:
 
     def extend(self, position: int) -> MappedFile:
         """The file in which `position` lies, created behind the last one if need be (or as the first)."""
+        newest = self._newest
+        if newest is not None and 0 <= position - newest.start < self.file_bytes:
+            newest.used = True
+            return newest
         start = position - position % self.file_bytes
         if start not in self._files:
             if self._files and start != self.end:
@@ -133,7 +139,8 @@ class MappedFileQueue:
                 file = self._files[start] = self._prepared.pop(start, None) or self._open(start)
             self._bound(file)
             self._new_names = True
-        return self.file_at(start)
+        self._newest = self.file_at(start)
+        return self._newest
 
     def prepare(self, position: int) -> MappedFile:
         """The file in which `position` lies, made before `extend` asks for it. For one other thread than the writer."""
@@ -247,6 +254,8 @@ class MappedFileQueue:
         if file is not None:
             file.close()
             self._files[start] = None
+            if file is self._newest:
+                self._newest = None
 
 
 def _sizes(folder: Path) -> dict[int, int]:

@@ -200,7 +200,9 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
 
 
 def _hosts_shift(sys_flags: npt.NDArray[np.int32]) -> Int64s:
-    return _born_shift(sys_flags) + ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
+    shifts = _born_shift(sys_flags)
+    shifts += ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
+    return shifts
 
 
 def _tails(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from operator import le
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,7 @@ class AppendResult:
     store_timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class _One:
+class _One(NamedTuple):
     """A checked record of a small batch."""
 
     record: memoryview
@@ -78,8 +77,8 @@ class Writer:
             batch = parse(records, sizes, check_crc=check_crc)
         except BadRecord as bad:
             raise InvalidInput("records", f"record {bad.index}: {bad.reason}", bad.actual) from None
-        for group in batch.groups:
-            _check_lane(group.topic, group.queue_id, lanes)
+        if lanes is not None:
+            _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
         self._check_batch(batch)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
         queue_offsets = self._dispatcher.assign(batch)
@@ -111,8 +110,8 @@ class Writer:
             at += size
         if at != len(records) or not ones:
             raise InvalidInput("sizes", f"sizes that add up to the buffer's {len(records)} bytes", at)
-        for one in ones:
-            _check_lane(one.topic, one.queue_id, lanes)
+        if lanes is not None:
+            _check_lanes([(one.topic, one.queue_id) for one in ones], lanes)
         for one in ones:
             self._dispatcher.open(one.topic, one.queue_id).reserve(len(ones))
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
@@ -205,6 +204,7 @@ class Writer:
         return StoreFailed(f"an append to {self._directory} failed half way: {error}")
 
 
-def _check_lane(topic: str, queue_id: int, lanes: Collection[tuple[str, int]] | None) -> None:
-    if lanes is not None and (topic, queue_id) not in lanes:
-        raise InvalidInput("records", f"records of {sorted(lanes)}", (topic, queue_id))
+def _check_lanes(found: list[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:
+    for lane in found:
+        if lane not in lanes:
+            raise InvalidInput("records", f"records of {sorted(lanes)}", lane)
