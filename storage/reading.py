@@ -75,7 +75,7 @@ class Reader:
         else:
             entries, offsets, next_offset = self._chosen(queue, offset, max_messages, max_bytes, tags_codes)
         sizes = entries["size"].astype(np.int32)
-        checked = queue.is_checked(offset, next_offset)
+        checked = self._in_newest_file(entries) and queue.is_checked(offset, next_offset)
         if checked and (view := self._one_view(entries, int(sizes.sum(dtype=np.int64)))) is not None:
             return Lease([view], sizes, offsets, next_offset)
         positions = entries["physical_offset"].astype(np.int64)
@@ -101,6 +101,15 @@ class Reader:
         """OffsetOutOfRange unless it is within min..max."""
         if not queue.min_offset <= offset <= queue.max_offset:
             raise OffsetOutOfRange(offset, queue.min_offset, queue.max_offset)
+
+    def _in_newest_file(self, entries: Entries) -> bool:
+        """Whether these messages, ascending, lie in the log's newest file.
+
+        Its pages are most likely those that were written. Those of older files may have been read from the disk again,
+        and a checksum of before says nothing about them.
+        """
+        end = self._log.max_offset
+        return len(entries) > 0 and int(entries["physical_offset"][0]) >= end - end % self._log.files.file_bytes
 
     @staticmethod
     def _fitting(queue: ConsumeQueue, offset: int, max_messages: int, max_bytes: int | None) -> Entries:
