@@ -19,11 +19,11 @@ from raymq.storage import record as layout
 from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import Int64s
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
-from raymq.storage.derived import Derived, derive
+from raymq.storage.derived import Derived
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
-from raymq.storage.indexed_properties import keys_of, tags_of
-from raymq.storage.java_hash import key_hash, tags_code_of_bytes
+from raymq.storage.indexed_properties import tags_of
+from raymq.storage.java_hash import tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
@@ -132,8 +132,10 @@ class Dispatcher:
             )
         return queue
 
-    def assign(self, batch: Batch) -> Int64s:
-        """The queue offsets that a new batch's records get; their entries' room is reserved (StoreFull if not)."""
+    def assign(self, batch: Batch, keys: int) -> Int64s:
+        """The queue offsets that a new batch's records get; entries' and keys' room is reserved (StoreFull if not)."""
+        if keys:
+            self.index.reserve(keys)
         offsets = np.empty(len(batch), np.int64)
         for group in batch.groups:
             queue = self.open(group.topic, group.queue_id)
@@ -147,6 +149,7 @@ class Dispatcher:
     def dispatch(
         self,
         batch: Batch,
+        derived: Derived,
         queue_offsets: Int64s,
         physical_offsets: Int64s,
         timestamps_ms: Int64s,
@@ -160,7 +163,6 @@ class Dispatcher:
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
-        derived = derive(batch)
         entries = make_entries(physical_offsets, batch.sizes, derived.tags_codes)
         for group in batch.groups:
             members: slice | Int64s = slice(None) if group.members is None else group.members
@@ -188,11 +190,12 @@ class Dispatcher:
         topic: str,
         queue_id: int,
         properties: bytes,
+        key_hashes: list[int],
         size: int,
         physical_offset: int,
         timestamp_ms: int,
     ) -> None:
-        """The same for one new record of a known queue."""
+        """The same for one new record of a known queue, for whose entry and keys there is room."""
         if topic == SCHEDULE_TOPIC:
             tags_code = timestamp_ms + self.delay_ms(queue_id)
         else:
@@ -200,8 +203,7 @@ class Dispatcher:
             tags_code = tags_code_of_bytes(tags) if tags else 0
         queue.append(physical_offset, size, tags_code)
         failpoint("dispatch.one_before_index")
-        hashes = [key_hash(topic, key) for key in keys_of(properties)]
-        self.index.put_record(hashes, physical_offset, timestamp_ms)
+        self.index.put_record(key_hashes, physical_offset, timestamp_ms)
 
     def delay_ms(self, queue_id: int) -> int:
         """The delay of a queue of the schedule topic; beyond the last level the last one's."""

@@ -100,6 +100,10 @@ class IndexFile:
         """Let go of the mapping; it is made again when it is needed."""
         self.close()
 
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not."""
+        self._mapped().allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
+
     @property
     def room(self) -> int:
         """How many entries may still come."""
@@ -114,9 +118,9 @@ class IndexFile:
     ) -> None:
         """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
         first, n = self.count, len(hashes)
+        self.reserve(n)
         file = self._mapped()
         all_slots = self._slots_of(file)
-        file.allocate(0, self._entries_at + (first + n) * _ENTRY.size)
         if first == 1:
             self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
         numbers = np.arange(first, first + n, dtype=np.int32)
@@ -145,9 +149,9 @@ class IndexFile:
 
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
         """The same for a few keys of one record, without NumPy."""
-        file, number = self._mapped(), self.count
-        view, at = file.view, self._entries_at + number * _ENTRY.size
-        file.allocate(0, at + len(hashes) * _ENTRY.size)
+        self.reserve(len(hashes))
+        view, number = self._mapped().view, self.count
+        at = self._entries_at + number * _ENTRY.size
         if number == 1:
             self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
         seconds = min(max(0, (timestamp_ms - self.begin_ms) // 1000), _MAX_SECONDS)
@@ -242,10 +246,10 @@ def file_bytes(slots: int, entries: int) -> int:
     return HEADER.size + slots * _SLOT.size + entries * _ENTRY.size
 
 
-def make_file(path: Path, slots: int, entries: int) -> None:
-    """Make an empty index file whose header and slots have their blocks; StoreFull, StoreFailed if there is no room."""
+def make_file(path: Path, slots: int, entries: int, reserved: int = 0) -> None:
+    """Make an empty index file with blocks for header, slots and `reserved` entries; StoreFull, StoreFailed if not."""
     fd = fileutil.create_sparse(path, file_bytes(slots, entries))
     try:
-        fileutil.allocate(fd, 0, HEADER.size + slots * _SLOT.size, path)
+        fileutil.allocate(fd, 0, HEADER.size + slots * _SLOT.size + (1 + reserved) * _ENTRY.size, path)
     finally:
         fileutil.close(fd)

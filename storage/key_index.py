@@ -134,6 +134,17 @@ class KeyIndex:
         """Store time of the newest record that is indexed; 0 if none is."""
         return max((file.end_ms for file in self._files if file.count > 1), default=0)
 
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` more keys can be put; StoreFull if not."""
+        file = self._file_with_room()
+        room = file.room
+        file.reserve(min(room, count))
+        if count > room:
+            with self._preparing:
+                path = self._prepared or self._next_path()
+                make_file(path, self._slots, self._capacity, min(count - room, self._capacity - 1))
+                self._prepared = path
+
     def put(
         self, hashes: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
     ) -> None:

@@ -15,8 +15,11 @@ import numpy.typing as npt
 from raymq.storage import record as layout
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
+from raymq.storage.derived import derive
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from raymq.storage.indexed_properties import keys_of
+from raymq.storage.java_hash import key_hash
 from raymq.storage.record import Buffer
 from raymq.storage.record_batch import BadRecord, Batch, check_topic, parse
 from raymq.storage.retention import Disk
@@ -45,6 +48,7 @@ class _One(NamedTuple):
     queue_id: int
     sys_flag: int
     properties: bytes
+    key_hashes: list[int]
 
 
 class Writer:
@@ -81,12 +85,13 @@ class Writer:
             _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
         self._check_batch(batch)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
-        queue_offsets = self._dispatcher.assign(batch)
+        derived = derive(batch)
+        queue_offsets = self._dispatcher.assign(batch, len(derived.key_hashes))
         start = self._log.max_offset
         try:
             physical_offsets = self._log.append(batch, queue_offsets, timestamp_ms)
             self._dispatcher.dispatch(
-                batch, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
+                batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
             )
         except StoreError as error:
             raise self._failed(start, error) from error
@@ -114,6 +119,8 @@ class Writer:
             _check_lanes([(one.topic, one.queue_id) for one in ones], lanes)
         for one in ones:
             self._dispatcher.open(one.topic, one.queue_id).reserve(len(ones))
+        if keys := sum([len(one.key_hashes) for one in ones]):
+            self._dispatcher.index.reserve(keys)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
         queue_offsets: list[int] = []
         physical_offsets: list[int] = []
@@ -124,7 +131,14 @@ class Writer:
                 queue_offsets.append(queue.max_offset)
                 physical_offset = self._log.append_one(one.record, one.sys_flag, queue.max_offset, timestamp_ms)
                 self._dispatcher.dispatch_one(
-                    queue, one.topic, one.queue_id, one.properties, len(one.record), physical_offset, timestamp_ms
+                    queue,
+                    one.topic,
+                    one.queue_id,
+                    one.properties,
+                    one.key_hashes,
+                    len(one.record),
+                    physical_offset,
+                    timestamp_ms,
                 )
                 physical_offsets.append(physical_offset)
         except StoreError as error:
@@ -148,7 +162,9 @@ class Writer:
         name = bytes(record[topic_at : properties_at - 2])
         topic = self._topics.get(name) or self._learn_topic(name, index)
         self._check_limits(index, queue_id, sys_flag, topic_at - version - body_at, end - properties_at)
-        return _One(record, topic, queue_id, sys_flag, bytes(record[properties_at:end]))
+        properties = bytes(record[properties_at:end])
+        key_hashes = [key_hash(topic, key) for key in keys_of(properties)]
+        return _One(record, topic, queue_id, sys_flag, properties, key_hashes)
 
     def _learn_topic(self, name: bytes, index: int) -> str:
         try:
