@@ -107,14 +107,17 @@ class Batch:
 
     @property
     def queue_offsets(self) -> Int64s:
+        """Of the records as they are in the buffer."""
         return self.headers["queue_offset"].astype(np.int64)
 
     @property
     def physical_offsets(self) -> Int64s:
+        """Of the records as they are in the buffer."""
         return self.headers["physical_offset"].astype(np.int64)
 
     @property
     def store_timestamps_ms(self) -> Int64s:
+        """Of the records as they are in the buffer."""
         times: Int64s = self.headers["store_timestamp"].astype(np.int64)
         if self.born_ipv6:
             at = self.starts + layout.OFFSET_STORE_TIMESTAMP + _born_shift(self.sys_flags)
