@@ -70,3 +70,17 @@ class GroupConfigs(SettingsTable[GroupConfig]):
         super().__init__(
             path, "subscriptionGroupTable", GroupConfig.from_json, writable=writable, defaults={"forbiddenTable": {}}
         )
+
+    @property
+    def forbidden(self) -> dict[str, dict[str, int]]:
+        """What groups may not do, by group and topic: RocketMQ's bits, 1 = read."""
+        table: dict[str, dict[str, int]] = self._beside["forbiddenTable"] or {}
+        return table
+
+    def forbid(self, group: str, topic: str, bits: int) -> None:
+        """Replace what a group may not do with a topic; 0 lifts it."""
+        of_group = {name: value for name, value in self.forbidden.get(group, {}).items() if name != topic}
+        if bits:
+            of_group[topic] = bits
+        table = {name: topics for name, topics in self.forbidden.items() if name != group}
+        self._save(self._table, {**self._beside, "forbiddenTable": table | ({group: of_group} if of_group else {})})

@@ -73,25 +73,26 @@ class SettingsTable(Generic[S]):
         """Counts the changes."""
         return self._version
 
-    def put(self, setting: S) -> None:
-        """Create or replace."""
-        self._save({**self._table, setting.name: setting})
+    def put(self, *settings: S) -> None:
+        """Create or replace, all in one change."""
+        self._save(self._table | {setting.name: setting for setting in settings}, self._beside)
 
     def delete(self, name: str) -> bool:
         """Remove; whether it was there."""
         if name not in self._table:
             return False
-        self._save({n: setting for n, setting in self._table.items() if n != name})
+        self._save({n: setting for n, setting in self._table.items() if n != name}, self._beside)
         return True
 
-    def _save(self, table: dict[str, S]) -> None:
+    def _save(self, table: dict[str, S], beside: dict[str, Any]) -> None:
+        """Replace the table and what stands beside it."""
         if not self._writable:
             raise StoreError("the store was opened read-only")
         version = self._version.next()
         content = {
             "dataVersion": version.to_json(),
-            **self._beside,
+            **beside,
             self._key: {name: setting.to_json() for name, setting in table.items()},
         }
         json_file.save(self._path, content)
-        self._table, self._version = table, version
+        self._table, self._beside, self._version = table, beside, version
