@@ -364,7 +364,11 @@ class Store:
                 failpoint("close.before_abort")
                 fileutil.remove(self._parts.paths.abort)
         finally:
-            self._parts.close()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Let go of files, threads and lock, and leave the rest as it is."""
+        self._parts.close()
 
     def __enter__(self) -> Self:
         return self

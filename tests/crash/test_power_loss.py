@@ -162,7 +162,7 @@ def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int
             live_in = tmp_path / str(life + 1)
             disk.after_power_loss(live_in, random_, random_.random())
             store._flusher.stop()
-            store._parts.close()
+            store._abandon()
         disk.close()
         copy = tmp_path / "copy"
         shutil.copytree(live_in, copy)
