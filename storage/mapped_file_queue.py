@@ -58,6 +58,7 @@ class MappedFileQueue:
                 `whole_to`, is taken as cut off and grown.
         """
         self.folder = folder
+        self._folder_text = str(folder)
         self.file_bytes = file_bytes
         self._writable = writable
         self._step = allocate_step_bytes
@@ -116,7 +117,8 @@ class MappedFileQueue:
         file = self._files[start]
         if file is not None:
             return bytes(file.view[at : at + length])
-        fd = os.open(self.folder / file_name(start), os.O_RDONLY | os.O_CLOEXEC)
+        # A text, not a Path: opening a store with many queues does this very often.
+        fd = os.open(f"{self._folder_text}/{file_name(start)}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             # A file that was cut off goes on with zeros, as its mapping would.
             return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
