@@ -28,7 +28,7 @@ from raymq.storage.open_files import OpenFiles
 #: The next file is made when one part in so many of the last one is left.
 _PREPARED_WHEN_LEFT: Final = 16
 #: How many files are mapped at once.
-_MAPPED_FILES: Final = 16
+_MAPPED_FILES: Final = 64
 
 
 class KeyIndex:
