@@ -21,11 +21,14 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.health import Health
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.open_files import OpenFiles
 from raymq.storage.preallocation import Preallocator
 from raymq.storage.record import Record
 from raymq.storage.record_batch import Batch, stamp
 
 _ALLOCATE_STEP_BYTES: Final = 16 << 20
+#: How many files are mapped at once, 64 GiB of the usual size; leases may keep more.
+_MAPPED_FILES: Final = 64
 _SIZE_BYTES: Final = layout.OFFSET_MAGIC
 
 
@@ -52,6 +55,7 @@ class CommitLog:
             file_bytes,
             writable=writable,
             allocate_step_bytes=min(_ALLOCATE_STEP_BYTES, file_bytes),
+            open_files=OpenFiles(_MAPPED_FILES) if writable else None,
             whole_to=whole_to,
         )
         self._store_host = int.from_bytes(store_host, "big", signed=True)

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage.ahead import Ahead
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue
 from raymq.storage.open_files import OpenFiles
@@ -51,8 +52,9 @@ class ConsumeQueue:
         writable: bool,
         whole_to: int | None = None,
         open_files: OpenFiles | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        """Look how far it reaches; `whole_to` and `open_files` as in `MappedFileQueue`, `whole_to` in entries."""
+        """Look how far it reaches; further arguments as in `MappedFileQueue`, `whole_to` in entries."""
         self._files = MappedFileQueue(
             folder,
             file_entries * ENTRY_BYTES,
@@ -60,6 +62,7 @@ class ConsumeQueue:
             allocate_step_bytes=_ALLOCATE_STEP_BYTES,
             whole_to=None if whole_to is None else whole_to * ENTRY_BYTES,
             open_files=open_files,
+            ahead=ahead,
         )
         self._first = self._files.start // ENTRY_BYTES
         self.max_offset = self._find_end()
@@ -67,15 +70,36 @@ class ConsumeQueue:
         #: The log's minimum for which `min_offset` is right.
         self.trimmed_to = 0
         self._synced = self._first
+        self._fresh_from = self.max_offset
+        self._seen = (0, 0)
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """One more entry."""
+        """One more entry, for which there is room (`reserve`)."""
         position = self.max_offset * ENTRY_BYTES
         file = self._files.extend(position)
-        at = position - file.start
-        file.allocate(at, at + ENTRY_BYTES)
-        _ENTRY.pack_into(file.view, at, physical_offset, size, tags_code)
+        _ENTRY.pack_into(file.view, position - file.start, physical_offset, size, tags_code)
         self.max_offset += 1
+
+    def distrust(self) -> None:
+        """No message that is there now counts as checked; those that come count as such."""
+        self._fresh_from = self.max_offset
+        self._seen = (0, 0)
+
+    def is_checked(self, offset: int, end: int) -> bool:
+        """Whether the messages offset..end (end not included) were found to be what their entries say since the store
+        was opened: when they were appended, or by a read.
+        """
+        return offset >= self._fresh_from or (self._seen[0] <= offset and end <= self._seen[1])
+
+    def set_checked(self, offset: int, end: int) -> None:
+        """A read has looked at them. One stretch is remembered besides the newest messages: readers go in order."""
+        begin, stop = self._seen
+        if offset <= stop and begin <= end:
+            offset, end = min(begin, offset), max(stop, end)
+        if end >= self._fresh_from:
+            self._fresh_from = min(self._fresh_from, offset)
+        else:
+            self._seen = offset, end
 
     def reserve(self, count: int) -> None:
         """Make sure that `count` more entries can be written; StoreFull if not."""
@@ -121,7 +145,11 @@ class ConsumeQueue:
         self._synced = min(self._synced, offset)
 
     def entries(self, offset: int, count: int) -> Entries:
-        """A copy of at most `count` entries from `offset` on; offset must be within min..max."""
+        """At most `count` entries from `offset` on, to be used at once: where they can they are those of the mapping.
+
+        Args:
+            offset: within min..max.
+        """
         end = min(offset + count, self.max_offset)
         if end - offset <= _FEW:
             part = self._files.read(offset * ENTRY_BYTES, max(0, end - offset) * ENTRY_BYTES) if end > offset else b""
@@ -132,7 +160,7 @@ class ConsumeQueue:
             for file, start, stop in self._files.ranges(offset * ENTRY_BYTES, end * ENTRY_BYTES)
         ]
         if len(parts) == 1:
-            return parts[0].copy()
+            return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, ENTRY)
 
     def entry(self, offset: int) -> tuple[int, int, int]:

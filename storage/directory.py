@@ -22,62 +22,77 @@ class Paths:
 
     @property
     def commit_log(self) -> Path:
+        """The folder of the log's files."""
         return self.root / "commitlog"
 
     @property
     def consume_queue(self) -> Path:
+        """The folder with a folder for each topic, and in that one for each queue."""
         return self.root / "consumequeue"
 
     @property
     def index(self) -> Path:
+        """The folder of the index files."""
         return self.root / "index"
 
     @property
     def config(self) -> Path:
+        """The folder of settings and consumers' progress."""
         return self.root / "config"
 
     @property
     def topics(self) -> Path:
+        """The topics' settings."""
         return self.config / "topics.json"
 
     @property
     def groups(self) -> Path:
+        """The consumer groups' settings."""
         return self.config / "subscriptionGroup.json"
 
     @property
     def checkpoint(self) -> Path:
+        """RocketMQ's checkpoint."""
         return self.root / "checkpoint"
 
     @property
     def abort(self) -> Path:
+        """There while a broker runs and after it was killed; holds its process id."""
         return self.root / "abort"
 
     @property
     def lock(self) -> Path:
+        """Whose first byte is locked by the owner."""
         return self.root / "lock"
 
     @property
     def state(self) -> Path:
+        """Our own checkpoint."""
         return self.root / "raymq" / "state.json"
 
     @property
     def journal(self) -> Path:
+        """Commits of progress since the last folding."""
         return self.root / "raymq" / "progress.journal"
 
     @property
     def in_flight(self) -> Path:
+        """What consumers have been lent by pop."""
         return self.root / "raymq" / "in_flight.journal"
 
     @property
     def request_modes(self) -> Path:
+        """Which groups pop which topics."""
         return self.config / "messageRequestMode.json"
 
     @property
     def healthy(self) -> Path:
+        """There unless the disk has failed."""
         return self.root / "raymq" / "healthy"
 
     @property
     def damaged(self) -> Path:
+        """The folder of copies of damaged bytes."""
         return self.root / "raymq" / "damaged"
 
 

@@ -16,12 +16,14 @@ import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import Int64s, some
+from raymq.storage.ahead import Ahead
+from raymq.storage.byte_rows import Int64s
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
+from raymq.storage.derived import Derived
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
-from raymq.storage.indexed_properties import Spans, find, keys_of, tags_of
-from raymq.storage.java_hash import index_hash, index_hashes, prefix_hash, tags_code_of_bytes, tags_codes
+from raymq.storage.indexed_properties import tags_of
+from raymq.storage.java_hash import tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
@@ -42,12 +44,14 @@ class Dispatcher:
         delays_ms: tuple[int, ...],
         *,
         writable: bool,
+        ahead: Ahead | None = None,
         rebuilt: bool = False,
         whole: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         """Look at the queues.
 
         Args:
+            ahead: where growing queues ask for their next pages.
             rebuilt: the size is surely that of these files: a queue with a damaged one is dropped, and recovery makes
                 it anew from the log.
             whole: how far each queue was on disk when the machine died; None = it did not.
@@ -60,6 +64,7 @@ class Dispatcher:
         self._file_entries = file_entries
         self._delays_ms = delays_ms
         self._writable = writable
+        self._ahead = ahead
         # Read-only, what recovery adds is in the mappings alone: none may be closed.
         self._open_files = OpenFiles() if writable else None
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -67,7 +72,12 @@ class Dispatcher:
             try:
                 whole_to = None if whole is None else whole.get(topic, {}).get(queue_id, 0)
                 self.queues[topic, queue_id] = ConsumeQueue(
-                    path, file_entries, writable=writable, whole_to=whole_to, open_files=self._open_files
+                    path,
+                    file_entries,
+                    writable=writable,
+                    whole_to=whole_to,
+                    open_files=self._open_files,
+                    ahead=ahead,
                 )
             except StoreCorrupt:
                 if not (rebuilt and writable):
@@ -118,12 +128,14 @@ class Dispatcher:
         if queue is None:
             folder = self._folder / topic / str(queue_id)
             queue = self.queues[topic, queue_id] = ConsumeQueue(
-                folder, self._file_entries, writable=self._writable, open_files=self._open_files
+                folder, self._file_entries, writable=self._writable, open_files=self._open_files, ahead=self._ahead
             )
         return queue
 
-    def assign(self, batch: Batch) -> Int64s:
-        """The queue offsets that a new batch's records get; their entries' room is reserved (StoreFull if not)."""
+    def assign(self, batch: Batch, keys: int) -> Int64s:
+        """The queue offsets that a new batch's records get; entries' and keys' room is reserved (StoreFull if not)."""
+        if keys:
+            self.index.reserve(keys)
         offsets = np.empty(len(batch), np.int64)
         for group in batch.groups:
             queue = self.open(group.topic, group.queue_id)
@@ -137,6 +149,7 @@ class Dispatcher:
     def dispatch(
         self,
         batch: Batch,
+        derived: Derived,
         queue_offsets: Int64s,
         physical_offsets: Int64s,
         timestamps_ms: Int64s,
@@ -150,11 +163,7 @@ class Dispatcher:
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
-        found = find(batch.records, batch.properties_at, batch.ends)
-        codes = np.zeros(len(batch), np.int64)
-        if len(found.tags):
-            codes[found.tags.owners] = tags_codes(batch.records, found.tags.starts, found.tags.ends)
-        entries = make_entries(physical_offsets, batch.sizes, codes)
+        entries = make_entries(physical_offsets, batch.sizes, derived.tags_codes)
         for group in batch.groups:
             members: slice | Int64s = slice(None) if group.members is None else group.members
             if group.topic == SCHEDULE_TOPIC:
@@ -173,7 +182,7 @@ class Dispatcher:
             for start, stop in zip([0, *cuts], [*cuts, len(offsets)], strict=True):
                 queue.put(int(offsets[start]), chosen[start:stop])
         failpoint("dispatch.before_index")
-        self._index(batch, found.keys, physical_offsets, timestamps_ms, index_after)
+        self._index(batch, derived, physical_offsets, timestamps_ms, index_after)
 
     def dispatch_one(
         self,
@@ -181,11 +190,12 @@ class Dispatcher:
         topic: str,
         queue_id: int,
         properties: bytes,
+        key_hashes: list[int],
         size: int,
         physical_offset: int,
         timestamp_ms: int,
     ) -> None:
-        """The same for one new record of a known queue."""
+        """The same for one new record of a known queue, for whose entry and keys there is room."""
         if topic == SCHEDULE_TOPIC:
             tags_code = timestamp_ms + self.delay_ms(queue_id)
         else:
@@ -193,28 +203,23 @@ class Dispatcher:
             tags_code = tags_code_of_bytes(tags) if tags else 0
         queue.append(physical_offset, size, tags_code)
         failpoint("dispatch.one_before_index")
-        hashes = [index_hash(f"{topic}#{key.decode('utf-8', 'replace')}") for key in keys_of(properties)]
-        self.index.put_record(hashes, physical_offset, timestamp_ms)
+        self.index.put_record(key_hashes, physical_offset, timestamp_ms)
 
     def delay_ms(self, queue_id: int) -> int:
         """The delay of a queue of the schedule topic; beyond the last level the last one's."""
         return self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
 
     def _index(
-        self, batch: Batch, keys: Spans, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
+        self, batch: Batch, derived: Derived, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int
     ) -> None:
         if physical_offsets[0] <= index_after:
-            keys = keys.chosen(physical_offsets[keys.owners] > index_after)
-        rolled_back = (batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK) == layout.SYS_FLAG_TRANSACTION_ROLLBACK
-        if some(rolled_back):
-            keys = keys.chosen(~rolled_back[keys.owners])
-        if not len(keys):
-            return
-        prefixes = np.empty(len(batch), np.uint32)
-        for group in batch.groups:
-            prefixes[slice(None) if group.members is None else group.members] = prefix_hash(group.topic)
-        hashes = index_hashes(prefixes[keys.owners], batch.records, keys.starts, keys.ends)
-        self.index.put(hashes, physical_offsets[keys.owners], timestamps_ms[keys.owners])
+            derived = derived.without(physical_offsets <= index_after)
+        if batch.any_flags & layout.SYS_FLAG_TRANSACTION_MASK:
+            kinds = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
+            derived = derived.without(kinds == layout.SYS_FLAG_TRANSACTION_ROLLBACK)
+        owners = derived.key_owners
+        if len(owners):
+            self.index.put(derived.key_hashes, physical_offsets[owners], timestamps_ms[owners])
 
     def delete_topic(self, topic: str) -> None:
         """Remove the topic's queues with their files."""

@@ -25,6 +25,7 @@ class FileCalls:
         return os.write(fd, content)
 
     def truncate(self, fd: int, size: int) -> None:
+        """Cut the file, or grow it with zeros."""
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, start: int, length: int) -> None:
@@ -40,15 +41,19 @@ class FileCalls:
         os.fdatasync(fd)
 
     def rename(self, source: Path, target: Path) -> None:
+        """Give a file or folder another name, in place of what has it."""
         os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
+        """Remove a file."""
         os.unlink(path)
 
     def make_folder(self, path: Path) -> None:
+        """Make a folder."""
         os.mkdir(path)
 
     def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
         os.rmdir(path)
 
 

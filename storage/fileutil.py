@@ -22,6 +22,7 @@ from raymq.storage.failpoints import failpoint
 #: struct flock of a 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
 _SCAN_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_SCAN_BYTES)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -246,9 +247,8 @@ def last_data(fd: int, start: int, end: int) -> int:
     for begin, stop in data_ranges(fd, start, end):
         for at in range(begin, stop, _SCAN_BYTES):
             content = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
-            used = len(content.rstrip(b"\0"))
-            if used:
-                last = at + used
+            if content != _ZEROS[: len(content)]:  # A hundred times faster than to strip them.
+                last = at + len(content.rstrip(b"\0"))
     return last
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.storage import json_file
-from raymq.storage.errors import StoreError
-from raymq.storage.json_file import DataVersion
-
-_TABLES = ("dataVersion", "subscriptionGroupTable")
+from raymq.storage.settings_table import SettingsTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +63,18 @@ class GroupConfig:
         }
 
 
-class GroupConfigs:
-    """All groups, in memory and on disk; each change is durable when the call returns. One thread."""
+class GroupConfigs(SettingsTable[GroupConfig]):
+    """All groups; see `SettingsTable`."""
 
     def __init__(self, path: Path, *, writable: bool) -> None:
-        self._path = path
-        self._writable = writable
-        raw = json_file.load(path)
-        self._others = {"forbiddenTable": {}} | {n: v for n, v in raw.items() if n not in _TABLES}
-        self._version = DataVersion.from_json(raw.get("dataVersion"))
-        table: dict[str, Any] = raw.get("subscriptionGroupTable") or {}
-        self._table = {name: GroupConfig.from_json(name, group) for name, group in table.items()}
-
-    def get(self, name: str) -> GroupConfig | None:
-        return self._table.get(name)
-
-    def all(self) -> dict[str, GroupConfig]:
-        """A copy of the table."""
-        return dict(self._table)
-
-    @property
-    def version(self) -> DataVersion:
-        """Counts the changes."""
-        return self._version
+        super().__init__(
+            path, "subscriptionGroupTable", GroupConfig.from_json, writable=writable, defaults={"forbiddenTable": {}}
+        )
 
     @property
     def forbidden(self) -> dict[str, dict[str, int]]:
         """What groups may not do, by group and topic: RocketMQ's bits, 1 = read."""
-        table: dict[str, dict[str, int]] = self._others["forbiddenTable"] or {}
+        table: dict[str, dict[str, int]] = self._beside["forbiddenTable"] or {}
         return table
 
     def forbid(self, group: str, topic: str, bits: int) -> None:
@@ -102,29 +83,4 @@ class GroupConfigs:
         if bits:
             of_group[topic] = bits
         table = {name: topics for name, topics in self.forbidden.items() if name != group}
-        others = {**self._others, "forbiddenTable": table | ({group: of_group} if of_group else {})}
-        self._save(self._table, others)
-        self._others = others
-
-    def put(self, config: GroupConfig) -> None:
-        """Create or replace."""
-        self._save({**self._table, config.name: config}, self._others)
-
-    def delete(self, name: str) -> bool:
-        """Remove; whether it was there."""
-        if name not in self._table:
-            return False
-        self._save({n: c for n, c in self._table.items() if n != name}, self._others)
-        return True
-
-    def _save(self, table: dict[str, GroupConfig], others: dict[str, Any]) -> None:
-        if not self._writable:
-            raise StoreError("the store was opened read-only")
-        version = self._version.next()
-        content = {
-            "dataVersion": version.to_json(),
-            **others,
-            "subscriptionGroupTable": {name: config.to_json() for name, config in table.items()},
-        }
-        json_file.save(self._path, content)
-        self._table, self._version = table, version
+        self._save(self._table, {**self._beside, "forbiddenTable": table | ({group: of_group} if of_group else {})})

@@ -25,6 +25,7 @@ class Health:
 
     @property
     def good(self) -> bool:
+        """Whether nothing has failed since the store was opened."""
         return self._failure is None
 
     def certify(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from raymq.storage.key_index import ENTRY, HEADER, file_bytes
+from raymq.storage.index_file import ENTRY, HEADER, file_bytes
 from raymq.storage.mapped_file import MappedFile
 
 _SLOT_BYTES: Final = 4

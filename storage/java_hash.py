@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.byte_rows import KEEP_LAST, Int64s, rows_before, some, width_classes
+from raymq.storage.byte_rows import KEEP_LAST, Bytes, Int64s, rows_before, some, width_classes
 from raymq.storage.record import MAX_PROPERTIES_BYTES, Buffer
 
 Hashes = npt.NDArray[np.uint32]
@@ -23,6 +23,11 @@ Hashes = npt.NDArray[np.uint32]
 _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
 _POWERS_UP_TO = 4096
+
+
+#: The characters at the end of a key that are hashed anew for each.
+_KEY_END = 8
+_HEAD_POWER: int = 31**_KEY_END
 
 
 def _powers() -> tuple[int, ...]:
@@ -67,8 +72,24 @@ def index_hash(text: str) -> int:
     return 0 if value == _SIGN else value
 
 
+def key_hash(topic: str, key: bytes) -> int:
+    """`index_hash` of `topic#key`, the key as it lies in a record."""
+    text = key.decode("utf-8", "replace")
+    if len(text) <= _KEY_END or not text.isascii():
+        return index_hash(f"{topic}#{text}")
+    # Unique keys of one producer have the same beginning for a while.
+    value: int = _head_hash(topic, text[:-_KEY_END]) + java_hash(text[-_KEY_END:]) & _MASK
+    return 0 if value == _SIGN else min(value, 2 * _SIGN - value)
+
+
+@lru_cache(maxsize=4096)
+def _head_hash(topic: str, head: str) -> int:
+    """What `topic#head` adds to the hash of a text that has _KEY_END more characters."""
+    return (java_hash(f"{topic}#{head}") & _MASK) * _HEAD_POWER
+
+
 #: 31**k modulo 2**32, ascending, up to the longest property.
-_RISING: Final[Hashes] = np.multiply.accumulate(np.array([1, *[31] * MAX_PROPERTIES_BYTES], np.uint32))
+_RISING: Final[Hashes] = np.multiply.accumulate(np.array([1, *[31] * MAX_PROPERTIES_BYTES], np.uint32), dtype=np.uint32)
 _WORD: Final = 8
 _TEXT_WORDS_POWER: Final = _RISING[_WORD]
 _NOT_ASCII: Final = np.uint64(0x8080808080808080)
@@ -99,15 +120,46 @@ def java_hashes(buffer: Buffer, starts: Int64s, ends: Int64s) -> tuple[Hashes, n
     return hashes, foreign
 
 
+def column_hashes(rows: Bytes, differs: npt.NDArray[np.bool_], begin: int, end: int) -> Hashes | None:
+    """Java hashes of the ASCII texts in columns begin..end of many rows, modulo 2**32; None if one is not ASCII.
+
+    Args:
+        rows: contiguous; `end` is at least the text's length, rounded up to a multiple of 8.
+        differs: of each column whether the rows differ there; where they do not, one of them is hashed for all.
+    """
+    common = rows[0, begin:end].tobytes()
+    if not common.isascii():
+        return None
+    hashes = np.zeros(1, np.uint32)  # One for all rows, until they differ.
+    at = begin
+    while at < end:
+        stop = at + ((end - at - 1) % _WORD + 1)
+        if differs[at:stop].any():
+            words = np.ndarray((len(rows),), "<u8", rows, stop - _WORD, rows.strides[:1]) & KEEP_LAST[stop - at]
+            if np.bitwise_or.reduce(words) & _NOT_ASCII:
+                return None
+            hashes = hashes * _TEXT_WORDS_POWER + _eights(words)
+        else:
+            hashes = hashes * _TEXT_WORDS_POWER
+            hashes += np.uint32(java_hash(common[at - begin : stop - begin].decode()) & _MASK)
+        at = stop
+    return np.repeat(hashes, len(rows)) if len(hashes) == 1 else hashes
+
+
 def _hash_words(words: npt.NDArray[np.uint64]) -> Hashes:
-    """Each row of little-endian words as one text: pairs of bytes, pairs of pairs, words, rows."""
-    pairs = (words & _EVERY_2ND) * np.uint64(31) + (words >> np.uint64(8) & _EVERY_2ND)
-    fours = (pairs & _EVERY_4TH) * np.uint64(31**2) + (pairs >> np.uint64(16) & _EVERY_4TH)
-    eights = ((fours & _HALF) * np.uint64(31**4) + (fours >> np.uint64(32))).astype(np.uint32)
+    """Each row of little-endian words as one text."""
+    eights = _eights(words)
     hashes = eights[:, 0]
     for column in range(1, eights.shape[1]):
         hashes = hashes * _TEXT_WORDS_POWER + eights[:, column]
     return hashes
+
+
+def _eights(words: npt.NDArray[np.uint64]) -> Hashes:
+    """The hash of each word's text: pairs of bytes, pairs of pairs, words."""
+    pairs = (words & _EVERY_2ND) * np.uint64(31) + (words >> np.uint64(8) & _EVERY_2ND)
+    fours = (pairs & _EVERY_4TH) * np.uint64(31**2) + (pairs >> np.uint64(16) & _EVERY_4TH)
+    return ((fours & _HALF) * np.uint64(31**4) + (fours >> np.uint64(32))).astype(np.uint32)
 
 
 def tags_codes(buffer: Buffer, starts: Int64s, ends: Int64s) -> Int64s:
@@ -134,9 +186,22 @@ def index_hashes(prefixes: Hashes, buffer: Buffer, starts: Int64s, ends: Int64s)
         # The text continues its prefix: as many powers as it has UTF-16 units, and its own hash.
         units = len(text.encode("utf-16-le", "surrogatepass")) // 2
         hashes[i] = (int(prefixes[i]) * int(_RISING[units]) + java_hash(text)) & _MASK
-    signed = hashes.view(np.int32)
+    return _absolute(hashes)
+
+
+def of_suffixes(prefix: int, hashes: Hashes, length: int) -> npt.NDArray[np.int32]:
+    """`index_hash(prefix + key)` from the hashes of ASCII keys of equal length; `hashes` is overwritten.
+
+    Args:
+        prefix: the Java hash of the prefix (`prefix_hash`).
+    """
+    hashes += np.uint32(prefix * int(_RISING[length]) & _MASK)
+    return _absolute(hashes)
+
+
+def _absolute(hashes: Hashes) -> npt.NDArray[np.int32]:
     # The smallest int has no absolute value; it stays negative and becomes 0.
-    return np.maximum(np.abs(signed), 0)
+    return np.maximum(np.abs(hashes.view(np.int32)), 0)
 
 
 @lru_cache(maxsize=4096)

@@ -96,10 +96,12 @@ class DataVersion:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any] | None) -> DataVersion:
+        """From RocketMQ's object; zeros without."""
         raw = raw or {}
         return cls(int(raw.get("counter", 0)), int(raw.get("timestamp", 0)), int(raw.get("stateVersion", 0)))
 
     def to_json(self) -> dict[str, int]:
+        """RocketMQ's object."""
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp_ms}
 
     def next(self) -> DataVersion:

@@ -6,9 +6,11 @@ may have the same hash), newest first; the caller compares topic and key.
 
 from __future__ import annotations
 
-import struct
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,185 +18,36 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil
+from raymq.storage.ahead import Ahead
 from raymq.storage.checkpoint import IndexExtent
-from raymq.storage.errors import StoreCorrupt
-from raymq.storage.failpoints import failpoint
+from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage.index_file import IndexFile, make_file
 from raymq.storage.java_hash import index_hash
-from raymq.storage.mapped_file import MappedFile
+from raymq.storage.open_files import OpenFiles
 
-#: begin time, end time, begin physical offset, end physical offset, used slots, number of the next entry.
-HEADER = struct.Struct(">qqqqii")
-_SLOT = struct.Struct(">i")
-_ENTRY = struct.Struct(">iqii")
-ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-_ALLOCATE_STEP_BYTES = 1 << 20
-_MAX_SECONDS = 0x7FFFFFFF
-
-
-class _IndexFile:
-    """One index file; the header is kept in attributes and written after the entries it counts."""
-
-    def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
-        self.path = path
-        self._slot_count = slots
-        self._capacity = entries
-        self._entries_at = HEADER.size + slots * _SLOT.size
-        size = file_bytes(slots, entries)
-        if path.exists() and path.stat().st_size != size:
-            raise StoreCorrupt(str(path), 0, f"an index of {path.stat().st_size} bytes, not {size}")
-        self._file = MappedFile(path, 0, size, writable=writable, allocate_step_bytes=_ALLOCATE_STEP_BYTES)
-        self._slots = np.frombuffer(self._file.view, ">i4", slots, HEADER.size)
-        self._entries = np.frombuffer(self._file.view, ENTRY, entries, self._entries_at)
-        (self.begin_ms, self.end_ms, self.begin_physical, self.end_physical, self._used_slots, count) = (
-            HEADER.unpack_from(self._file.view)
-        )
-        self.count = max(1, count)
-        self._dirty = False
-        if not (1 <= self.count <= entries and 0 <= self.begin_physical <= self.end_physical + 1):
-            self.close()
-            raise StoreCorrupt(str(path), 0, f"an index header with {count} of {entries} entries")
-
-    @property
-    def room(self) -> int:
-        return int(self._capacity - self.count)
-
-    def put(
-        self,
-        hashes: npt.NDArray[np.int32],
-        offsets: npt.NDArray[np.int64],
-        timestamps_ms: npt.NDArray[np.int64],
-        end_physical: int,
-    ) -> None:
-        """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
-        first, n = self.count, len(hashes)
-        self._file.allocate(0, self._entries_at + (first + n) * _ENTRY.size)
-        if first == 1:
-            self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
-        numbers = np.arange(first, first + n, dtype=np.int32)
-        # Slot and place in one word: NumPy sorts words much faster than it sorts indirectly.
-        by_slot = np.sort((hashes % self._slot_count).astype(np.int64) << 32 | np.arange(n))
-        order = by_slot & 0xFFFFFFFF
-        sorted_slots = by_slot >> 32
-        run_starts = np.empty(n, np.bool_)
-        run_starts[0] = True
-        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=run_starts[1:])
-        before = self._slots[sorted_slots].astype(np.int32)
-        before[(before <= 0) | (before >= first)] = 0
-        before = np.where(run_starts, before, np.concatenate((numbers[:1], numbers[order][:-1])))
-        previous = np.empty(n, np.int32)
-        previous[order] = before
-        self._used_slots += int(np.count_nonzero(run_starts & (before == 0)))
-        entries = self._entries[first : first + n]
-        entries["hash"] = hashes
-        entries["physical_offset"] = offsets
-        entries["seconds"] = np.clip((timestamps_ms - self.begin_ms) // 1000, 0, _MAX_SECONDS)
-        entries["previous"] = previous
-        failpoint("index.before_slots")
-        run_ends = np.append(run_starts[1:], True)
-        self._slots[sorted_slots[run_ends]] = numbers[order][run_ends]
-        failpoint("index.before_header")
-        self._finish(first + n, end_physical, int(timestamps_ms[-1]))
-
-    def put_one(self, key_hash: int, physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
-        """Write one entry; there must be room. Records up to `end_physical` are then wholly indexed."""
-        number, view = self.count, self._file.view
-        at = self._entries_at + number * _ENTRY.size
-        self._file.allocate(0, at + _ENTRY.size)
-        if number == 1:
-            self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
-        slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
-        previous = _SLOT.unpack_from(view, slot_at)[0]
-        if not 0 < previous < number:
-            previous = 0
-            self._used_slots += 1
-        seconds = min(max(0, (timestamp_ms - self.begin_ms) // 1000), _MAX_SECONDS)
-        _ENTRY.pack_into(view, at, key_hash, physical_offset, seconds, previous)
-        failpoint("index.one_before_slot")
-        _SLOT.pack_into(view, slot_at, number)
-        failpoint("index.one_before_header")
-        self._finish(number + 1, end_physical, timestamp_ms)
-
-    def _finish(self, count: int, end_physical: int, end_ms: int) -> None:
-        # In this order: whoever reads them in the other one, in another thread, gets a count that covers the offset.
-        self.count, self.end_physical, self.end_ms = count, end_physical, end_ms
-        self._dirty = True
-        HEADER.pack_into(
-            self._file.view,
-            0,
-            self.begin_ms,
-            end_ms,
-            self.begin_physical,
-            end_physical,
-            self._used_slots,
-            count,
-        )
-
-    def find(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of the entries of that hash, newest first."""
-        number = _SLOT.unpack_from(self._file.view, HEADER.size + key_hash % self._slot_count * _SLOT.size)[0]
-        # A slot may point at entries that the header does not count yet; the chain itself is whole.
-        while 0 < number < self._capacity:
-            found, physical_offset, _, previous = _ENTRY.unpack_from(
-                self._file.view, self._entries_at + number * _ENTRY.size
-            )
-            if found == key_hash and number < self.count:
-                yield physical_offset
-            if previous >= number:
-                return
-            number = previous
-
-    def cap(self, log_end: int) -> None:
-        if self.count > 1 and self.end_physical >= log_end:
-            self._finish(self.count, log_end - 1, self.end_ms)
-
-    @property
-    def header(self) -> tuple[int, int, int, int, int, int]:
-        """What the header says, the count last: in another thread it covers at least the rest."""
-        begin = self.begin_ms, self.end_ms, self.begin_physical, self.end_physical
-        return (*begin, self._used_slots, self.count)
-
-    def restore(self, header: tuple[int, int, int, int, int, int]) -> None:
-        """Back to a header whose entries are on disk: the slots are made anew from them."""
-        self.begin_ms, end_ms, self.begin_physical, end_physical, _, count = header
-        numbers = np.arange(1, count, dtype=np.int32)
-        self._slots[:] = 0
-        self._slots[self._entries["hash"][1:count] % self._slot_count] = numbers  # Of equal slots the last one wins.
-        self._used_slots = int(np.count_nonzero(self._slots))
-        self._finish(count, end_physical, end_ms)
-
-    def repair(self) -> None:
-        """After a crash: point slots whose newest entries the header does not count at the ones it does."""
-        slots = self._slots
-        ahead = np.flatnonzero(slots >= self.count)
-        while len(ahead):
-            numbers = slots[ahead].astype(np.int64)
-            previous = self._entries["previous"][np.minimum(numbers, self._capacity - 1)]
-            slots[ahead] = np.where((previous < numbers) & (numbers < self._capacity), previous, 0)
-            ahead = ahead[slots[ahead] >= self.count]
-
-    def sync(self) -> None:
-        if self._dirty:
-            self._dirty = False
-            self._file.sync()
-
-    def close(self) -> None:
-        if hasattr(self, "_slots"):
-            del self._slots, self._entries
-        self._file.close()
-
-
-def file_bytes(slots: int, entries: int) -> int:
-    """The size of an index file."""
-    return HEADER.size + slots * _SLOT.size + entries * _ENTRY.size
+#: The next file is made when one part in so many of the last one is left.
+_PREPARED_WHEN_LEFT: Final = 16
+#: How many files are mapped at once.
+_MAPPED_FILES: Final = 64
 
 
 class KeyIndex:
     """All index files of a store. Belongs to the store's writer; `sync` to any thread."""
 
-    def __init__(self, folder: Path, slots: int, entries: int, *, writable: bool, rebuilt: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        ahead: Ahead | None = None,
+        rebuilt: bool = False,
+    ) -> None:
         """Look at the files.
 
         Args:
+            ahead: where the next pages and the next file are prepared.
             rebuilt: the sizes are surely those of these files: one that is damaged is dropped with those behind it,
                 and recovery fills the index again from there.
 
@@ -205,16 +58,20 @@ class KeyIndex:
         self._slots = slots
         self._capacity = entries
         self._writable = writable
+        self._ahead = ahead
+        self._open_files = OpenFiles(_MAPPED_FILES) if writable else None
+        self._prepared: Path | None = None
+        self._preparing = threading.Lock()
         paths = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 17) if folder.is_dir() else []
         if paths and paths[-1].stat().st_size == 0:  # The process died when it had just made the file.
             newest = paths.pop()
             if writable:
                 fileutil.remove(newest)
-        self._files: list[_IndexFile] = []
+        self._files: list[IndexFile] = []
         self._new_names = False
         for number, path in enumerate(paths):
             try:
-                self._files.append(_IndexFile(path, slots, entries, writable=writable))
+                self._files.append(self._file(path))
             except StoreCorrupt:
                 if not rebuilt:
                     raise
@@ -249,16 +106,16 @@ class KeyIndex:
         if self._files and self._files[-1].path.name == last:
             self._files[-1].restore(extent.files[last])
 
-    def _drop(self, files: list[_IndexFile]) -> None:
+    def _drop(self, files: list[IndexFile]) -> None:
         for file in files:
             self._files.remove(file)
             file.close()
             if self._writable:
                 fileutil.remove(file.path)
 
-    def detach_before(self, log_min: int) -> list[tuple[Path, _IndexFile]]:
+    def detach_before(self, log_min: int) -> list[tuple[Path, IndexFile]]:
         """Forget the files all of whose records lie before `log_min`, never the newest; they are open yet."""
-        gone: list[_IndexFile] = []
+        gone: list[IndexFile] = []
         for file in self._files[:-1]:
             if file.end_physical >= log_min - 1:  # It may hold the first keys of a record whose last ones lie behind.
                 break
@@ -277,6 +134,17 @@ class KeyIndex:
         """Store time of the newest record that is indexed; 0 if none is."""
         return max((file.end_ms for file in self._files if file.count > 1), default=0)
 
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` more keys can be put; StoreFull if not."""
+        file = self._file_with_room()
+        room = file.room
+        file.reserve(min(room, count))
+        if count > room:
+            with self._preparing:
+                path = self._prepared or self._next_path()
+                make_file(path, self._slots, self._capacity, min(count - room, self._capacity - 1))
+                self._prepared = path
+
     def put(
         self, hashes: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], timestamps_ms: npt.NDArray[np.int64]
     ) -> None:
@@ -292,9 +160,10 @@ class KeyIndex:
 
     def put_record(self, hashes: list[int], physical_offset: int, timestamp_ms: int) -> None:
         """Index the keys of one record."""
-        for number, key_hash in enumerate(hashes, 1):
-            end_physical = physical_offset if number == len(hashes) else physical_offset - 1
-            self._file_with_room().put_one(key_hash, physical_offset, timestamp_ms, end_physical)
+        while hashes:
+            file = self._file_with_room()
+            some, hashes = hashes[: file.room], hashes[file.room :]
+            file.put_few(some, physical_offset, timestamp_ms, physical_offset - 1 if hashes else physical_offset)
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of records that may have the key, newest first; the time window only skips whole files."""
@@ -316,7 +185,7 @@ class KeyIndex:
             file.cap(log_end)
 
     def repair(self) -> None:
-        """After a crash of the process: see `_IndexFile.repair`."""
+        """After a crash of the process: see `IndexFile.repair`."""
         if self._files:
             self._files[-1].repair()
 
@@ -330,20 +199,51 @@ class KeyIndex:
             file.sync()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files, and remove the one that was prepared and not needed."""
         for file in self._files:
             file.close()
         self._files.clear()
+        if self._prepared is not None:
+            with contextlib.suppress(StoreError):  # An empty file behind the last one harms nobody.
+                fileutil.remove(self._prepared)
+            self._prepared = None
 
-    def _file_with_room(self) -> _IndexFile:
+    def _file_with_room(self) -> IndexFile:
         if self._files and self._files[-1].room > 0:
-            return self._files[-1]
+            newest = self._files[-1]
+            if newest.room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.followed and self._ahead is not None:
+                newest.followed = True
+                self._ahead.ask(partial(self._prepare_behind, newest))
+            return newest
+        with self._preparing:
+            path, self._prepared = self._prepared or self._next_path(), None
+            self._files.append(self._file(path))
+        self._new_names = True
+        return self._files[-1]
+
+    def _prepare_behind(self, newest: IndexFile) -> None:
+        """Make the file that follows `newest`. In the thread of `Ahead`."""
+        with self._preparing:
+            if self._files and self._files[-1] is newest and self._prepared is None:
+                path = self._next_path()
+                make_file(path, self._slots, self._capacity)
+                self._prepared = path
+
+    def _next_path(self) -> Path:
         now = time.time()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
         if self._files and name <= self._files[-1].path.name:  # Within the same millisecond, or the clock went back.
             name = f"{int(self._files[-1].path.name) + 1:017d}"
         if self._writable:
             fileutil.make_folder(self._folder, durable=False)
-        self._files.append(_IndexFile(self._folder / name, self._slots, self._capacity, writable=self._writable))
-        self._new_names = True
-        return self._files[-1]
+        return self._folder / name
+
+    def _file(self, path: Path) -> IndexFile:
+        return IndexFile(
+            path,
+            self._slots,
+            self._capacity,
+            writable=self._writable,
+            ahead=self._ahead,
+            open_files=self._open_files,
+        )

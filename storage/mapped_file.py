@@ -6,16 +6,39 @@ holds a slice keeps the memory. Nothing here knows what the bytes mean or how fa
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from raymq.storage import fileutil
+from raymq.storage.ahead import Ahead
 
 _MAP_NORESERVE: Final = 0x4000
 #: Of a file that is only read: what is written stays in memory, and no memory is set aside for that.
 _PRIVATE: Final = mmap.MAP_PRIVATE | _MAP_NORESERVE
+
+
+#: Linux 5.14: fault pages in, for reading or for writing; an older kernel refuses it.
+POPULATE_READ: Final = 22
+POPULATE_WRITE: Final = 23
+_MOST_AHEAD_BYTES: Final = 512 << 10
+_NEVER: Final = 1 << 63
+
+
+def _load_madvise() -> Callable[[int, int, int], int]:
+    # mmap.madvise would hold the GIL; a call through ctypes does not.
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return function
+
+
+_madvise = _load_madvise()
 
 
 class MappedFile:
@@ -24,13 +47,23 @@ class MappedFile:
     Thread rule: writing and `allocate` belong to the store's writer, `sync` may be called from any thread.
     """
 
-    def __init__(self, path: Path, start: int, size: int, *, writable: bool, allocate_step_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        start: int,
+        size: int,
+        *,
+        writable: bool,
+        allocate_step_bytes: int = 0,
+        ahead: Ahead | None = None,
+    ) -> None:
         """Map `path`, which is created or grown to `size` if `writable`.
 
         Otherwise nothing reaches the disk: what is written to `view` stays in memory, as does a file that is missing.
 
         Args:
             allocate_step_bytes: how far ahead of a write blocks are allocated; 0 = the whole file.
+            ahead: where the file asks for what lies behind its writes to be prepared; None = nowhere.
         """
         self.path = path
         self.start = start
@@ -39,7 +72,13 @@ class MappedFile:
         self.used = True
         self._step = allocate_step_bytes or size
         self._allocated_from = self._allocated_to = 0
-        self._ahead_from = self._ahead_to = -1
+        #: What `allocate_ahead` has allocated; one value, for it is read and written by different threads.
+        self._prepared = (0, 0)
+        self._asked_to = 0
+        self._ask_at = 0 if ahead is not None and writable else _NEVER
+        self._ahead = ahead
+        #: Held by whoever closes the descriptor, or uses it in another thread than the writer's.
+        self._descriptor = threading.Lock()
         self._writable = writable
         if writable:
             self._fd = fileutil.create_sparse(path, size)
@@ -64,9 +103,16 @@ class MappedFile:
         Raises:
             StoreFull: the disk has no room; nothing was written.
         """
+        if end >= self._ask_at:
+            self._ask(end)
         if (self._allocated_from <= begin and end <= self._allocated_to) or not self._writable:
             return
-        if self._ahead_from <= begin and end <= self._ahead_to:
+        prepared_from, prepared_to = self._prepared
+        if prepared_from <= self._allocated_to <= prepared_to and self._allocated_from <= begin:
+            self._allocated_to = prepared_to
+        elif prepared_from <= begin <= prepared_to:
+            self._allocated_from, self._allocated_to = prepared_from, prepared_to
+        if self._allocated_from <= begin and end <= self._allocated_to:
             return
         if not self._allocated_from <= begin <= self._allocated_to:
             self._allocated_from = self._allocated_to = begin
@@ -74,13 +120,44 @@ class MappedFile:
         fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
         self._allocated_to = target
 
+    def _ask(self, end: int) -> None:
+        """Have prepared what the next writes need, if they go on like those since it was asked the last time.
+
+        A file that gets an entry now and then asks for nothing: all its pages would be written to the disk.
+        """
+        written = end - self._asked_to
+        if self._ask_at and self._ahead is not None:
+            stop = min(self.size, end + min(_MOST_AHEAD_BYTES, 4 * written))
+            if stop > end:
+                self._ahead.ask(partial(self._prepare, end, stop))
+            written = stop - end
+        self._asked_to = end
+        self._ask_at = end + max(mmap.PAGESIZE, written // 2) if self._ask_at else end + mmap.PAGESIZE
+
+    def _prepare(self, begin: int, end: int) -> None:
+        if end > self._allocated_to:
+            self.allocate_ahead(begin, end)
+        self.populate(begin, end, POPULATE_WRITE)
+
     def allocate_ahead(self, begin: int, end: int) -> None:
         """`allocate` for the one other thread that prepares the file piece by piece; releases the GIL."""
-        fileutil.allocate(self._fd, begin, end - begin, self.path)
-        if begin != self._ahead_to:
-            self._ahead_from = self._ahead_to = end  # Nothing is promised while the two do not belong together.
-            self._ahead_from = begin
-        self._ahead_to = end
+        with self._descriptor:
+            if self._fd < 0:
+                return
+            fileutil.allocate(self._fd, begin, end - begin, self.path)
+        prepared_from, prepared_to = self._prepared
+        connected = prepared_from <= begin <= prepared_to
+        self._prepared = (prepared_from, max(prepared_to, end)) if connected else (begin, end)
+
+    def populate(self, begin: int, end: int, advice: int) -> None:
+        """Fault the pages of begin..end in, as `advice` says, without the GIL; the kernel may refuse it silently."""
+        with self._descriptor:
+            if self._fd < 0:
+                return
+            view = self.view  # Keeps the mapping, also when the file is closed meanwhile.
+        begin -= begin % mmap.PAGESIZE
+        first = ctypes.c_char.from_buffer(view, begin)
+        _madvise(ctypes.addressof(first), end - begin, advice)
 
     @property
     def closed(self) -> bool:
@@ -107,13 +184,38 @@ class MappedFile:
                 self.view[at] = self.view[at]
 
     def sync(self) -> None:
-        """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be."""
-        fileutil.fdatasync(self._fd, self.path)
+        """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be.
+
+        A file that was closed is opened for that, and left alone if it was deleted. Any thread.
+        """
+        with self._descriptor:
+            fd = os.dup(self._fd) if self._fd >= 0 else -1
+        if fd < 0:
+            sync_path(self.path)
+            return
+        try:
+            fileutil.fdatasync(fd, self.path)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Let go of the file; live views stay valid and keep the memory mapped. May be called again."""
-        if self._fd >= 0:
+        with self._descriptor:
+            if self._fd < 0:
+                return
             os.close(self._fd)
             self._fd = -1
             # The mapping goes with its last reference, which a lease may hold: it is never closed by hand.
             del self.view, self._mapping
+
+
+def sync_path(path: Path) -> None:
+    """`MappedFile.sync` of a file that is not mapped."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fileutil.fdatasync(fd, path)
+    finally:
+        fileutil.close(fd)

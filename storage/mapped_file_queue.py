@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raymq.storage import fileutil
+from raymq.storage.ahead import Ahead
 from raymq.storage.errors import StoreCorrupt, StoreError
-from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file import MappedFile, sync_path
 from raymq.storage.open_files import OpenFiles
 
 _NAME = re.compile(r"[0-9]{20}")
@@ -43,11 +44,13 @@ class MappedFileQueue:
         allocate_step_bytes: int = 0,
         open_files: OpenFiles | None = None,
         whole_to: int | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """Look what is there; nothing is created yet.
 
         Args:
             open_files: bounds how many files are mapped, these among others; None = as many as are touched.
+            ahead: as in `MappedFile`.
             whole_to: the position up to which all was on disk when the machine died; None = it did not.
 
         Raises:
@@ -55,12 +58,16 @@ class MappedFileQueue:
                 `whole_to`, is taken as cut off and grown.
         """
         self.folder = folder
+        self._folder_text = str(folder)
         self.file_bytes = file_bytes
         self._writable = writable
         self._step = allocate_step_bytes
         self._files: dict[int, MappedFile | None] = {}
+        #: The file that was extended last, if it is still mapped.
+        self._newest: MappedFile | None = None
         self._new_names = False
         self._open_files = open_files
+        self._ahead = ahead
         self._prepared: dict[int, MappedFile] = {}
         self._creating = threading.Lock()
         sizes = _sizes(folder)
@@ -99,6 +106,7 @@ class MappedFileQueue:
         file = self._files[start]
         if file is None:
             file = self._map(start)
+            self._bound(file)
         file.used = True
         return file
 
@@ -109,7 +117,8 @@ class MappedFileQueue:
         file = self._files[start]
         if file is not None:
             return bytes(file.view[at : at + length])
-        fd = os.open(self.folder / file_name(start), os.O_RDONLY | os.O_CLOEXEC)
+        # A text, not a Path: opening a store with many queues does this very often.
+        fd = os.open(f"{self._folder_text}/{file_name(start)}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             # A file that was cut off goes on with zeros, as its mapping would.
             return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
@@ -118,6 +127,10 @@ class MappedFileQueue:
 
     def extend(self, position: int) -> MappedFile:
         """The file in which `position` lies, created behind the last one if need be (or as the first)."""
+        newest = self._newest
+        if newest is not None and 0 <= position - newest.start < self.file_bytes:
+            newest.used = True
+            return newest
         start = position - position % self.file_bytes
         if start not in self._files:
             if self._files and start != self.end:
@@ -125,9 +138,11 @@ class MappedFileQueue:
             if self._writable:
                 fileutil.make_folder(self.folder, durable=False)
             with self._creating:
-                self._files[start] = self._prepared.pop(start, None) or self._open(start)
+                file = self._files[start] = self._prepared.pop(start, None) or self._open(start)
+            self._bound(file)
             self._new_names = True
-        return self.file_at(start)
+        self._newest = self.file_at(start)
+        return self._newest
 
     def prepare(self, position: int) -> MappedFile:
         """The file in which `position` lies, made before `extend` asks for it. For one other thread than the writer."""
@@ -202,10 +217,10 @@ class MappedFileQueue:
                 fileutil.sync_directory(folder)
         for start, file in list(self._files.items()):
             if start < end and begin < start + self.file_bytes:
-                if self._open_files is not None:  # The writer may close it at any moment.
-                    _sync(self.folder / file_name(start))
-                elif file is not None:
+                if file is not None:
                     file.sync()
+                elif self._open_files is not None:  # It may have been written, and closed since.
+                    sync_path(self.folder / file_name(start))
 
     def close(self) -> None:
         """Let go of all files, and remove those that were prepared and not needed; leases stay valid."""
@@ -225,18 +240,24 @@ class MappedFileQueue:
                 file = self._files[start] = self._open(start)
             return file
 
-    def _open(self, start: int) -> MappedFile:
-        path = self.folder / file_name(start)
-        file = MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)
+    def _bound(self, file: MappedFile) -> None:
+        """One more file is mapped; another one may be closed for it. Only the writer does so."""
         if self._open_files is not None:
             self._open_files.add(self, file)
-        return file
+
+    def _open(self, start: int) -> MappedFile:
+        path = self.folder / file_name(start)
+        return MappedFile(
+            path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step, ahead=self._ahead
+        )
 
     def _close(self, start: int) -> None:
         file = self._files.get(start)
         if file is not None:
             file.close()
             self._files[start] = None
+            if file is self._newest:
+                self._newest = None
 
 
 def _sizes(folder: Path) -> dict[int, int]:
@@ -252,18 +273,6 @@ def _sizes(folder: Path) -> dict[int, int]:
     except (FileNotFoundError, NotADirectoryError):
         pass
     return sizes
-
-
-def _sync(path: Path) -> None:
-    """Bring a file to disk that may be closed, or deleted, by another thread meanwhile."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fileutil.fdatasync(fd, path)
-    finally:
-        fileutil.close(fd)
 
 
 def files_of(folder: Path) -> list[Path]:

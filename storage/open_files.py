@@ -14,7 +14,7 @@ MAPPED_FILES: Final = 512
 class Owner(Protocol):
     """Who opens files through an `OpenFiles`, and opens them again when they are needed."""
 
-    def close_mapping(self, start: int) -> None:
+    def close_mapping(self, start: int, /) -> None:
         """Let go of the file that begins at `start`; its bytes stay in the kernel's cache, written or not."""
 
 

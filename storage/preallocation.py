@@ -9,23 +9,18 @@ GIL. It changes no byte of a file, and whatever it has not done or could not do 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import threading
-from collections.abc import Callable
 from typing import Final
 
 from raymq.storage.errors import StoreError
-from raymq.storage.mapped_file import MappedFile
+from raymq.storage.mapped_file import POPULATE_READ, POPULATE_WRITE
 from raymq.storage.mapped_file_queue import MappedFileQueue
 
 WINDOW_BYTES: Final = 64 << 20
 _STEP_BYTES: Final = 1 << 20
 #: Smaller files are prepared by the writer: there is little to gain.
 _LEAST_FILE_BYTES: Final = 8 << 20
-#: Linux 5.14: fault pages in, for reading or for writing; an older kernel refuses it.
-_MADV_POPULATE_READ: Final = 22
-_MADV_POPULATE_WRITE: Final = 23
 
 
 class Preallocator:
@@ -39,7 +34,7 @@ class Preallocator:
                 write zeros to the disk first; the first write to each costs a short fault.
         """
         self._files = files
-        self._advice = _MADV_POPULATE_READ if clean else _MADV_POPULATE_WRITE
+        self._advice = POPULATE_READ if clean else POPULATE_WRITE
         self._window = min(WINDOW_BYTES, files.file_bytes)
         self._position = 0
         self._wake_at = 0
@@ -107,7 +102,7 @@ class Preallocator:
         while not self._stopping and begin < end:
             file = self._files.prepare(begin)
             stop = min(end, begin + _STEP_BYTES, file.start + file.size)
-            populate(file, begin - file.start, stop - file.start, self._advice)
+            file.populate(begin - file.start, stop - file.start, self._advice)
             begin = stop
 
     def _step(self) -> None:
@@ -117,24 +112,5 @@ class Preallocator:
         at = begin - file.start
         end = min(file.size, at + _STEP_BYTES)
         file.allocate_ahead(at, end)
-        populate(file, at, end, self._advice)
+        file.populate(at, end, self._advice)
         self._prepared_to = file.start + end
-
-
-def populate(file: MappedFile, begin: int, end: int, advice: int) -> None:
-    """Fault the pages of begin..end in, as `advice` says; without effect where the kernel cannot."""
-    view = file.view  # Keeps the mapping, also when the file is closed meanwhile.
-    begin -= begin % mmap.PAGESIZE
-    first = ctypes.c_char.from_buffer(view, begin)
-    _madvise(ctypes.addressof(first), end - begin, advice)
-
-
-def _load_madvise() -> Callable[[int, int, int], int]:
-    # mmap.madvise would hold the GIL; a call through ctypes does not.
-    function = ctypes.CDLL(None).madvise
-    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    function.restype = ctypes.c_int
-    return function
-
-
-_madvise = _load_madvise()

@@ -96,6 +96,7 @@ class Journal:
                 fileutil.fdatasync(self._fd, self._path)
 
     def close(self) -> None:
+        """Let go of the file. May be called again."""
         with self._descriptor:
             if self._fd >= 0:
                 fileutil.close(self._fd)
@@ -211,6 +212,7 @@ class Progress:
         self._fold_at = _FOLD_BYTES
 
     def close(self, *, fold: bool) -> None:
+        """Let go of the journal, whose commits stay; with `fold` they go into the JSON files first, durably."""
         if fold and self.journal.length:
             self.fold()
         self.journal.close()

@@ -29,6 +29,14 @@ _MANY_RUNS: Final = 16
 _SMALL_RUN_BYTES: Final = 1 << 14
 
 
+def _bounded(entries: Entries, max_bytes: int | None) -> int:
+    """How many records from the first on have together at most `max_bytes`, at least one."""
+    if max_bytes is None or len(entries) < 2:
+        return len(entries)
+    ends = np.cumsum(entries["size"], dtype=np.int64)
+    return max(1, int(np.searchsorted(ends, max_bytes, "right")))
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Records first..last (last not included) of a read in one piece."""
@@ -60,34 +68,33 @@ class Reader:
         self.check_offset(queue, offset)
         if offset == queue.max_offset or max_messages < 1:
             return Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset)
-        scanned = max_messages
-        if tags_codes is not None:
-            scanned = max(max_messages, SCAN_ENTRIES)
-        elif max_bytes is not None:
-            scanned = min(max_messages, max(0, max_bytes) // layout.MIN_RECORD_BYTES + 1)
-        entries = queue.entries(offset, scanned)
-        next_offset = offset + len(entries)
-        offsets = np.arange(offset, next_offset)
-        if tags_codes is not None:
-            chosen = np.flatnonzero(np.isin(entries["tags_code"], list(tags_codes)))
-            entries, offsets = entries[chosen], offsets[chosen]
-        take = self._fitting(entries, max_messages, max_bytes)
-        if take < len(entries):
-            next_offset = int(offsets[take])
-        entries = entries[:take]
-        sizes = entries["size"].astype(np.int64)
+        if tags_codes is None:
+            entries = self._fitting(queue, offset, max_messages, max_bytes)
+            next_offset = offset + len(entries)
+            offsets = np.arange(offset, next_offset)
+        else:
+            entries, offsets, next_offset = self._chosen(queue, offset, max_messages, max_bytes, tags_codes)
+        sizes = entries["size"].astype(np.int32)
+        checked = not check_crc and self._in_newest_file(entries) and queue.is_checked(offset, next_offset)
+        if checked and (view := self._one_view(entries, int(sizes.sum(dtype=np.int64)))) is not None:
+            return Lease([view], sizes, offsets, next_offset)
         positions = entries["physical_offset"].astype(np.int64)
-        inside, problem = self._inside(positions, sizes)
-        runs = self._runs(positions[:inside], sizes[:inside])
-        sound, damage = self._check(runs, positions, sizes, topic, queue_id, check_crc)
-        problem = damage or problem
+        wide = sizes.astype(np.int64)
+        inside, problem = self._inside(positions, wide)
+        runs = self._runs(positions[:inside], wide[:inside])
+        if not checked:
+            sound, damage = self._check(runs, positions, wide, topic, queue_id, check_crc)
+            problem = damage or problem
+            if tags_codes is None:
+                queue.set_checked(offset, offset + sound)
+        else:
+            sound = inside
         if problem is not None:
             if sound == 0:
                 raise problem
-            runs = self._runs(positions[:sound], sizes[:sound])
+            runs = self._runs(positions[:sound], wide[:sound])
             next_offset = int(offsets[sound])
-        parts = [run.view for run in runs]
-        return Lease(parts, sizes[:sound].astype(np.int32), offsets[:sound], next_offset)
+        return Lease([run.view for run in runs], sizes[:sound], offsets[:sound], next_offset)
 
     @staticmethod
     def check_offset(queue: ConsumeQueue, offset: int) -> None:
@@ -95,13 +102,58 @@ class Reader:
         if not queue.min_offset <= offset <= queue.max_offset:
             raise OffsetOutOfRange(offset, queue.min_offset, queue.max_offset)
 
+    def _in_newest_file(self, entries: Entries) -> bool:
+        """Whether these messages, ascending, lie in the log's newest file.
+
+        Its pages are most likely those that were written. Those of older files may have been read from the disk again,
+        and a checksum of before says nothing about them.
+        """
+        end = self._log.max_offset
+        return len(entries) > 0 and int(entries["physical_offset"][0]) >= end - end % self._log.files.file_bytes
+
     @staticmethod
-    def _fitting(entries: Entries, max_messages: int, max_bytes: int | None) -> int:
-        take = min(len(entries), max_messages)
-        if max_bytes is not None and take > 1:
-            ends = np.cumsum(entries["size"][:take], dtype=np.int64)
-            take = max(1, int(np.searchsorted(ends, max_bytes, "right")))
-        return take
+    def _fitting(queue: ConsumeQueue, offset: int, max_messages: int, max_bytes: int | None) -> Entries:
+        """The entries from `offset` on whose records are within the bounds, the first one in any case."""
+        if max_bytes is None:
+            return queue.entries(offset, max_messages)
+        most = min(max_messages, max(0, max_bytes) // layout.MIN_RECORD_BYTES + 1)
+        # Records of a queue are about equally long: the first one tells how many may fit, and only those are looked at.
+        count = min(most, max_bytes // max(layout.MIN_RECORD_BYTES, queue.entry(offset)[1]) + 2)
+        entries = queue.entries(offset, count)
+        take = _bounded(entries, max_bytes)
+        if take == count < most:
+            entries = queue.entries(offset, most)
+            take = _bounded(entries, max_bytes)
+        return entries[:take]
+
+    @staticmethod
+    def _chosen(
+        queue: ConsumeQueue, offset: int, max_messages: int, max_bytes: int | None, tags_codes: Collection[int]
+    ) -> tuple[Entries, Int64s, int]:
+        """The entries of these codes within the bounds, their offsets, and where the next read begins."""
+        entries = queue.entries(offset, max(max_messages, SCAN_ENTRIES))
+        next_offset = offset + len(entries)
+        chosen = np.flatnonzero(np.isin(entries["tags_code"], list(tags_codes)))
+        entries = entries[chosen]
+        take = _bounded(entries[:max_messages], max_bytes)
+        if take < len(entries):
+            next_offset = offset + int(chosen[take])
+        return entries[:take], chosen[:take] + offset, next_offset
+
+    def _one_view(self, entries: Entries, total: int) -> memoryview | None:
+        """The bytes of sound, ascending records if they lie one behind the other; None if not.
+
+        Args:
+            total: the sum of their sizes. What they span is the same only where nothing lies between them, so they
+                are in one file too: a file ends with a BLANK.
+        """
+        if not len(entries):
+            return None
+        begin = int(entries["physical_offset"][0])
+        end = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
+        if end - begin != total or not self._log.min_offset <= begin < end <= self._log.max_offset:
+            return None
+        return self._log.view(begin, total)
 
     def _inside(self, positions: Int64s, sizes: Int64s) -> tuple[int, StoreCorrupt | None]:
         """How many entries from the first on point into the log, and what is wrong with the next one."""

@@ -152,6 +152,7 @@ class Record:
 
     @property
     def tags(self) -> str | None:
+        """The tag, None without."""
         return self.properties.get(names.TAGS)
 
     @property

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import Int64s, every, rows_at, some
+from raymq.storage.byte_rows import Int64s, every, rows_at
 from raymq.storage.checksums import checksums
 from raymq.storage.failpoints import failpoint
 from raymq.storage.record import Buffer
+from raymq.storage.tails import Tails, find_alike
 
 TOPIC_PATTERN = re.compile(rb"[%|a-zA-Z0-9_-]+")
 LONG_TOPIC_PREFIXES = (b"%RETRY%", b"%DLQ%")
@@ -52,6 +53,9 @@ _HEADER = np.dtype(
         "itemsize": layout.HEADER.size,
     }
 )
+_EITHER_IPV6 = layout.SYS_FLAG_BORN_IPV6 | layout.SYS_FLAG_STORE_IPV6
+#: Topic length and properties length.
+_LEAST_TAIL = layout.MIN_RECORD_BYTES - layout.OFFSET_BODY
 #: What lies between the first and the last stamped field of such a header.
 _STAMPED = slice(layout.OFFSET_QUEUE_OFFSET, layout.OFFSET_RECONSUME_TIMES)
 
@@ -93,20 +97,27 @@ class Batch:
     properties_at: Int64s
     groups: list[Group]
     headers: npt.NDArray[np.void]
+    #: All bits that a record's sys flag has.
+    any_flags: int
+    #: The tails of all records if they are alike.
+    tails: Tails | None
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @property
     def queue_offsets(self) -> Int64s:
+        """Of the records as they are in the buffer."""
         return self.headers["queue_offset"].astype(np.int64)
 
     @property
     def physical_offsets(self) -> Int64s:
+        """Of the records as they are in the buffer."""
         return self.headers["physical_offset"].astype(np.int64)
 
     @property
     def store_timestamps_ms(self) -> Int64s:
+        """Of the records as they are in the buffer."""
         times: Int64s = self.headers["store_timestamp"].astype(np.int64)
         if self.born_ipv6:
             at = self.starts + layout.OFFSET_STORE_TIMESTAMP + _born_shift(self.sys_flags)
@@ -116,7 +127,7 @@ class Batch:
     @property
     def born_ipv6(self) -> bool:
         """Whether a record has a born host of IPv6, so that the fields behind it lie later than in `headers`."""
-        return some(self.sys_flags & layout.SYS_FLAG_BORN_IPV6 != 0)
+        return bool(self.any_flags & layout.SYS_FLAG_BORN_IPV6)
 
     def part(self, first: int, last: int) -> tuple[int, int]:
         """The bytes of records first..last (last not included)."""
@@ -156,21 +167,57 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
     if not all_version_1:
         _require(version_1 | (magics == layout.MAGIC_V2), "the magic of version 1 or 2", magics)
     queue_ids = headers["queue_id"].astype(np.int32)
-    _require(queue_ids >= 0, "a queue id from 0", queue_ids)
+    if int(queue_ids.min()) < 0:
+        _require(queue_ids >= 0, "a queue id from 0", queue_ids)
     sys_flags = headers["sys_flag"].astype(np.int32)
+    any_flags = int(np.bitwise_or.reduce(sys_flags))
     body_lengths = headers["body_length"].astype(np.int64)
     body_at = starts + layout.OFFSET_BODY
-    room = sizes_ - layout.MIN_RECORD_BYTES
-    if some(sys_flags & (layout.SYS_FLAG_BORN_IPV6 | layout.SYS_FLAG_STORE_IPV6) != 0):
-        shift = _born_shift(sys_flags) + ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
-        room -= shift
-        _require(room >= 0, "room for its hosts", sizes_)
-        body_at += shift
-        body_lengths = strided(view, ">i4")[body_at - layout.OFFSET_BODY + layout.OFFSET_BODY_LENGTH].astype(np.int64)
-    _require((body_lengths >= 0) & (body_lengths <= room), "a body within the record", body_lengths)
-    length_at = body_at + body_lengths
+    tails: Tails | None = None
+    if all_version_1 and not any_flags & _EITHER_IPV6:
+        around = sizes_ - body_lengths
+        tail_bytes = int(around[0]) - layout.OFFSET_BODY
+        # Neither a negative length nor one beyond the record leaves room for a tail of 3 bytes, the least there is.
+        if _LEAST_TAIL <= tail_bytes <= int(sizes_.min()) - layout.OFFSET_BODY and every(around == around[0]):
+            tails = find_alike(view, ends, tail_bytes)
+    if tails is not None:
+        properties_at = ends - tails.properties_bytes
+        groups = _group_alike(tails.topic, queue_ids)
+    else:
+        shift = _hosts_shift(sys_flags) if any_flags & _EITHER_IPV6 else None
+        if shift is not None:
+            _require(sizes_ - layout.MIN_RECORD_BYTES >= shift, "room for its hosts", sizes_)
+            body_at += shift
+            at = body_at - layout.OFFSET_BODY + layout.OFFSET_BODY_LENGTH
+            body_lengths = strided(view, ">i4")[at].astype(np.int64)
+        room = ends - body_at - (layout.MIN_RECORD_BYTES - layout.OFFSET_BODY)
+        _require((body_lengths >= 0) & (body_lengths <= room), "a body within the record", body_lengths)
+        topic_at, topic_lengths, properties_at = _tails(view, ends, body_at + body_lengths, version_1)
+        groups = _group(view, topic_at, topic_lengths, queue_ids)
+    if check_crc:
+        stored = headers["body_crc"]
+        _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
+    return Batch(
+        view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, headers, any_flags, tails
+    )
+
+
+def _hosts_shift(sys_flags: npt.NDArray[np.int32]) -> Int64s:
+    shifts = _born_shift(sys_flags)
+    shifts += ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
+    return shifts
+
+
+def _tails(
+    view: memoryview, ends: Int64s, length_at: Int64s, version_1: npt.NDArray[np.bool_]
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Where topics begin, their lengths, and where properties begin, each record's checked on its own.
+
+    Args:
+        length_at: where the bodies end.
+    """
     bytes_ = np.frombuffer(view, np.uint8)
-    if all_version_1:
+    if every(version_1):
         topic_at = length_at + 1
         topic_lengths = bytes_[length_at].astype(np.int64)
     else:
@@ -183,11 +230,7 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
     _require(properties_at + properties_lengths == ends, "parts that add up to the size", properties_lengths)
     last_bytes = bytes_[ends - 1]
     _require((last_bytes != 0) | (properties_lengths == 0), "properties that are all there", last_bytes)
-    if check_crc:
-        stored = headers["body_crc"]
-        _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
-    groups = _group(view, topic_at, topic_lengths, queue_ids)
-    return Batch(view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, headers)
+    return topic_at, topic_lengths, properties_at
 
 
 def _require(sound: npt.NDArray[np.bool_], reason: str, values: npt.NDArray[np.integer]) -> None:
@@ -196,19 +239,24 @@ def _require(sound: npt.NDArray[np.bool_], reason: str, values: npt.NDArray[np.i
         raise BadRecord(index, reason, int(values[index]))
 
 
+def _group_alike(name: bytes, queue_ids: npt.NDArray[np.int32]) -> list[Group]:
+    """The queues of a batch of one topic, each with its records in order; a valid name only."""
+    check_topic(name, 0)
+    topic = name.decode("ascii")
+    queue_id = int(queue_ids[0])
+    if every(queue_ids == queue_id):
+        return [Group(topic, queue_id, None)]
+    return [Group(topic, q, np.flatnonzero(queue_ids == q)) for q in np.unique(queue_ids).tolist()]
+
+
 def _group(view: memoryview, topic_at: Int64s, topic_lengths: Int64s, queue_ids: npt.NDArray[np.int32]) -> list[Group]:
     """The queues of a batch, each with its records in order; valid names only."""
     length = int(topic_lengths[0])
     first = bytes(view[int(topic_at[0]) : int(topic_at[0]) + length])
-    check_topic(first, 0)
     if every(topic_lengths == length):
         names = np.ndarray((len(view) - length + 1,), f"S{length}", view, strides=(1,))
         if every(names[topic_at] == first):
-            topic = first.decode("ascii")
-            queue_id = int(queue_ids[0])
-            if every(queue_ids == queue_id):
-                return [Group(topic, queue_id, None)]
-            return [Group(topic, q, np.flatnonzero(queue_ids == q)) for q in np.unique(queue_ids).tolist()]
+            return _group_alike(first, queue_ids)
     return _group_all(view, topic_at, topic_lengths, queue_ids)
 
 

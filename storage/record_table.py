@@ -73,7 +73,9 @@ _HEADER: Final = np.dtype(
 )
 
 
-def table_from_records(records: Buffer, sizes: npt.NDArray[np.int32], *, broker: str) -> pa.Table:
+def table_from_records(
+    records: Buffer, sizes: npt.NDArray[np.int32], *, broker: str, check_crc: bool = True
+) -> pa.Table:
     """Decode contiguous records into a table of `SCHEMA`. It owns its bytes: `records` may be released.
 
     Of a retried or dead-lettered message topic and message_id are the original's, as are its unique key, keys, tags,
@@ -87,7 +89,7 @@ def table_from_records(records: Buffer, sizes: npt.NDArray[np.int32], *, broker:
     if len(sizes) == 0:
         return SCHEMA.empty_table()
     try:
-        batch = record_batch.parse(records, sizes)
+        batch = record_batch.parse(records, sizes, check_crc=check_crc)
     except record_batch.BadRecord as error:
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None

@@ -28,6 +28,7 @@ from raymq.storage import fileutil
 from raymq.storage import record as layout
 from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.commit_log import CommitLog, is_marked
+from raymq.storage.derived import derive
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
@@ -131,6 +132,7 @@ def recover(
             queue.hide_behind(end)
     for queue in dispatcher.queues.values():
         queue.trim(log.min_offset)
+        queue.distrust()
     log.set_end(end, last_timestamp_ms or checkpoint.physical_ms)
     dispatcher.dispatched_to = end
     return report
@@ -244,6 +246,7 @@ def _follower(
 def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_], index_after: int) -> None:
     dispatcher.dispatch(
         batch,
+        derive(batch),
         batch.queue_offsets,
         batch.physical_offsets,
         batch.store_timestamps_ms,

@@ -19,26 +19,17 @@ import numpy.typing as npt
 
 from raymq.storage import directory as layout_of
 from raymq.storage import fileutil
-from raymq.storage import record as layout
 from raymq.storage.checkpoint import Checkpoint, State, boot_id
-from raymq.storage.commit_log import CommitLog
-from raymq.storage.config import StoreConfig, split_host
-from raymq.storage.dispatch import Dispatcher
+from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, StoreError, StoreFailed
 from raymq.storage.failpoints import failpoint
 from raymq.storage.flush import Flusher
-from raymq.storage.group_config import GroupConfigs
-from raymq.storage.health import Health
-from raymq.storage.in_flight import InFlight
-from raymq.storage.key_index import KeyIndex
 from raymq.storage.lease import Lease
-from raymq.storage.progress import Progress
+from raymq.storage.opening import open_parts
 from raymq.storage.reading import Reader
 from raymq.storage.record import Buffer, Record
-from raymq.storage.recovery import RecoveryReport, recover
-from raymq.storage.request_mode import RequestModes
+from raymq.storage.recovery import RecoveryReport
 from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
-from raymq.storage.topic_config import TopicConfigs
 from raymq.storage.writing import AppendResult, Writer
 
 __all__ = ["AppendResult", "Store"]
@@ -61,93 +52,49 @@ class Store:
     def __init__(self, directory: Path, config: StoreConfig, read_only: bool, now_ms: Callable[[], int]) -> None:
         self.directory = directory
         self._read_only = read_only
-        self._paths = paths = layout_of.Paths(directory)
-        self._lock = None if read_only else layout_of.take_lock(paths)
         self._closed = False
-        try:
-            state = State.load(paths.state)
-            self.config = config = layout_of.fitted(config, paths, state)
-            clean = not paths.abort.exists()
-            if not read_only:
-                failpoint("open.before_abort")
-                fileutil.replace(paths.abort, str(os.getpid()).encode())
-            host, port = split_host(config.store_host)
-            writable = not read_only
-            self._health = Health(paths.healthy)
-            same_boot = state is not None and state.boot == boot_id() != "" and self._health.was_good
-            distrusted = not clean and not same_boot
-            own = state is not None and bool(state.geometry)
-            self._log = CommitLog(
-                paths.commit_log,
-                config.commitlog_file_bytes,
-                layout.pack_host_bytes(host, port),
-                self._health,
-                writable=writable,
-                whole_to=state.dispatched_to if state and distrusted else None,
-            )
-            index = KeyIndex(
-                paths.index,
-                config.index_slots,
-                config.index_entries,
-                writable=writable,
-                rebuilt=own,
-            )
-            self._dispatcher = Dispatcher(
-                paths.consume_queue,
-                config.consume_queue_file_entries,
-                index,
-                config.delays_ms,
-                writable=writable,
-                rebuilt=own,
-                whole=state.queues if state and distrusted else None,
-            )
-            self._checkpoint = Checkpoint.load(paths.checkpoint)
-            self._deleted_topics = dict(state.deleted_topics) if state else {}
-            if not distrusted and state is not None and self._health.was_good:
-                self._dispatcher.trust(state.queues)
-            failpoint("open.before_recovery")
-            self.recovery: RecoveryReport = recover(
-                self._log,
-                self._dispatcher,
-                state,
-                self._checkpoint,
-                clean=clean,
-                same_boot=same_boot,
-                aside=None if read_only else paths.damaged,
-            )
-            self._reader = Reader(self._log, self._dispatcher)
-            progress = self._progress = Progress(paths.config, paths.journal, writable=writable)
-            self.consumer_offsets = progress.consumer_offsets
-            self.delay_progress = progress.delay_progress
-            self.in_flight = InFlight(paths.in_flight, writable=writable)
-            self.topic_configs = TopicConfigs(paths.topics, writable=writable)
-            self.group_configs = GroupConfigs(paths.groups, writable=writable)
-            self.request_modes = RequestModes(paths.request_modes, writable=writable)
-            self._writer = Writer(directory, config, self._log, self._dispatcher, now_ms)
-            self._derived = threading.Lock()
-            self._now_ms = now_ms
-            #: When log files expire; may be replaced by other rules at any time.
-            self.retention = Retention(config.retention_hours, config.delete_at_hour)
-            self._remover = Remover(self._derived)
-            if not read_only:
-                failpoint("open.before_checkpoint")
-                self._log.files.sync(self.recovery.walked_from, self._log.max_offset, names=True)
-                self._save_checkpoint()
-                if not self._health.was_good:
-                    self._health.certify()
-                self._log.prepare_ahead(clean=config.flush == "sync")
-        except BaseException:
-            self._abandon()
-            raise
+        self._now_ms = now_ms
+        self._parts = parts = open_parts(directory, config, read_only=read_only)
+        self.config = parts.config
+        self.recovery: RecoveryReport = parts.recovery
+        self.consumer_offsets = parts.progress.consumer_offsets
+        self.delay_progress = parts.progress.delay_progress
+        self.in_flight = parts.in_flight
+        self.topic_configs = parts.topic_configs
+        self.group_configs = parts.group_configs
+        self.request_modes = parts.request_modes
+        #: When log files expire; may be replaced by other rules at any time.
+        self.retention = Retention(self.config.retention_hours, self.config.delete_at_hour)
+        self._log = log = parts.log
+        self._dispatcher = parts.dispatcher
+        self._reader = Reader(log, self._dispatcher)
+        self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
+        self._derived = threading.Lock()
+        self._remover = Remover(self._derived)
         self._flusher = Flusher(
-            self._log.flush,
+            log.flush,
             self._save_checkpoint,
-            lambda: self._log.max_offset - self._log.flushed_offset,
-            config.flush_interval_ms,
-            config.flush_least_pages,
+            lambda: log.max_offset - log.flushed_offset,
+            self.config.flush_interval_ms,
+            self.config.flush_least_pages,
         )
         if not read_only:
-            self._flusher.start()
+            self._begin_writing()
+
+    def _begin_writing(self) -> None:
+        parts = self._parts
+        try:
+            failpoint("open.before_checkpoint")
+            parts.log.files.sync(self.recovery.walked_from, parts.log.max_offset, names=True)
+            self._save_checkpoint()
+            if not parts.health.was_good:
+                parts.health.certify()
+            parts.log.prepare_ahead(clean=self.config.flush == "sync")
+            parts.ahead.start()
+        except BaseException:
+            parts.close()
+            raise
+        self._flusher.start()
 
     @classmethod
     def open(
@@ -213,7 +160,7 @@ class Store:
         self._check_open()
         self._writer.check_ready()
         failpoint("delete_topic.before_state")
-        self._deleted_topics[topic] = self._log.max_offset
+        self._parts.deleted_topics[topic] = self._log.max_offset
         self._save_checkpoint()
         failpoint("delete_topic.before_queues")
         with self._derived:
@@ -270,6 +217,10 @@ class Store:
 
         With `tags_codes` only entries of these codes; a call looks at a bounded number of entries, so that it may
         return none although there are more: go on at `next_offset`. A damaged record ends what is returned before it.
+
+        Args:
+            check_crc: False for a caller that compares the bodies' checksums itself. What is in the log's newest file,
+                and was found sound when it was appended or read, is then not looked at again.
 
         Raises:
             OffsetOutOfRange: below the minimum or beyond the maximum (at the maximum the lease is empty).
@@ -376,12 +327,12 @@ class Store:
         try:
             self._checkpoint_now()
         except StoreFailed as error:
-            self._health.fail(error)
+            self._parts.health.fail(error)
             raise
 
     def _checkpoint_now(self) -> None:
         with self._derived:
-            deleted = {t: p for t, p in self._deleted_topics.items() if p > self._log.min_offset}
+            deleted = {t: p for t, p in self._parts.deleted_topics.items() if p > self._log.min_offset}
             to = self._dispatcher.dispatched_to
             timestamp_ms = self._log.last_timestamp_ms
             index = self._dispatcher.index.extent()
@@ -394,20 +345,20 @@ class Store:
             failpoint("checkpoint.before_queues")
             self._dispatcher.sync()
             failpoint("checkpoint.before_journal")
-            self._progress.journal.sync()
+            self._parts.progress.journal.sync()
             self.in_flight.sync()
             failpoint("checkpoint.before_times")
-            self._checkpoint = Checkpoint(
+            self._parts.checkpoint = Checkpoint(
                 timestamp_ms,
                 timestamp_ms,
                 index.end_ms,
-                self._checkpoint.master_flushed_offset,
-                self._checkpoint.confirm_offset,
+                self._parts.checkpoint.master_flushed_offset,
+                self._parts.checkpoint.confirm_offset,
             )
-            self._checkpoint.save(self._paths.checkpoint)
+            self._parts.checkpoint.save(self._parts.paths.checkpoint)
             geometry = layout_of.geometry(self.config)
             failpoint("checkpoint.before_state")
-            State(to, index.end_physical, index, queues, deleted, geometry, boot_id()).save(self._paths.state)
+            State(to, index.end_physical, index, queues, deleted, geometry, boot_id()).save(self._parts.paths.state)
             failpoint("checkpoint.after_state")
 
     def close(self) -> None:
@@ -421,28 +372,20 @@ class Store:
         self._flusher.stop()
         self._remover.stop()
         try:
-            if not self._read_only and self._health.good:
+            if not self._read_only and self._parts.health.good:
                 failpoint("close.before_fold")
-                self._progress.close(fold=True)
+                self._parts.progress.close(fold=True)
                 self.in_flight.close(rewrite=True)
                 failpoint("close.before_checkpoint")
                 self._save_checkpoint()
                 failpoint("close.before_abort")
-                fileutil.remove(self._paths.abort)
+                fileutil.remove(self._parts.paths.abort)
         finally:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Let go of files and lock, and leave the rest as it is."""
-        for part in ("_log", "_dispatcher"):
-            if hasattr(self, part):
-                getattr(self, part).close()
-        if hasattr(self, "_progress"):
-            self._progress.close(fold=False)
-        if hasattr(self, "in_flight"):
-            self.in_flight.close(rewrite=False)
-        if self._lock is not None:
-            self._lock.release()
+        """Let go of files, threads and lock, and leave the rest as it is."""
+        self._parts.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raymq.storage import json_file
-from raymq.storage.errors import StoreError
-from raymq.storage.json_file import DataVersion
+from raymq.storage.settings_table import SettingsTable
 
 PERM_READ = 4
 PERM_WRITE = 2
-_TABLES = ("dataVersion", "topicConfigTable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,48 +60,8 @@ class TopicConfig:
         }
 
 
-class TopicConfigs:
-    """All topics, in memory and on disk; each change is durable when the call returns. One thread."""
+class TopicConfigs(SettingsTable[TopicConfig]):
+    """All topics; see `SettingsTable`."""
 
     def __init__(self, path: Path, *, writable: bool) -> None:
-        self._path = path
-        self._writable = writable
-        raw = json_file.load(path)
-        self._others = {name: value for name, value in raw.items() if name not in _TABLES}
-        self._version = DataVersion.from_json(raw.get("dataVersion"))
-        self._table = {n: TopicConfig.from_json(n, t) for n, t in (raw.get("topicConfigTable") or {}).items()}
-
-    def get(self, name: str) -> TopicConfig | None:
-        return self._table.get(name)
-
-    def all(self) -> dict[str, TopicConfig]:
-        """A copy of the table."""
-        return dict(self._table)
-
-    @property
-    def version(self) -> DataVersion:
-        """Counts the changes."""
-        return self._version
-
-    def put(self, *configs: TopicConfig) -> None:
-        """Create or replace, all in one change."""
-        self._save(self._table | {config.name: config for config in configs})
-
-    def delete(self, name: str) -> bool:
-        """Remove; whether it was there."""
-        if name not in self._table:
-            return False
-        self._save({n: c for n, c in self._table.items() if n != name})
-        return True
-
-    def _save(self, table: dict[str, TopicConfig]) -> None:
-        if not self._writable:
-            raise StoreError("the store was opened read-only")
-        version = self._version.next()
-        content = {
-            "dataVersion": version.to_json(),
-            **self._others,
-            "topicConfigTable": {name: config.to_json() for name, config in table.items()},
-        }
-        json_file.save(self._path, content)
-        self._table, self._version = table, version
+        super().__init__(path, "topicConfigTable", TopicConfig.from_json, writable=writable)

@@ -6,18 +6,21 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from operator import le
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import some
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
+from raymq.storage.derived import derive
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from raymq.storage.indexed_properties import keys_of
+from raymq.storage.java_hash import key_hash
 from raymq.storage.record import Buffer
 from raymq.storage.record_batch import BadRecord, Batch, check_topic, parse
 from raymq.storage.retention import Disk
@@ -38,8 +41,7 @@ class AppendResult:
     store_timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class _One:
+class _One(NamedTuple):
     """A checked record of a small batch."""
 
     record: memoryview
@@ -47,6 +49,7 @@ class _One:
     queue_id: int
     sys_flag: int
     properties: bytes
+    key_hashes: list[int]
 
 
 class Writer:
@@ -80,16 +83,17 @@ class Writer:
             batch = parse(records, sizes, check_crc=check_crc)
         except BadRecord as bad:
             raise InvalidInput("records", f"record {bad.index}: {bad.reason}", bad.actual) from None
-        for group in batch.groups:
-            _check_lane(group.topic, group.queue_id, lanes)
+        if lanes is not None:
+            _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
         self._check_batch(batch)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
-        queue_offsets = self._dispatcher.assign(batch)
+        derived = derive(batch)
+        queue_offsets = self._dispatcher.assign(batch, len(derived.key_hashes))
         start = self._log.max_offset
         try:
             physical_offsets = self._log.append(batch, queue_offsets, timestamp_ms)
             self._dispatcher.dispatch(
-                batch, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
+                batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
             )
         except StoreError as error:
             raise self._failed(start, error) from error
@@ -113,10 +117,12 @@ class Writer:
             at += size
         if at != len(records) or not ones:
             raise InvalidInput("sizes", f"sizes that add up to the buffer's {len(records)} bytes", at)
-        for one in ones:
-            _check_lane(one.topic, one.queue_id, lanes)
+        if lanes is not None:
+            _check_lanes([(one.topic, one.queue_id) for one in ones], lanes)
         for one in ones:
             self._dispatcher.open(one.topic, one.queue_id).reserve(len(ones))
+        if keys := sum([len(one.key_hashes) for one in ones]):
+            self._dispatcher.index.reserve(keys)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
         queue_offsets: list[int] = []
         physical_offsets: list[int] = []
@@ -127,7 +133,14 @@ class Writer:
                 queue_offsets.append(queue.max_offset)
                 physical_offset = self._log.append_one(one.record, one.sys_flag, queue.max_offset, timestamp_ms)
                 self._dispatcher.dispatch_one(
-                    queue, one.topic, one.queue_id, one.properties, len(one.record), physical_offset, timestamp_ms
+                    queue,
+                    one.topic,
+                    one.queue_id,
+                    one.properties,
+                    one.key_hashes,
+                    len(one.record),
+                    physical_offset,
+                    timestamp_ms,
                 )
                 physical_offsets.append(physical_offset)
         except StoreError as error:
@@ -151,7 +164,9 @@ class Writer:
         name = bytes(record[topic_at : properties_at - 2])
         topic = self._topics.get(name) or self._learn_topic(name, index)
         self._check_limits(index, queue_id, sys_flag, topic_at - version - body_at, end - properties_at)
-        return _One(record, topic, queue_id, sys_flag, bytes(record[properties_at:end]))
+        properties = bytes(record[properties_at:end])
+        key_hashes = [key_hash(topic, key) for key in keys_of(properties)]
+        return _One(record, topic, queue_id, sys_flag, properties, key_hashes)
 
     def _learn_topic(self, name: bytes, index: int) -> str:
         try:
@@ -163,15 +178,16 @@ class Writer:
         return self._topics.setdefault(name, name.decode("ascii"))
 
     def _check_batch(self, batch: Batch) -> None:
-        bodies = batch.body_lengths
+        bodies, sizes = batch.body_lengths, batch.sizes
         properties = batch.ends - batch.properties_at
-        bad = (bodies < 1) | (bodies > self._config.max_message_bytes) | (properties > layout.MAX_PROPERTIES_BYTES)
-        bad |= (batch.sys_flags & _UNWANTED_FLAGS) != 0
-        bad |= batch.sizes > self._log.capacity
-        if some(bad):
-            i = int(np.argmax(bad))
-            self._check_limits(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]))
-            raise InvalidInput("records", f"record {i}: at most {self._log.capacity} bytes", int(batch.sizes[i]))
+        limits = self._config.max_message_bytes, layout.MAX_PROPERTIES_BYTES, self._log.capacity
+        largest = int(bodies.max()), int(properties.max()), int(sizes.max())
+        if int(bodies.min()) > 0 and all(map(le, largest, limits)) and not batch.any_flags & _UNWANTED_FLAGS:
+            return
+        bad = (bodies < 1) | (bodies > limits[0]) | (properties > limits[1]) | (sizes > limits[2])
+        i = int(np.argmax(bad | ((batch.sys_flags & _UNWANTED_FLAGS) != 0)))
+        self._check_limits(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]))
+        raise InvalidInput("records", f"record {i}: at most {self._log.capacity} bytes", int(sizes[i]))
 
     def _check_limits(self, index: int, queue_id: int, sys_flag: int, body_bytes: int, properties_bytes: int) -> None:
         limit = ""
@@ -217,6 +233,7 @@ class Writer:
         return StoreFailed(f"an append to {self._directory} failed half way: {error}")
 
 
-def _check_lane(topic: str, queue_id: int, lanes: Collection[tuple[str, int]] | None) -> None:
-    if lanes is not None and (topic, queue_id) not in lanes:
-        raise InvalidInput("records", f"records of {sorted(lanes)}", (topic, queue_id))
+def _check_lanes(found: list[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:
+    for lane in found:
+        if lane not in lanes:
+            raise InvalidInput("records", f"records of {sorted(lanes)}", lane)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.storage.config import StoreConfig
+from raymq.storage.store import Store
 
 FOLDER = Path(__file__).resolve().parent / "golden"
 NAMES = ("clean", "killed", "delayed", "trimmed", "rebuilt")
@@ -72,3 +73,9 @@ def keys_of(message: Answers) -> set[str]:
     keys = set(message["properties"].get("KEYS", "").split(" "))
     keys |= {message["unique_key"] or "", own_unique_key(message) or ""}
     return keys - {""}
+
+
+def is_found_by(store: Store, key: str, message: Answers) -> bool:
+    """Whether a query by the key returns the message, among others."""
+    found = store.query(message["topic"], key, 0, FOREVER_MS, 1000)
+    return message["physical_offset"] in {record.physical_offset for record in found}

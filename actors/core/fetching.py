@@ -50,18 +50,25 @@ class Part:
 
 
 def fetch(
-    core: BrokerCore, wanted: Sequence[Wanted], max_messages: int, max_bytes: int, group: str | None = None
+    core: BrokerCore,
+    wanted: Sequence[Wanted],
+    max_messages: int,
+    max_bytes: int,
+    group: str | None = None,
+    *,
+    check_crc: bool = True,
 ) -> list[Part]:
     """Read every wanted queue in turn until a limit is reached. Queues that have nothing new are left out.
 
     A queue of which only skipped (filtered out) entries were seen is in the answer with its `next_offset` and no
-    records; one that cannot be read is in it with its error, OffsetReset where `group` was sent elsewhere.
+    records; one that cannot be read is in it with its error, OffsetReset where `group` was sent elsewhere. `check_crc`
+    is False for a client that compares the bodies' checksums itself, and asks again where one is wrong.
     """
     parts: list[Part] = []
     for index, want in enumerate(wanted):
         if max_messages <= 0 or max_bytes <= 0:
             break
-        part = _moved(core, index, want, group) or _read(core, index, want, max_messages, max_bytes)
+        part = _moved(core, index, want, group) or _read(core, index, want, (max_messages, max_bytes), check_crc)
         if part.error is not None or part.next_offset != want.offset:
             parts.append(part)
             max_messages -= len(part.sizes)
@@ -77,12 +84,12 @@ def _moved(core: BrokerCore, index: int, want: Wanted, group: str | None) -> Par
     return None if target is None else Part(index, want.offset, 0, 0, error=OffsetReset(target))
 
 
-def _read(core: BrokerCore, index: int, want: Wanted, max_messages: int, max_bytes: int) -> Part:
+def _read(core: BrokerCore, index: int, want: Wanted, limits: tuple[int, int], check_crc: bool) -> Part:
     try:
         if not core.topic(want.topic).perm & PERM_READ:
             raise PermissionDenied(f"topic {want.topic} may not be read on {core.name}")
         with read_filtered(
-            core.store, want.topic, want.queue_id, want.offset, max_messages, max_bytes, want.filter
+            core.store, want.topic, want.queue_id, want.offset, *limits, want.filter, check_crc=check_crc
         ) as lease:
             low = core.store.min_offset(want.topic, want.queue_id)
             high = core.store.max_offset(want.topic, want.queue_id)

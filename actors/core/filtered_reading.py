@@ -17,17 +17,25 @@ _BATCH_BYTES = 4 << 20
 
 
 def read_filtered(
-    store: Store, topic: str, queue_id: int, offset: int, max_messages: int, max_bytes: int, wanted: Filter
+    store: Store,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    max_messages: int,
+    max_bytes: int,
+    wanted: Filter,
+    *,
+    check_crc: bool = True,
 ) -> Lease:
     """`Store.read` of the messages that pass `wanted`; raises the same.
 
     Like a read by tags it may return none although more would pass: go on at `next_offset`.
     """
     if wanted.sql is None:
-        return store.read(topic, queue_id, offset, max_messages, max_bytes, wanted.tags_codes)
+        return store.read(topic, queue_id, offset, max_messages, max_bytes, wanted.tags_codes, check_crc=check_crc)
     scanned_messages = scanned_bytes = 0
     while True:
-        lease = store.read(topic, queue_id, offset, _BATCH_MESSAGES, _BATCH_BYTES)
+        lease = store.read(topic, queue_id, offset, _BATCH_MESSAGES, _BATCH_BYTES, check_crc=check_crc)
         if not len(lease):
             return lease
         scanned_messages += len(lease)

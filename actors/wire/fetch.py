@@ -45,10 +45,13 @@ def fetch_command(
     max_bytes: int,
     wait_seconds: float,
     group: str | None = None,
+    *,
+    check_crc: bool = True,
 ) -> Command:
     """FETCH. `session` names the caller: a newer fetch of the same session ends a parked one at once.
 
-    With a `group` it is counted for it, and told where the group was reset to.
+    With a `group` it is counted for it, and told where the group was reset to. Without `check_crc` the broker does not
+    compare the bodies' checksums: the caller has to.
     """
     queues = [[w.topic, w.queue_id, w.offset, _packed_filter(w)] for w in wanted]
     fields = {
@@ -58,6 +61,7 @@ def fetch_command(
         "max_bytes": max_bytes,
         "wait_ms": int(wait_seconds * 1000),
         "group": group,
+        "check_crc": check_crc,
     }
     return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
 
@@ -93,11 +97,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             min(MAX_ANSWER_BYTES, max(1, integer(request, "max_bytes"))),
         )
         wait = min(MAX_WAIT_SECONDS, connection.park_seconds, max(0.0, integer(request, "wait_ms", 0) / 1000))
+        check_crc = bool(request.fields.get("check_crc", True))
         context.polls.supersede(session)
-        parts = fetch(context.core, wanted, *limits, group)
+        parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc)
         if not parts and wait:
             await _parked(context, session, wanted, wait)
-            parts = fetch(context.core, wanted, *limits, group)
+            parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc)
         if group is not None:
             for part in parts:
                 if len(part.sizes):

@@ -72,7 +72,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
             store.append(one, np.array([len(one)], np.int32))
             store.delete_topic(name)
             say(f"gone {name}")
-            store._progress.fold()
+            store._parts.progress.fold()
             store._save_checkpoint()
             newest = store.max_physical_offset
             say(f"expiring {newest - newest % CONFIG.commitlog_file_bytes}")

@@ -35,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.group_configs.put(GroupConfig(name))
         store.consumer_offsets.commit("g", "orders", 0, 20)
         store.delay_progress.commit(1, 7, 0)
-        store._progress.fold()
+        store._parts.progress.fold()
         for i in range(COUNT):
             append(store, make_record(b"%02d" % i, keys=f"k{i:02d}", tags="a"))
         store.consumer_offsets.commit("g", "orders", 0, 30)
@@ -229,7 +229,7 @@ def test_each_settings_file_cut_or_lost(whole: Path, tmp_path: Path, name: str) 
                 store.group_configs.put(GroupConfig("again"))
                 store.consumer_offsets.commit("g", "orders", 0, 40)
                 store.delay_progress.commit(1, 9, 0)
-                store._progress.fold()
+                store._parts.progress.fold()
             for each in (path, path.with_name(name + ".bak")):
                 json.loads(each.read_bytes())
         shutil.rmtree(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from raymq.storage import progress as progress_module
 from raymq.storage import store as store_module
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.faulty_calls import KINDS, FaultyCalls, UnsyncedCalls
-from raymq.storage.file_calls import replaced
+from raymq.storage.file_calls import FileCalls, replaced
 from raymq.storage.fileutil import write_all
 from raymq.storage.mapped_file_queue import MappedFileQueue
 from raymq.storage.store import Store
@@ -132,26 +133,45 @@ def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
     assert nth > 1 or kind == "remove_folder"
 
 
-def test_a_full_disk_is_no_failure(tmp_path: Path) -> None:
+class FullDisk(FileCalls):
+    """No room for new blocks of the files in one folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self.refused = 0
+
+    def allocate(self, fd: int, start: int, length: int) -> None:
+        if f"/{self._folder}/" in os.readlink(f"/proc/self/fd/{fd}"):
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, start, length)
+
+
+@pytest.mark.parametrize("at_once", [1, 14])
+@pytest.mark.parametrize("part", ["commitlog", "consumequeue", "index"])
+def test_a_full_disk_is_no_failure(tmp_path: Path, part: str, at_once: int) -> None:
     """Refused while there is no room, wherever that shows first; it goes on when there is some again."""
     with Store.open(tmp_path, CONFIG) as store:
-        for number in range(20):
-            append(store, make_record(b"%d" % number))
-        stored, refused = 20, 0
-        while refused < 3:  # At three rolls of the log: 4 KiB each.
-            with replaced(FaultyCalls("allocate", 1, errno.ENOSPC, lasting=True)):
+
+        def put(first: int) -> int:
+            append(store, *(make_record(b"%d" % n, keys=f"k{n}") for n in range(first, first + at_once)))
+            return first + at_once
+
+        stored, refused = put(put(0)), 0
+        for _ in range(60):
+            with replaced(FullDisk(part)):
                 try:
-                    append(store, *(make_record(b"%d" % (stored + i)) for i in range(14)))
-                    stored += 14
+                    stored = put(stored)
                 except StoreFull:
                     refused += 1
-            if refused:
-                append(store, *(make_record(b"%d" % (stored + i)) for i in range(14)))
-                stored += 14
+            stored = put(stored)
+        assert refused
         assert [int(body) for body in bodies(store)] == list(range(stored))
     with Store.open(tmp_path, CONFIG) as store:
         assert store.recovery.clean
         assert [int(body) for body in bodies(store)] == list(range(stored))
+        for number in range(0, stored, 7):
+            assert [r.body for r in store.query("orders", f"k{number}", 0, 1 << 60, 5)] == [b"%d" % number]
 
 
 @pytest.mark.parametrize("part", ["log", "queue or index", "journal"])

@@ -48,9 +48,7 @@ def check_messages(store: Store, messages: list[Answers], damaged: Answers | Non
             continue
         with store.read(*at, message["queue_offset"], 1) as lease:
             assert [record.physical_offset for record in lease.messages()] == [message["physical_offset"]]
-        if message["unique_key"]:
-            found = store.query(message["topic"], message["unique_key"], 0, golden.FOREVER_MS, 1000)
-            assert message["physical_offset"] in {record.physical_offset for record in found}
+        assert not message["unique_key"] or golden.is_found_by(store, message["unique_key"], message)
     found_maxima = {(t, q): store.max_offset(t, q) for t in store.topics() for q in store.queues(t)}
     assert {at: maximum for at, maximum in found_maxima.items() if maximum} == maxima
 

@@ -29,11 +29,13 @@ from raymq.client import (
     QueueNotFound,
     ReceivedMessage,
     SendStatus,
+    StoreCorrupt,
     TopicExists,
     TopicNotFound,
 )
 from tests.integration.conftest import Services
 from tests.polling import poll_until
+from tests.stored import flip, log_file
 
 pytestmark = pytest.mark.integration
 
@@ -271,3 +273,25 @@ def test_sync_flush(tmp_path: Path) -> None:
                 assert broker.store.flushed_offset == broker.store.max_physical_offset
     finally:
         services.stop()
+
+
+def test_a_flipped_bit_of_a_running_broker_is_an_error_of_its_offset(
+    mq: Connection, admin: Admin, services: Services
+) -> None:
+    queue = MessageQueue("t", "broker-a", 0)
+    producer = Producer(mq, "p")
+    producer.send_batch([Message("t", b"body-%d" % n * 9) for n in range(60)], queue=queue)
+    log = log_file(services.directory / "broker-a")
+    flip(log, log.read_bytes().index(b"body-42") + 3)
+    pull = PullConsumer(mq, "g")
+    received: list[ReceivedMessage] = []
+    while len(received) < 42:
+        received += pull.poll(queue, 100, timeout=5.0)
+    assert [message.queue_offset for message in received] == list(range(42))
+    with pytest.raises(StoreCorrupt) as caught:
+        pull.poll(queue, timeout=5.0)
+    assert caught.value.file == str(log)
+    with pytest.raises(StoreCorrupt):
+        pull.fetch_table(queue, timeout=5.0)
+    pull.seek(queue, 43)
+    assert [message.queue_offset for message in pull.poll(queue, 100, timeout=5.0)] == list(range(43, 60))

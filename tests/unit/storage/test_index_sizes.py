@@ -10,7 +10,7 @@ import pytest
 
 from raymq.storage import index_sizes
 from raymq.storage.config import StoreConfig
-from raymq.storage.key_index import file_bytes
+from raymq.storage.index_file import file_bytes
 from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests.stored import SMALL, append, make_record

@@ -1,0 +1,255 @@
+"""One file of the index of keys; see `key_index`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage import fileutil
+from raymq.storage.ahead import Ahead
+from raymq.storage.byte_rows import some
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.failpoints import failpoint
+from raymq.storage.mapped_file import MappedFile
+from raymq.storage.open_files import OpenFiles
+
+#: begin time, end time, begin physical offset, end physical offset, used slots, number of the next entry.
+HEADER = struct.Struct(">qqqqii")
+_SLOT = struct.Struct(">i")
+_ENTRY = struct.Struct(">iqii")
+ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_ALLOCATE_STEP_BYTES = 1 << 20
+_MAX_SECONDS = 0x7FFFFFFF
+
+
+class IndexFile:
+    """One index file; the header is kept in attributes and written after the entries it counts."""
+
+    def __init__(
+        self,
+        path: Path,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        ahead: Ahead | None = None,
+        open_files: OpenFiles | None = None,
+    ) -> None:
+        """Read the header; a file that is not there is made with its first entry.
+
+        Args:
+            ahead, open_files: as in `MappedFileQueue`.
+
+        Raises:
+            StoreCorrupt: it has another size, or an impossible header.
+        """
+        self.path = path
+        self._slot_count = slots
+        self._capacity = entries
+        self._writable = writable
+        self._ahead = ahead
+        self._open_files = open_files
+        self._entries_at = HEADER.size + slots * _SLOT.size
+        self._size = file_bytes(slots, entries)
+        self._file: MappedFile | None = None
+        content = bytes(HEADER.size)
+        if path.exists():
+            if path.stat().st_size != self._size:
+                raise StoreCorrupt(str(path), 0, f"an index of {path.stat().st_size} bytes, not {self._size}")
+            with path.open("rb") as stream:
+                content = stream.read(HEADER.size)
+        (self.begin_ms, self.end_ms, self.begin_physical, self.end_physical, self._used_slots, count) = HEADER.unpack(
+            content
+        )
+        self.count = max(1, count)
+        self._dirty = False
+        #: Whether its follower was asked for.
+        self.followed = False
+        if not (1 <= self.count <= entries and 0 <= self.begin_physical <= self.end_physical + 1):
+            raise StoreCorrupt(str(path), 0, f"an index header with {count} of {entries} entries")
+
+    def _mapped(self) -> MappedFile:
+        """The file, mapped if it is not."""
+        file = self._file
+        if file is None or file.closed:
+            file = self._file = MappedFile(
+                self.path,
+                0,
+                self._size,
+                writable=self._writable,
+                allocate_step_bytes=_ALLOCATE_STEP_BYTES,
+                ahead=self._ahead,
+            )
+            if self._open_files is not None:
+                self._open_files.add(self, file)
+        file.used = True
+        return file
+
+    def _slots_of(self, file: MappedFile) -> npt.NDArray[np.int32]:
+        return np.frombuffer(file.view, ">i4", self._slot_count, HEADER.size)
+
+    def _entries_of(self, file: MappedFile) -> npt.NDArray[np.void]:
+        return np.frombuffer(file.view, ENTRY, self._capacity, self._entries_at)
+
+    def close_mapping(self, _start: int, /) -> None:
+        """Let go of the mapping; it is made again when it is needed."""
+        self.close()
+
+    def reserve(self, count: int) -> None:
+        """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not."""
+        self._mapped().allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
+
+    @property
+    def room(self) -> int:
+        """How many entries may still come."""
+        return int(self._capacity - self.count)
+
+    def put(
+        self,
+        hashes: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        timestamps_ms: npt.NDArray[np.int64],
+        end_physical: int,
+    ) -> None:
+        """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
+        first, n = self.count, len(hashes)
+        self.reserve(n)
+        file = self._mapped()
+        all_slots = self._slots_of(file)
+        if first == 1:
+            self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
+        numbers = np.arange(first, first + n, dtype=np.int32)
+        slots = hashes % self._slot_count
+        previous = all_slots[slots].astype(np.int32)
+        stale = previous.view(np.uint32) >= first
+        if some(stale):  # Of entries that no header ever counted.
+            previous[stale] = 0
+        # Slot and place in one word: NumPy sorts words much faster than it sorts indirectly.
+        by_slot = np.sort(slots.astype(np.int64) << 32 | np.arange(n))
+        again = np.flatnonzero(by_slot[1:] >> 32 == by_slot[:-1] >> 32)
+        if len(again):  # Of two new entries in a slot the later one's previous one is the earlier one.
+            previous[by_slot[again + 1] & 0xFFFFFFFF] = first + (by_slot[again] & 0xFFFFFFFF)
+        self._used_slots += n - int(np.count_nonzero(previous))
+        entries = self._entries_of(file)[first : first + n]
+        entries["hash"] = hashes
+        entries["physical_offset"] = offsets
+        # Times never fall along the log: if the ends are equal, all are, as in an append.
+        times = timestamps_ms[:1] if timestamps_ms[0] == timestamps_ms[-1] else timestamps_ms
+        entries["seconds"] = np.clip((times - self.begin_ms) // 1000, 0, _MAX_SECONDS)
+        entries["previous"] = previous
+        failpoint("index.before_slots")
+        all_slots[slots] = numbers  # Of equal slots the last one wins.
+        failpoint("index.before_header")
+        self._finish(first + n, end_physical, int(timestamps_ms[-1]))
+
+    def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
+        """The same for a few keys of one record, without NumPy."""
+        self.reserve(len(hashes))
+        view, number = self._mapped().view, self.count
+        at = self._entries_at + number * _ENTRY.size
+        if number == 1:
+            self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
+        seconds = min(max(0, (timestamp_ms - self.begin_ms) // 1000), _MAX_SECONDS)
+        for key_hash in hashes:
+            slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
+            previous = _SLOT.unpack_from(view, slot_at)[0]
+            if not 0 < previous < number:
+                previous = 0
+                self._used_slots += 1
+            _ENTRY.pack_into(view, at, key_hash, physical_offset, seconds, previous)
+            failpoint("index.one_before_slot")
+            _SLOT.pack_into(view, slot_at, number)
+            number, at = number + 1, at + _ENTRY.size
+        failpoint("index.one_before_header")
+        self._finish(number, end_physical, timestamp_ms)
+
+    def _finish(self, count: int, end_physical: int, end_ms: int) -> None:
+        # In this order: whoever reads them in the other one, in another thread, gets a count that covers the offset.
+        self.count, self.end_physical, self.end_ms = count, end_physical, end_ms
+        self._dirty = True
+        HEADER.pack_into(
+            self._mapped().view,
+            0,
+            self.begin_ms,
+            end_ms,
+            self.begin_physical,
+            end_physical,
+            self._used_slots,
+            count,
+        )
+
+    def find(self, key_hash: int) -> Iterator[int]:
+        """Physical offsets of the entries of that hash, newest first."""
+        view = self._mapped().view  # Kept, whether the file stays mapped or not.
+        number = _SLOT.unpack_from(view, HEADER.size + key_hash % self._slot_count * _SLOT.size)[0]
+        # A slot may point at entries that the header does not count yet; the chain itself is whole.
+        while 0 < number < self._capacity:
+            found, physical_offset, _, previous = _ENTRY.unpack_from(view, self._entries_at + number * _ENTRY.size)
+            if found == key_hash and number < self.count:
+                yield physical_offset
+            if previous >= number:
+                return
+            number = previous
+
+    def cap(self, log_end: int) -> None:
+        """See `KeyIndex.cap`."""
+        if self.count > 1 and self.end_physical >= log_end:
+            self._finish(self.count, log_end - 1, self.end_ms)
+
+    @property
+    def header(self) -> tuple[int, int, int, int, int, int]:
+        """What the header says, the count last: in another thread it covers at least the rest."""
+        begin = self.begin_ms, self.end_ms, self.begin_physical, self.end_physical
+        return (*begin, self._used_slots, self.count)
+
+    def restore(self, header: tuple[int, int, int, int, int, int]) -> None:
+        """Back to a header whose entries are on disk: the slots are made anew from them."""
+        self.begin_ms, end_ms, self.begin_physical, end_physical, _, count = header
+        numbers = np.arange(1, count, dtype=np.int32)
+        file = self._mapped()
+        slots = self._slots_of(file)
+        slots[:] = 0
+        slots[self._entries_of(file)["hash"][1:count] % self._slot_count] = numbers  # Of equal slots the last one wins.
+        self._used_slots = int(np.count_nonzero(slots))
+        self._finish(count, end_physical, end_ms)
+
+    def repair(self) -> None:
+        """After a crash: point slots whose newest entries the header does not count at the ones it does."""
+        file = self._mapped()
+        slots, entries = self._slots_of(file), self._entries_of(file)
+        ahead = np.flatnonzero(slots >= self.count)
+        while len(ahead):
+            numbers = slots[ahead].astype(np.int64)
+            previous = entries["previous"][np.minimum(numbers, self._capacity - 1)]
+            slots[ahead] = np.where((previous < numbers) & (numbers < self._capacity), previous, 0)
+            ahead = ahead[slots[ahead] >= self.count]
+
+    def sync(self) -> None:
+        """Wait until the entries of before the call are on disk. Any thread."""
+        if self._dirty and self._file is not None:
+            self._dirty = False
+            self._file.sync()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    """The size of an index file."""
+    return HEADER.size + slots * _SLOT.size + entries * _ENTRY.size
+
+
+def make_file(path: Path, slots: int, entries: int, reserved: int = 0) -> None:
+    """Make an empty index file with blocks for header, slots and `reserved` entries; StoreFull, StoreFailed if not."""
+    fd = fileutil.create_sparse(path, file_bytes(slots, entries))
+    try:
+        fileutil.allocate(fd, 0, HEADER.size + slots * _SLOT.size + (1 + reserved) * _ENTRY.size, path)
+    finally:
+        fileutil.close(fd)

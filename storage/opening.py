@@ -1,0 +1,165 @@
+"""How the parts of a store come to be: lock, state of the last owner, log, queues and index, recovery, settings."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raymq.storage import directory as layout_of
+from raymq.storage import fileutil
+from raymq.storage import record as layout
+from raymq.storage.ahead import Ahead
+from raymq.storage.checkpoint import Checkpoint, State, boot_id
+from raymq.storage.commit_log import CommitLog
+from raymq.storage.config import StoreConfig, split_host
+from raymq.storage.dispatch import Dispatcher
+from raymq.storage.failpoints import failpoint
+from raymq.storage.group_config import GroupConfigs
+from raymq.storage.health import Health
+from raymq.storage.in_flight import InFlight
+from raymq.storage.key_index import KeyIndex
+from raymq.storage.progress import Progress
+from raymq.storage.recovery import RecoveryReport, recover
+from raymq.storage.request_mode import RequestModes
+from raymq.storage.topic_config import TopicConfigs
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a store consists of, recovered. `close` lets go of files, threads and lock, and writes nothing."""
+
+    paths: layout_of.Paths
+    config: StoreConfig
+    health: Health
+    log: CommitLog
+    dispatcher: Dispatcher
+    ahead: Ahead
+    checkpoint: Checkpoint
+    deleted_topics: dict[str, int]
+    recovery: RecoveryReport
+    progress: Progress
+    in_flight: InFlight
+    topic_configs: TopicConfigs
+    group_configs: GroupConfigs
+    request_modes: RequestModes
+    resources: ExitStack = field(repr=False)
+
+    def close(self) -> None:
+        """May be called again."""
+        self.resources.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What the last owner left behind.
+
+    Attributes:
+        same_boot: memory was not lost since, and the disk did not fail.
+    """
+
+    state: State | None
+    clean: bool
+    same_boot: bool
+
+    @property
+    def distrusted(self) -> State | None:
+        """The state, if more than what it says cannot be relied on."""
+        return None if self.clean or self.same_boot else self.state
+
+    @property
+    def own_files(self) -> bool:
+        """Whether sizes were written down, so that a file of another size is damaged and not another store's."""
+        return self.state is not None and bool(self.state.geometry)
+
+
+def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Parts:
+    """Take the lock, open everything and recover it; raises as `Store.open`, and leaves nothing open then."""
+    paths = layout_of.Paths(directory)
+    with ExitStack() as resources:
+        if not read_only:
+            resources.callback(layout_of.take_lock(paths).release)
+        health = Health(paths.healthy)
+        state = State.load(paths.state)
+        config = layout_of.fitted(config, paths, state)
+        same_boot = state is not None and state.boot == boot_id() != "" and health.was_good
+        left = _Left(state, clean=not paths.abort.exists(), same_boot=same_boot)
+        if not read_only:
+            failpoint("open.before_abort")
+            fileutil.replace(paths.abort, str(os.getpid()).encode())
+        ahead = Ahead()
+        log = _open_log(paths, config, health, left, writable=not read_only)
+        resources.callback(log.close)
+        dispatcher = _open_dispatcher(paths, config, ahead, left, writable=not read_only)
+        resources.callback(dispatcher.close)
+        resources.callback(ahead.stop)
+        checkpoint = Checkpoint.load(paths.checkpoint)
+        if state is not None and left.distrusted is None and health.was_good:
+            dispatcher.trust(state.queues)
+        failpoint("open.before_recovery")
+        recovery = recover(
+            log,
+            dispatcher,
+            state,
+            checkpoint,
+            clean=left.clean,
+            same_boot=same_boot,
+            aside=None if read_only else paths.damaged,
+        )
+        progress = Progress(paths.config, paths.journal, writable=not read_only)
+        resources.callback(progress.close, fold=False)
+        in_flight = InFlight(paths.in_flight, writable=not read_only)
+        resources.callback(in_flight.close, rewrite=False)
+        return Parts(
+            paths,
+            config,
+            health,
+            log,
+            dispatcher,
+            ahead,
+            checkpoint,
+            dict(state.deleted_topics) if state else {},
+            recovery,
+            progress,
+            in_flight,
+            TopicConfigs(paths.topics, writable=not read_only),
+            GroupConfigs(paths.groups, writable=not read_only),
+            RequestModes(paths.request_modes, writable=not read_only),
+            resources.pop_all(),
+        )
+
+
+def _open_log(paths: layout_of.Paths, config: StoreConfig, health: Health, left: _Left, *, writable: bool) -> CommitLog:
+    host, port = split_host(config.store_host)
+    return CommitLog(
+        paths.commit_log,
+        config.commitlog_file_bytes,
+        layout.pack_host_bytes(host, port),
+        health,
+        writable=writable,
+        whole_to=left.distrusted.dispatched_to if left.distrusted else None,
+    )
+
+
+def _open_dispatcher(
+    paths: layout_of.Paths, config: StoreConfig, ahead: Ahead, left: _Left, *, writable: bool
+) -> Dispatcher:
+    index = KeyIndex(
+        paths.index,
+        config.index_slots,
+        config.index_entries,
+        writable=writable,
+        ahead=ahead,
+        rebuilt=left.own_files,
+    )
+    return Dispatcher(
+        paths.consume_queue,
+        config.consume_queue_file_entries,
+        index,
+        config.delays_ms,
+        writable=writable,
+        ahead=ahead,
+        rebuilt=left.own_files,
+        whole=left.distrusted.queues if left.distrusted else None,
+    )

@@ -1,0 +1,113 @@
+"""What is bounded whatever the number of files, and what is prepared before it is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.storage import commit_log, key_index
+from raymq.storage.ahead import Ahead
+from raymq.storage.config import StoreConfig
+from raymq.storage.mapped_file import MappedFile
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+from tests.polling import poll_until
+
+CONFIG = StoreConfig(
+    commitlog_file_bytes=4096,
+    consume_queue_file_entries=1000,
+    index_slots=8,
+    index_entries=64,
+    disk_refuse_ratio=1.0,
+)
+
+
+def put(store: Store, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        record = encode(
+            "orders",
+            0,
+            b"%06d" % number,
+            encode_properties({"KEYS": f"k{number}"}),
+            born_timestamp_ms=1,
+            born_host=bytes(8),
+        )
+        store.append(record, np.array([len(record)], np.int32))
+
+
+def mapped(folder: Path) -> int:
+    """Of how many different files in the folder there are mappings in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return len({line.split()[-1] for line in lines if f"{folder}/" in line})
+
+
+def test_log_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "_MAPPED_FILES", 3)
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, 700)
+        assert len(list((tmp_path / "commitlog").iterdir())) > 15
+        assert mapped(tmp_path / "commitlog") <= 3
+        with store.read("orders", 0, 0, 5) as lease:
+            for offset in range(0, 700, 10):
+                with store.read("orders", 0, offset, 10) as other:
+                    assert [int(record.body) for record in other.messages()] == list(range(offset, offset + 10))
+            assert [int(record.body) for record in lease.messages()] == [0, 1, 2, 3, 4]
+            assert mapped(tmp_path / "commitlog") <= 4
+        assert mapped(tmp_path / "commitlog") <= 3
+        store.flush()
+    with Store.open(tmp_path, CONFIG) as store:
+        assert [int(record.body) for record in store.walk(0)] == list(range(700))
+
+
+def test_index_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "_MAPPED_FILES", 2)
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, 700)
+    with Store.open(tmp_path, CONFIG) as store:
+        assert len(list((tmp_path / "index").iterdir())) >= 11
+        assert mapped(tmp_path / "index") == 0
+        for number in range(0, 700, 9):
+            assert [int(record.body) for record in store.query("orders", f"k{number}", 0, 1 << 60, 5)] == [number]
+            assert mapped(tmp_path / "index") <= 2
+        put(store, 700, 1)
+        assert len(store.query("orders", "k700", 0, 1 << 60, 5)) == 1
+
+
+def test_the_next_index_file_is_there_before_it_is_needed(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, 62)
+        poll_until(lambda: len(list(folder.iterdir())) == 2)
+        newest = max(folder.iterdir())
+        assert newest.stat().st_size == max(0, min(folder.iterdir()).stat().st_size)
+        put(store, 62, 2)
+        assert max(folder.iterdir()) == newest
+        assert [r.queue_offset for r in store.query("orders", "k63", 0, 1 << 60, 5)] == [63]
+
+
+def test_an_index_file_that_was_not_needed_goes(tmp_path: Path) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, 62)
+        poll_until(lambda: len(list((tmp_path / "index").iterdir())) == 2)
+    assert len(list((tmp_path / "index").iterdir())) == 1
+
+
+@pytest.mark.parametrize("pages", [1, 6])
+def test_a_growing_file_gets_its_next_blocks_ahead(tmp_path: Path, pages: int) -> None:
+    ahead = Ahead()
+    ahead.start()
+    path = tmp_path / "file"
+    file = MappedFile(path, 0, 1 << 20, writable=True, allocate_step_bytes=4096, ahead=ahead)
+    try:
+        for page in range(pages):
+            file.allocate(page * 4096, page * 4096 + 20)
+        done: list[int] = []
+        ahead.ask(lambda: done.append(1))
+        poll_until(lambda: bool(done))
+        # One that got a single entry is left alone.
+        assert (path.stat().st_blocks * 512 > pages * 4096) == (pages > 1)
+    finally:
+        ahead.stop()
+        file.close()

@@ -1,0 +1,107 @@
+"""What a read looks at: all of it where checksums are asked for, else each record of the newest file once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.storage import reading, record_batch
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+
+CONFIG = StoreConfig(
+    commitlog_file_bytes=1 << 20,
+    consume_queue_file_entries=1000,
+    index_slots=64,
+    index_entries=4096,
+    disk_refuse_ratio=1.0,
+)
+
+
+def put(store: Store, queue_id: int, bodies: list[bytes]) -> None:
+    records = [
+        encode("orders", queue_id, body, encode_properties({"TAGS": "t"}), born_timestamp_ms=1, born_host=bytes(8))
+        for body in bodies
+    ]
+    store.append(b"".join(records), np.array([len(record) for record in records], np.int32))
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%06d" % number for number in range(count)]
+
+
+def bodies(store: Store, offset: int, **how: object) -> list[bytes]:
+    with store.read("orders", 0, offset, **how) as lease:  # type: ignore[arg-type]
+        return [record.body for record in lease.messages()]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each call of the vectorised check of a read looked at."""
+    calls: list[int] = []
+
+    def counting(records: object, sizes: np.ndarray, **how: bool) -> object:
+        calls.append(len(sizes))
+        return record_batch.parse(records, sizes, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reading, "parse", counting)
+    return calls
+
+
+def test_what_was_appended_is_not_looked_at_again(tmp_path: Path, looked_at: list[int]) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, numbered(100))
+        assert bodies(store, 0, max_messages=100, check_crc=False) == numbered(100)
+        assert looked_at == []
+        assert bodies(store, 0, max_messages=100) == numbered(100)
+        assert looked_at == [100], "who asks for the checksums gets them compared"
+
+
+def test_after_opening_all_is_looked_at_once(tmp_path: Path, looked_at: list[int]) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, numbered(100))
+    with Store.open(tmp_path, CONFIG) as store:
+        for offset, count in ((0, 60), (0, 60), (50, 50), (0, 100)):
+            assert bodies(store, offset, max_messages=count, check_crc=False) == numbered(100)[offset : offset + count]
+        assert looked_at == [60, 50]
+
+
+def test_what_was_damaged_while_the_store_was_closed_is_refused(tmp_path: Path) -> None:
+    small = StoreConfig(commitlog_file_bytes=4096, disk_refuse_ratio=1.0)
+    with Store.open(tmp_path, small) as store:
+        put(store, 0, numbered(200))
+        size = store.entries("orders", 0, 0, 1)[1][0]
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as stream:
+        stream.seek(3 * int(size) + 88)
+        stream.write(b"?")
+    with Store.open(tmp_path, small) as store:
+        assert bodies(store, 0, max_messages=200) == numbered(3)
+        with pytest.raises(StoreCorrupt):
+            store.read("orders", 0, 3)
+        assert bodies(store, 4, max_messages=200) == numbered(200)[4:]
+        assert bodies(store, 0, max_messages=200) == numbered(3)
+
+
+def test_other_queues_in_between(tmp_path: Path) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        for number in range(300):
+            put(store, number % 3, [b"%06d" % number])
+        assert bodies(store, 0, max_messages=100) == numbered(300)[::3]
+        assert bodies(store, 90, max_messages=2) == [b"000270", b"000273"]
+
+
+@pytest.mark.parametrize("first_bytes", [1, 500])
+def test_the_byte_bound_is_exact_whatever_the_first_size_is(tmp_path: Path, first_bytes: int) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, [b"a" * first_bytes, *(b"b" * 50 for _ in range(150)), *(b"c" for _ in range(50))])
+        sizes = store.entries("orders", 0, 0, 1000)[1]
+        for bound in (-1, 0, 1, int(sizes[0]), int(sizes[:77].sum()), int(sizes[:77].sum()) - 1, 1 << 20):
+            expected = max(1, int(np.searchsorted(np.cumsum(sizes), bound, "right")))
+            with store.read("orders", 0, 0, 1000, bound) as lease:
+                assert lease.sizes.tolist() == sizes[:expected].tolist()
+                assert len(lease.records) == sizes[:expected].sum()
+                assert lease.next_offset == expected

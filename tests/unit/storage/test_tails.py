@@ -1,0 +1,130 @@
+"""Tails that are alike are found to be so, and whatever differs goes the general way with the same result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raymq.storage.derived import derive
+from raymq.storage.java_hash import index_hash, tags_code
+from raymq.storage.record import encode
+from raymq.storage.record_batch import BadRecord, Batch, parse
+
+
+def batch_of(properties: list[bytes], bodies: list[bytes] | None = None, topic: str = "orders") -> Batch:
+    bodies = bodies or [b"body %d" % number for number in range(len(properties))]
+    records = [
+        encode(topic, 0, body, each, born_timestamp_ms=1, born_host=bytes(8))
+        for body, each in zip(bodies, properties, strict=True)
+    ]
+    return parse(b"".join(records), np.array([len(record) for record in records], np.int32))
+
+
+def pairs(**named: str) -> bytes:
+    return "".join(f"{name}\x01{value}\x02" for name, value in named.items()).encode()
+
+
+SHAPES = {
+    "unique key": [pairs(UNIQ_KEY=f"7F00{n:028X}") for n in range(40)],
+    "all": [pairs(UNIQ_KEY=f"7F00{n * 77777:028X}", a="b", KEYS=f"order-{n:05}", TAGS=f"t{n % 7}") for n in range(40)],
+    "one tag": [pairs(TAGS="paid")] * 5,
+    "short": [pairs(KEYS=str(n)) for n in range(9)],
+    "none": [b""] * 3,
+    "two uniform, other order": [pairs(KEYS=f"k{n}", UNIQ_KEY=f"u{n}") for n in range(10)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_alike(shape: str) -> None:
+    batch = batch_of(SHAPES[shape])
+    assert batch.tails is not None
+    assert_derived(batch, SHAPES[shape])
+
+
+OTHERS = {
+    "lengths": [pairs(KEYS="k" * n) for n in range(1, 30)],
+    "equal lengths, other places": [pairs(KEYS="abc", TAGS="x"), pairs(KEYS="ab", TAGS="xy")],
+    "other names": [pairs(KEYS="abc"), pairs(TAGS="abc")],
+    "a separator in a value": [pairs(a="xyz", KEYS="k"), b"a\x01x\x02zKEYS\x01k\x02"],
+    "an end in a value": [pairs(a="xyz"), b"a\x01x\x02z\x02"],
+    "twice": [b"UNIQ_KEY\x01a\x02UNIQ_KEY\x01b\x02"] * 3,
+    "several keys": [pairs(KEYS="a b"), pairs(KEYS="c d")],
+    "several keys, not first": [pairs(KEYS="abc"), pairs(KEYS="c d")],
+    "not closed": [b"KEYS\x01a"] * 2,
+    "empty value": [b"KEYS\x01\x02"] * 2,
+    "no value": [b"KEYS\x02"] * 2,
+    "not ASCII": [pairs(KEYS=f"kä{n}", TAGS="ö") for n in range(5)],
+    "not ASCII once": [pairs(KEYS="kaa"), pairs(KEYS="kä")],
+}
+
+
+@pytest.mark.parametrize("shape", OTHERS)
+def test_not_alike(shape: str) -> None:
+    assert_derived(batch_of(OTHERS[shape]), OTHERS[shape])
+
+
+def assert_derived(batch: Batch, properties: list[bytes]) -> None:
+    derived = derive(batch)
+    general = derive(dataclasses.replace(batch, tails=None))
+    assert derived.tags_codes.tolist() == general.tags_codes.tolist()
+    assert derived.key_hashes.tolist() == general.key_hashes.tolist()
+    assert derived.key_owners.tolist() == general.key_owners.tolist()
+    assert batch.properties_at.tolist() == [end - len(p) for end, p in zip(batch.ends, properties, strict=True)]
+
+
+def test_hashes_are_those_of_java() -> None:
+    derived = derive(batch_of(SHAPES["all"]))
+    expected = [index_hash(f"orders#{key}") for n in range(40) for key in (f"7F00{n * 77777:028X}", f"order-{n:05}")]
+    assert derived.key_hashes.tolist() == expected
+    assert derived.key_owners.tolist() == [n for n in range(40) for _ in range(2)]
+    assert derived.tags_codes.tolist() == [tags_code(f"t{n % 7}") for n in range(40)]
+
+
+def test_a_topic_that_differs_in_one_record() -> None:
+    topics = ["orders", "orders", "0rders"]
+    records = [encode(topic, 0, b"x", pairs(KEYS="k"), born_timestamp_ms=1, born_host=bytes(8)) for topic in topics]
+    batch = parse(b"".join(records), np.array([len(record) for record in records], np.int32))
+    found = [(group.topic, group.members.tolist()) for group in batch.groups if group.members is not None]
+    assert found == [("orders", [0, 1]), ("0rders", [2])]
+    assert batch.tails is None
+
+
+@pytest.mark.parametrize("at", range(-20, 0))
+def test_a_changed_byte_behind_the_body_is_judged_as_by_the_general_way(at: int) -> None:
+    record = encode("orders", 0, b"body", pairs(KEYS="abc"), born_timestamp_ms=1, born_host=bytes(8))
+    for value in (0, 1, 2, 7, 0x41, 0xFF):
+        changed = bytearray(record)
+        changed[at] = value
+        one = outcome([bytes(changed)])
+        # With a sound record in front its shape is what the changed one is compared with.
+        assert outcome([record, bytes(changed)]) == (one if isinstance(one, str) else [b"orders", *one])
+
+
+def outcome(records: list[bytes]) -> str | list[bytes]:
+    try:
+        batch = parse(b"".join(records), np.array([len(record) for record in records], np.int32))
+    except BadRecord as bad:
+        return bad.reason
+    names: list[bytes] = [b""] * len(records)
+    for group in batch.groups:
+        for member in range(len(records)) if group.members is None else group.members.tolist():
+            names[member] = group.topic.encode()
+    return names
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab\x01\x02 ä", max_size=4), st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "x"])), max_size=4
+    ),
+    st.integers(2, 6),
+)
+def test_any_properties(values: list[tuple[str, str]], count: int) -> None:
+    properties = [
+        "".join(f"{name}\x01{value}{number % 2}\x02" for value, name in values).encode() for number in range(count)
+    ]
+    properties = [each for each in properties if not each.endswith(b"\0")]
+    assert_derived(batch_of(properties), properties)
