@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from raymq.actors.core import producer_history
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
@@ -42,6 +43,8 @@ _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
 _NAME_SERVER_SECONDS = 1.0
+#: How often what is known of idempotent producers is saved; a restart reads the log from there on.
+_PRODUCERS_SECONDS = 5.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
 
@@ -69,6 +72,8 @@ class BrokerService:
         self._pool = ConnectionPool()
         self._commits = GroupCommit(store.flush, _SYNC_FLUSH_SECONDS)
         self.core = BrokerCore(spec.name, store, auto_create_topics=spec.auto_create_topics)
+        self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
+        producer_history.restore(self.core.producers, store, self._producers_file)
         self.groups = GroupTable(time.monotonic)
         self.polls = LongPolls(self._loop.time)
         self.core.on_arrival = self.polls.arrived
@@ -83,6 +88,7 @@ class BrokerService:
         )
         families = (send, pull, group, query, admin)
         self._server = Server({code: h for family in families for code, h in family.handlers(context).items()})
+        self._producers_saved_to = -1
         self._duties: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -128,6 +134,7 @@ class BrokerService:
         await self._tell_name_servers(lambda: Command(RequestCode.UNREGISTER_BROKER, dict(fields)))
         await self._server.stop()
         await self._pool.close()
+        await self._save_producers()
         self.store.close()
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
@@ -172,6 +179,7 @@ class BrokerService:
             self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
+            self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
         ]
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
@@ -193,6 +201,13 @@ class BrokerService:
         deleted = self.store.delete_expired()
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
+
+    async def _save_producers(self) -> None:
+        self.core.producers.expire()
+        content = producer_history.snapshot(self.core.producers, self.store)
+        if content["position"] != self._producers_saved_to:
+            await asyncio.to_thread(json_file.save, self._producers_file, content)
+            self._producers_saved_to = content["position"]
 
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):

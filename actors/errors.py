@@ -5,11 +5,12 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     RayMQError
     +-- SendError                      .attempts: what every try met
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
+    |   |   +-- BufferFull             the producer holds as many messages as it may
     |   +-- OutcomeUnknown (TimeoutError)   one try got no answer: the message may be stored
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
-    +-- SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  ProtocolError
+    +-- SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  SequenceGap  ProtocolError
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from raymq.storage.errors import (
 __all__ = [
     "Attempt",
     "BrokerUnavailable",
+    "BufferFull",
     "ClientClosed",
     "ConnectionLost",
     "GroupNotFound",
@@ -55,6 +57,7 @@ __all__ = [
     "QueueNotFound",
     "RayMQError",
     "SendError",
+    "SequenceGap",
     "ServerBusy",
     "StoreCorrupt",
     "StoreError",
@@ -100,6 +103,13 @@ class NotStored(SendError):
     """Surely not stored: every try was refused by a broker's answer or never reached a socket."""
 
     retriable = True
+
+
+class BufferFull(NotStored):
+    """A producer that gathers messages holds as many as it may; the message was not taken."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
 
 
 class OutcomeUnknown(SendError, TimeoutError):
@@ -152,6 +162,12 @@ class ServerBusy(RayMQError):
 
     retriable = True
     wire_code = "SYSTEM_BUSY"
+
+
+class SequenceGap(RayMQError):
+    """An idempotent producer's batch is not the one that follows what the broker has of it; nothing was stored."""
+
+    retriable = True
 
 
 class ProtocolError(RayMQError):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.routing import Routes
-from raymq.actors.sending import Sender, SendOptions, Sent, make_sender
+from raymq.actors.sending import Sender, Sent, Terms, make_sender
 from raymq.actors.wire.connection import ConnectionPool
 
 
@@ -37,9 +37,9 @@ class Producer:
         """Its process."""
         return os.getpid()
 
-    def send(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], options: SendOptions) -> Sent:
+    def send(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         """Send contiguous records of one topic; errors as `Sender.send` says."""
-        return self._loop.run(self._sender.send(topic, bytearray(records), sizes, options))
+        return self._loop.run(self._sender.send(topic, bytearray(records), sizes, terms))
 
     def stop(self) -> None:
         """Close its sockets; the actor is killed next."""

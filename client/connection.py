@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -21,6 +24,7 @@ from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
+from raymq.client.forking import renew_in_child
 
 _T = TypeVar("_T")
 PushListener = Callable[[WireConnection, Command], None]
@@ -31,6 +35,15 @@ class Closable(Protocol):
 
     def close(self, timeout: float = 10.0) -> None:
         """Release everything; may be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What belongs to one process."""
+
+    thread: EventLoopThread
+    pool: ConnectionPool
+    routes: Routes
 
 
 class Connection:
@@ -52,14 +65,29 @@ class Connection:
         self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._push_listeners: list[PushListener] = []
         self._closed = False
-        self._loop = EventLoopThread("raymq-client")
-        self.pool, self.routes = self._loop.run(self._open())
+        self._home  # noqa: B018 - made here, where no other thread can make a second one
+        renew_in_child(self, Connection._begin_anew)
         atexit.register(self.close)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The background event loop, which owns sockets and routes."""
-        return self._loop.loop
+        return self._home.thread.loop
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """One socket per address; used on `loop` only."""
+        return self._home.pool
+
+    @property
+    def routes(self) -> Routes:
+        """The topics' routes; used on `loop` only."""
+        return self._home.routes
+
+    @property
+    def loop_thread(self) -> threading.Thread:
+        """The thread of `loop`: nothing may block on it."""
+        return self._home.thread.thread
 
     @property
     def reaches_ray(self) -> bool:
@@ -82,14 +110,14 @@ class Connection:
         if self._closed:
             coroutine.close()
             raise ClientClosed("the connection to the cluster is closed")
-        return self._loop.run(coroutine, timeout)
+        return self._home.thread.run(coroutine, timeout)
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the background loop. Raises ClientClosed after `close()`."""
         if self._closed:
             coroutine.close()
             raise ClientClosed("the connection to the cluster is closed")
-        return self._loop.submit(coroutine)
+        return self._home.thread.submit(coroutine)
 
     def adopt(self, client: Closable) -> None:
         """Close `client` with this connection."""
@@ -112,13 +140,23 @@ class Connection:
             client.close()
         self._closed = True
         atexit.unregister(self.close)
-        if self._loop.is_running:
-            self._loop.run(self.pool.close(), 5.0)
-            self._loop.stop()
+        if self._home.thread.is_running:
+            self._home.thread.run(self.pool.close(), 5.0)
+            self._home.thread.stop()
 
-    async def _open(self) -> tuple[ConnectionPool, Routes]:
-        pool = ConnectionPool(self._pushed)
-        return pool, Routes(pool, self.name_servers)
+    @cached_property
+    def _home(self) -> _Home:
+        thread = EventLoopThread("raymq-client")
+
+        async def open_pool() -> _Home:
+            pool = ConnectionPool(self._pushed)
+            return _Home(thread, pool, Routes(pool, self.name_servers))
+
+        return thread.run(open_pool())
+
+    def _begin_anew(self) -> None:
+        """In a forked child: thread and loop are the parent's. They are kept, as closing them would disturb its sockets."""
+        self._parents_home = self.__dict__.pop("_home", None)
 
     def _pushed(self, connection: WireConnection, command: Command) -> None:
         for listener in list(self._push_listeners):

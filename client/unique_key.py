@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
+from raymq.storage import properties
 from raymq.storage.unique_keys import UniqueKeys
 
-_keys = UniqueKeys()
+_keys: Final = UniqueKeys()
 os.register_at_fork(after_in_child=_keys.restart)
 
+#: A key's property with its separators.
+PAIR_BYTES: Final = len(properties.UNIQ_KEY) + 1 + 32 + 1
 
-def new_unique_key() -> str:
-    """The next key of this process; a forked child has a prefix of its own."""
-    return _keys.one()
+reserve = _keys.reserve
+text = _keys.text
+texts = _keys.texts
 
 
 def process_unique_keys() -> UniqueKeys:
-    """The source itself, for batches."""
+    """The source itself; a forked child has a prefix of its own."""
     return _keys
+
+
+def pair(key: str) -> bytes:
+    """The property string of a unique key."""
+    return f"{properties.UNIQ_KEY}\x01{key}\x02".encode()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.idempotence import ProducerTable, StoredBatch
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
 from raymq.actors.core.staging import Staging
@@ -26,6 +27,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, Placed, QueueData
+from raymq.storage import producer_sequence
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.record import Record
 from raymq.storage.store import AppendResult, Store
@@ -69,6 +71,7 @@ class BrokerCore:
         self.schedule = Schedule(store, clock, self._append)
         self.redelivery = Redelivery(store, self.schedule, self._append)
         self.staging = Staging(store, self._append)
+        self.producers = ProducerTable(clock)
         if store.topic_configs.get(SCHEDULE_TOPIC) is None:
             levels = self.schedule.levels
             store.topic_configs.put(TopicConfig(SCHEDULE_TOPIC, levels, levels))
@@ -112,6 +115,7 @@ class BrokerCore:
         if known:
             self.store.topic_configs.delete(name)
             self.store.delete_topic(name)
+            self.producers.forget_topic(name)
         return known
 
     def topic(self, name: str) -> TopicConfig:
@@ -166,6 +170,28 @@ class BrokerCore:
         result = self._append(records, sizes, (topic, queue_id))
         queue_ids = np.full(len(sizes), queue_id, np.int32)
         return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def append_sequenced(
+        self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+    ) -> Placed:
+        """`append` for an idempotent producer: a batch that is here already is answered with the places it has.
+
+        Raises:
+            SequenceGap: the batch does not follow the last one of its producer in this queue. As `append` besides.
+        """
+        sequence = producer_sequence.read(records)
+        if sequence.count != len(sizes):
+            raise InvalidInput("records", f"the {sequence.count} of their sequence", len(sizes))
+        lane = (sequence.producer, topic, queue_id)
+        stored = self.producers.check(lane, sequence)
+        if stored is not None:
+            physical, _, _ = self.store.entries(stored.topic, stored.queue_id, stored.offset, stored.count)
+            queue_ids = np.full(stored.count, stored.queue_id, np.int32)
+            return Placed(stored.topic, queue_ids, stored.offset + np.arange(stored.count), physical)
+        placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
+        first = StoredBatch(placed.topic, int(placed.queue_ids[0]), int(placed.queue_offsets[0]), len(sizes))
+        self.producers.remember(lane, sequence, first)
+        return placed
 
     def check_writable(self, topic: str, queue_id: int) -> None:
         """Raise what an append to that queue would raise, the records apart."""

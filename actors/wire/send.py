@@ -18,10 +18,22 @@ from raymq.actors.wire.server import Handler, ServerConnection
 
 
 def append_command(
-    topic: str, queue_id: int, records: Buffer, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+    topic: str,
+    queue_id: int,
+    records: Buffer,
+    sizes: npt.NDArray[np.int32],
+    *,
+    delayed: bool = False,
+    sequenced: bool = False,
 ) -> Command:
-    """APPEND_RECORDS: records of one queue, made by `raymq.storage.record.encode` or its batch forms."""
+    """APPEND_RECORDS: records of one queue, made by `raymq.storage.record.encode` or its batch forms.
+
+    Args:
+        sequenced: the first record says which batch of its producer it begins (`raymq.storage.producer_sequence`).
+    """
     fields = {"topic": topic, "queue_id": queue_id, "sizes": _pack(sizes, "<i4"), "delayed": delayed}
+    if sequenced:
+        fields["sequenced"] = True
     return Command(RequestCode.APPEND_RECORDS, fields, records, serialization=Serialization.MSGPACK)
 
 
@@ -85,7 +97,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     async def append(_: ServerConnection, request: Command) -> Command:
         topic, queue_id = text(request, "topic"), integer(request, "queue_id")
         delayed = bool(request.fields.get("delayed"))
-        placed = core.append(topic, queue_id, memoryview(request.body), _sizes(request), delayed=delayed)
+        append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
+        placed = append_(topic, queue_id, memoryview(request.body), _sizes(request), delayed=delayed)
         status = await context.durable()
         fields = {
             "status": status.value,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = [
-    "storage", "actors", "actors.core", "actors.wire", "client", "spark_bridge", "cluster", "demo",
+    "storage", "actors", "actors.core", "actors.core.isolation", "actors.wire", "actors.wire.headers", "client", "spark_bridge", "cluster", "demo",
     "configs", "datasets",
 ]  # fmt: skip
 

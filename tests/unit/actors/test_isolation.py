@@ -64,7 +64,14 @@ Step = tuple[float, Outcome | None, float, int]
     [
         pytest.param(
             LatencyIsolation,
-            [(0, OK, 15_000, 1), (1, OK, 1, 1), (28, OK, 550, 1), (0.9, None, 0, 1), (0.2, None, 0, 1), (1, None, 0, 0)],
+            [
+                (0, OK, 15_000, 1),
+                (1, OK, 1, 1),
+                (28, OK, 550, 1),
+                (0.9, None, 0, 1),
+                (0.2, None, 0, 1),
+                (1, None, 0, 0),
+            ],
             id="latency: a window only grows",
         ),
         pytest.param(
@@ -84,7 +91,14 @@ Step = tuple[float, Outcome | None, float, int]
         ),
         pytest.param(
             FlagIsolation,
-            [(29, SILENT, 0, 1), (0.9, OK, 1, 1), (0.2, None, 0, 0), (0, REFUSED, 0, 1), (29, None, 0, 1), (1, None, 0, 0)],
+            [
+                (29, SILENT, 0, 1),
+                (0.9, OK, 1, 1),
+                (0.2, None, 0, 0),
+                (0, REFUSED, 0, 1),
+                (29, None, 0, 1),
+                (1, None, 0, 0),
+            ],
             id="flag: all flags fall every 30 s, whenever they were raised",
         ),
         pytest.param(
