@@ -28,55 +28,65 @@ BATCH_BYTES: Final = 1 << 20
 #: What a record has beside its body, roughly; only for the bounds.
 _OVERHEAD_BYTES: Final = 192
 
+_Key = str | tuple[str, Terms]
+
 
 class Batcher:
     """One producer's. `add` and `flush` from any thread."""
 
     def __init__(
-        self, mq: Connection, sends: Sends, *, linger: float, buffer_bytes: int, when_full: Literal["block", "raise"]
+        self,
+        mq: Connection,
+        sends: Sends,
+        usual_terms: Terms,
+        *,
+        linger: float,
+        buffer_bytes: int,
+        when_full: Literal["block", "raise"],
     ) -> None:
         """`linger` in seconds; `when_full` is what happens to a message once `buffer_bytes` wait for answers."""
         self._mq = mq
         self._sends = sends
+        self._usual_terms = usual_terms
         self._linger = linger
         self._buffer_bytes = buffer_bytes
         self._block = when_full == "block"
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
-        #: What can travel together: a topic's messages on the same terms.
-        self._open: dict[tuple[str, Terms], MessageBatch] = {}
+        #: What can travel together, a topic's messages on the same terms; by the topic alone on the usual terms.
+        self._open: dict[_Key, MessageBatch] = {}
         self._taken_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
 
-    def add(self, message: Message, terms: Terms, sharding_key: str | None = None) -> Delivery:
+    def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> Delivery:
         """Put a message into its batch.
 
         Args:
-            terms: without a sharding key.
+            terms: without a sharding key; None = the usual ones.
 
         Raises:
             BufferFull: there was no room for it, at once or within its budget.
         """
-        size = len(message.body) + _OVERHEAD_BYTES
-        key = (message.topic, terms)
+        topic = message.topic
+        key = topic if terms is None else (topic, terms)
         with self._lock:
             if self._taken_bytes >= self._buffer_bytes:
-                self._wait_for_room(terms.timeout)
+                self._wait_for_room((terms or self._usual_terms).timeout)
             batch = self._open.get(key)
             if batch is None:
-                batch = self._open[key] = MessageBatch()
+                batch = self._open[key] = MessageBatch(topic, terms or self._usual_terms)
                 self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
             messages = batch.messages
-            index = len(messages)
+            delivery = Delivery(batch, len(messages))
             messages.append(message)
             if sharding_key is not None:
                 batch.sharding_keys.append(sharding_key)
-            batch.bytes += size
+            batch.bytes += len(message.body) + _OVERHEAD_BYTES
             if batch.bytes >= BATCH_BYTES:
                 self._take(key)
-        return Delivery(batch, index)
+        return delivery
 
     def flush(self, timeout: float) -> bool:
         """Send what was gathered and wait for the answers; False if they are not all there after `timeout` seconds."""
@@ -92,33 +102,33 @@ class Batcher:
         if not self._block or not self._answered.wait_for(lambda: self._taken_bytes < self._buffer_bytes, timeout):
             raise BufferFull(f"{self._taken_bytes} bytes wait for their brokers' answers")
 
-    def _take(self, key: tuple[str, Terms]) -> None:
+    def _take(self, key: _Key) -> None:
         """Hand a batch to the loop, with the lock held: batches are sent in the order in which they were taken."""
         batch = self._open.pop(key)
         self._taken_bytes += batch.bytes
-        self._mq.loop.call_soon_threadsafe(self._start, key, batch)
+        self._mq.loop.call_soon_threadsafe(self._start, batch)
 
     # -- on the event loop ---------------------------------------------------------------------------------------
 
-    def _close_later(self, key: tuple[str, Terms], batch: MessageBatch) -> None:
+    def _close_later(self, key: _Key, batch: MessageBatch) -> None:
         self._mq.loop.call_later(self._linger, self._close, key, batch)
 
-    def _close(self, key: tuple[str, Terms], batch: MessageBatch) -> None:
+    def _close(self, key: _Key, batch: MessageBatch) -> None:
         with self._lock:
             if self._open.get(key) is batch:
                 self._take(key)
 
-    def _start(self, key: tuple[str, Terms], batch: MessageBatch) -> None:
-        task = self._mq.loop.create_task(self._send(*key, batch))
+    def _start(self, batch: MessageBatch) -> None:
+        task = self._mq.loop.create_task(self._send(batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, topic: str, terms: Terms, batch: MessageBatch) -> None:
+    async def _send(self, batch: MessageBatch) -> None:
         try:
             if batch.sharding_keys:
-                await self._send_by_key(topic, terms, batch)
+                await self._send_by_key(batch)
             else:
-                batch.finish(await self._send_together(batch.messages, terms))
+                batch.finish(await self._send_together(batch.messages, batch.terms))
         except asyncio.CancelledError:
             batch.fail(ClientClosed("closed before an answer came"))
             raise
@@ -140,14 +150,14 @@ class Batcher:
                 sent = await self._sends.send(messages[0].topic, records, sizes, terms)
         return lambda: results_of(sent, numbers)
 
-    async def _send_by_key(self, topic: str, terms: Terms, batch: MessageBatch) -> None:
+    async def _send_by_key(self, batch: MessageBatch) -> None:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
-        queues = (await self._mq.routes.get(topic)).writable()
+        queues = (await self._mq.routes.get(batch.topic)).writable()
         members: dict[MessageQueue, list[int]] = {}
         for index, sharding_key in enumerate(batch.sharding_keys):
             members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
         sends = [
-            self._send_together([batch.messages[index] for index in indices], replace(terms, queue=queue))
+            self._send_together([batch.messages[index] for index in indices], replace(batch.terms, queue=queue))
             for queue, indices in members.items()
         ]
         outcomes: list[Outcome] = [ClientClosed("not sent")] * len(batch.sharding_keys)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
+from raymq.actors.sending import Terms
 from raymq.client.message import Message
 from raymq.client.results import SendResult
 
@@ -18,11 +19,11 @@ MakeOutcomes = Callable[[], Sequence[Outcome]]
 
 
 class MessageBatch:
-    """Gathered messages of one topic. Whoever gathers holds a lock while it adds; the rest is thread-safe."""
+    """Gathered messages of one topic, sent on the same terms. Whoever gathers holds a lock while it adds; the rest is thread-safe."""
 
-    __slots__ = ("_done", "_lock", "_looked_at", "_make_outcomes", "_outcomes", "bytes", "messages", "sharding_keys")
-
-    def __init__(self) -> None:
+    def __init__(self, topic: str, terms: Terms) -> None:
+        self.topic = topic
+        self.terms = terms
         self.messages: list[Message] = []
         #: Of each message, where they have one.
         self.sharding_keys: list[str] = []

@@ -28,14 +28,12 @@ MAX_PART_BYTES: Final = 4 * 1024 * 1024
 #: Up to so many messages the plain encoder is faster than NumPy's and Arrow's set-up.
 _FEW: Final = 16
 
+_IPV4_HOST_BYTES: Final = 8
 #: Rows of a table that are encoded in one step: little enough to be cut into few parts, many enough for Arrow.
 _ROWS_AT_A_TIME: Final = 8_192
 
 _body = attrgetter("body")
 _own_properties = attrgetter("own_properties")
-_BEFORE_KEY: Final = pa.scalar(f"{properties.UNIQ_KEY}\x01".encode(), pa.binary())
-_AFTER_KEY: Final = pa.scalar(b"\x02", pa.binary())
-_NOTHING: Final = pa.scalar(b"", pa.binary())
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +52,20 @@ def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[byte
         born_host: the packed form, IPv4.
     """
     now_ms = time.time_ns() // 1_000_000
-    if len(messages) <= _FEW:
+    numbers = key_numbers(messages)
+    if len(messages) <= _FEW or set(map(type, numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
         encoded = [message.encode(now_ms, born_host) for message in messages]
         return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
     bodies = list(map(_body, messages))
+    own = list(map(_own_properties, messages))
+    texts = unique_key.pairs(np.array(numbers, np.int64))
+    if any(own):
+        texts = pc.binary_join_element_wise(texts, pa.array(own, pa.binary()), pa.scalar(b"", pa.binary()))
     records, sizes = join_records(
         messages[0].topic,
         0,
         pa.array(bodies, pa.binary()),
-        _property_texts(messages),
+        texts,
         born_host=born_host,
         born_timestamp_ms=now_ms,
         body_crcs=np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies)),
@@ -123,14 +126,3 @@ def strings(equally_long: pa.StringArray) -> list[str]:
     text = str(equally_long.buffers()[2], "ascii")
     width = len(text) // max(1, len(equally_long))
     return [text[at : at + width] for at in range(0, len(text), width)] if width else []
-
-
-def _property_texts(messages: Sequence[Message]) -> pa.Array:
-    numbers = key_numbers(messages)
-    if set(map(type, numbers)) == {int}:
-        keys = unique_key.texts(np.array(numbers, np.int64))
-    else:
-        keys = pa.array(key_texts(numbers))
-    own = list(map(_own_properties, messages))
-    rest = pa.array(own, pa.binary()) if any(own) else _NOTHING
-    return pc.binary_join_element_wise(_BEFORE_KEY, keys.cast(pa.binary()), _AFTER_KEY, rest, _NOTHING)

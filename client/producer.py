@@ -95,7 +95,7 @@ class Producer:
         self._buffer_bytes = buffer_bytes
         self._when_full = when_full
         self._closed = False
-        self._plain_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
+        self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         self._batcher  # noqa: B018 - made here, where no other thread can make a second one
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
@@ -129,7 +129,7 @@ class Producer:
             raise ClientClosed("the producer is closed")
         if self._batcher is not None:
             if not options and not message.delay_level:
-                return self._batcher.add(message, self._plain_terms)
+                return self._batcher.add(message)
             terms = self._terms(message, options, in_background=True)
             return self._batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
         return self._mq.submit(self._send_one(message, self._terms(message, options, in_background=True)))
@@ -213,7 +213,12 @@ class Producer:
         if not self._linger:
             return None
         return Batcher(
-            self._mq, self._sends, linger=self._linger, buffer_bytes=self._buffer_bytes, when_full=self._when_full
+            self._mq,
+            self._sends,
+            self._usual_terms,
+            linger=self._linger,
+            buffer_bytes=self._buffer_bytes,
+            when_full=self._when_full,
         )
 
     def _begin_anew(self) -> None:

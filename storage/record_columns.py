@@ -78,10 +78,10 @@ def join_records(
     header["born_host"] = np.void(born_host)
     header["body_length"] = body_lengths
     joined = pc.binary_join_element_wise(
-        _fixed_width(header),
+        fixed_width(header),
         bodies,
         pa.scalar(middle, pa.binary()),
-        _fixed_width(property_lengths.astype(">u2")),
+        fixed_width(property_lengths.astype(">u2")),
         properties,
         pa.scalar(b"", pa.binary()),
     )
@@ -103,8 +103,8 @@ def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:
     return np.fromiter(map(zlib.crc32, slices), np.uint32, len(bodies))
 
 
-def _fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
-    """The raw bytes of every element as an array of binary."""
-    offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(rows.view(np.uint8))]
+def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
+    """The raw bytes of every element of `rows` (contiguous; its first axis counts) as an array of binary."""
+    offsets = np.arange(len(rows) + 1, dtype=np.int64) * (rows.nbytes // max(1, len(rows)))
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(rows)]
     return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
