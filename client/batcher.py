@@ -50,6 +50,7 @@ class Batcher:
         self._usual_terms = usual_terms
         self._linger = linger
         self._buffer_bytes = buffer_bytes
+        self._batch_bytes = min(BATCH_BYTES, buffer_bytes)
         self._block = when_full == "block"
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
@@ -84,7 +85,7 @@ class Batcher:
             if sharding_key is not None:
                 batch.sharding_keys.append(sharding_key)
             batch.bytes += len(message.body) + _OVERHEAD_BYTES
-            if batch.bytes >= BATCH_BYTES:
+            if batch.bytes >= self._batch_bytes:
                 self._take(key)
         return delivery
 
