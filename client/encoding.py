@@ -18,7 +18,7 @@ from raymq.client import unique_key
 from raymq.client.message import Message, key_numbers
 from raymq.storage import properties
 from raymq.storage.record import MIN_RECORD_BYTES
-from raymq.storage.record_columns import join_records
+from raymq.storage.record_columns import binary_array, join_records
 from raymq.storage.record_table import records_from_table
 
 Sizes = npt.NDArray[np.int32]
@@ -60,11 +60,11 @@ def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[byte
     own = list(map(_own_properties, messages))
     texts = unique_key.pairs(np.array(numbers, np.int64))
     if any(own):
-        texts = pc.binary_join_element_wise(texts, pa.array(own, pa.binary()), pa.scalar(b"", pa.binary()))
+        texts = pc.binary_join_element_wise(texts, binary_array(own), binary_array([b""])[0])
     records, sizes = join_records(
         messages[0].topic,
         0,
-        pa.array(bodies, pa.binary()),
+        binary_array(bodies),
         texts,
         born_host=born_host,
         born_timestamp_ms=now_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -80,13 +81,24 @@ def join_records(
     joined = pc.binary_join_element_wise(
         fixed_width(header),
         bodies,
-        pa.scalar(middle, pa.binary()),
+        binary_array([middle])[0],
         fixed_width(property_lengths.astype(">u2")),
         properties,
-        pa.scalar(b"", pa.binary()),
+        binary_array([b""])[0],
     )
     data = joined.buffers()[2] if count else pa.py_buffer(b"")
     return memoryview(data)[: int(sizes.sum())], sizes.astype(np.int32)
+
+
+def binary_array(values: Sequence[bytes]) -> pa.Array:
+    """`values` as an array of binary. 
+
+    `pa.array` and `pa.scalar` would do, but their first call imports pandas where it is installed: half a second.
+    """
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
 def lengths_of(values: pa.Array) -> npt.NDArray[np.int64]:
