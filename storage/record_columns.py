@@ -91,7 +91,7 @@ def join_records(
 
 
 def binary_array(values: Sequence[bytes]) -> pa.Array:
-    """`values` as an array of binary. 
+    """`values` as an array of binary.
 
     `pa.array` and `pa.scalar` would do, but their first call imports pandas where it is installed: half a second.
     """
@@ -102,16 +102,21 @@ def binary_array(values: Sequence[bytes]) -> pa.Array:
 
 
 def lengths_of(values: pa.Array) -> npt.NDArray[np.int64]:
-    """The length of every value in bytes."""
-    return np.asarray(pc.binary_length(values)).astype(np.int64)
+    """The length of every value of an array of binary or string, in bytes."""
+    return np.diff(_offsets(values)).astype(np.int64)
+
+
+def _offsets(values: pa.Array) -> npt.NDArray[np.int32]:
+    if not len(values):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
 
 
 def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:
     if not len(bodies):
         return np.zeros(0, np.uint32)
-    _, offsets_buffer, data = bodies.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32, len(bodies) + 1, bodies.offset * 4).tolist()
-    slices = map(memoryview(data).__getitem__, map(slice, offsets, offsets[1:]))
+    offsets = _offsets(bodies).tolist()
+    slices = map(memoryview(bodies.buffers()[2]).__getitem__, map(slice, offsets, offsets[1:]))
     return np.fromiter(map(zlib.crc32, slices), np.uint32, len(bodies))
 
 
