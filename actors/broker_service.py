@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raymq.actors.core import producer_history
+from raymq.actors.core.admission import BEAT_SECONDS
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
@@ -130,6 +131,7 @@ class BrokerService:
         """A clean stop: leave the routes, close the socket, flush and close the store."""
         for duty in self._duties:
             duty.cancel()
+        self._beating.cancel()
         fields = {"brokerName": self.spec.name, "brokerId": MASTER_ID, "brokerAddr": self.address}
         await self._tell_name_servers(lambda: Command(RequestCode.UNREGISTER_BROKER, dict(fields)))
         await self._server.stop()
@@ -173,6 +175,7 @@ class BrokerService:
 
     async def _listen(self, bound: socket.socket) -> None:
         await self._server.start(bound)
+        self._beat()
         await self.announce()
         self._duties = [
             self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
@@ -181,6 +184,10 @@ class BrokerService:
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
             self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
         ]
+
+    def _beat(self) -> None:
+        self.core.admission.beat()
+        self._beating = self._loop.call_later(BEAT_SECONDS, self._beat)
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         while True:

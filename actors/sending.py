@@ -100,6 +100,7 @@ class Sender:
         self._pool = pool
         self._routes = routes
         self._picker = picker
+        self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
         self._prober = Prober(pool, picker.isolation)
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
@@ -140,7 +141,7 @@ class Sender:
         began = time.monotonic()
         queue: MessageQueue | None = None
         try:
-            route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
+            route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
             _address_to(records, sizes, queue.queue_id)
             host_and_port = route.addresses[queue.broker]
@@ -169,7 +170,7 @@ class Sender:
 
     def choose(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
         """The queue of the next try; `last` is the one that just failed. QueueNotFound, BrokerUnavailable."""
-        queues = route.writable()
+        queues = self._queues(route)
         if terms.queue is not None:
             if terms.queue not in queues:
                 raise QueueNotFound(f"{terms.queue} is no writable queue of {route.topic}")
@@ -181,6 +182,20 @@ class Sender:
         if terms.same_broker and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
         return self._picker.pick(queues, last)
+
+    async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
+        """The topic's route, a fresh one after a failure, and before a chosen queue is said not to exist."""
+        route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
+        if terms.queue is not None and not plan.attempts and terms.queue not in self._queues(route):
+            return await self._routes.get(topic, fresh=True, timeout=plan.try_timeout())
+        return route
+
+    def _queues(self, route: TopicRoute) -> list[MessageQueue]:
+        """The route's writable queues; listing them anew for every message would cost more than the send."""
+        known = self._listed.get(route.topic)
+        if known is None or known[0] is not route:
+            known = self._listed[route.topic] = (route, route.writable())
+        return known[1]
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
         if is_unknown(error) or never_arrived(error):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.admission import Admission
 from raymq.actors.core.idempotence import ProducerTable, StoredBatch
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
@@ -72,6 +73,7 @@ class BrokerCore:
         self.redelivery = Redelivery(store, self.schedule, self._append)
         self.staging = Staging(store, self._append)
         self.producers = ProducerTable(clock)
+        self.admission = Admission(time.monotonic)
         if store.topic_configs.get(SCHEDULE_TOPIC) is None:
             levels = self.schedule.levels
             store.topic_configs.put(TopicConfig(SCHEDULE_TOPIC, levels, levels))
@@ -209,7 +211,9 @@ class BrokerCore:
         self, records: bytes | memoryview, sizes: npt.NDArray[np.int32], *lanes: tuple[str, int]
     ) -> AppendResult:
         """Append records that belong to `lanes`, and wake who waits for them."""
+        began = time.monotonic()
         result = self.store.append(records, sizes, lanes=lanes)
+        self.admission.appended(began)
         self.on_arrival(lanes)
         return result
 

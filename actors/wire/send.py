@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -94,12 +94,23 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     core = context.core
 
-    async def append(_: ServerConnection, request: Command) -> Command:
+    def append(_: ServerConnection, request: Command) -> Awaitable[Command]:
         topic, queue_id = text(request, "topic"), integer(request, "queue_id")
         delayed = bool(request.fields.get("delayed"))
         append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
-        placed = append_(topic, queue_id, memoryview(request.body), _sizes(request), delayed=delayed)
-        status = await context.durable()
+        core.admission.enter(len(request.body))
+        try:
+            placed = append_(topic, queue_id, memoryview(request.body), _sizes(request), delayed=delayed)
+        except BaseException:
+            core.admission.leave(len(request.body))
+            raise
+        return acknowledge(request, placed)
+
+    async def acknowledge(request: Command, placed: Placed) -> Command:
+        try:
+            status = await context.durable()
+        finally:
+            core.admission.leave(len(request.body))
         fields = {
             "status": status.value,
             "topic": placed.topic,

@@ -66,6 +66,7 @@ class Services:
         async def vanish() -> None:
             for duty in broker._duties:
                 duty.cancel()
+            broker._beating.cancel()
             await broker._server.stop()
             await broker._pool.close()
             broker.store._flusher.stop()

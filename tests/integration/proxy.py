@@ -53,6 +53,8 @@ class LossyProxy:
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the proxy stops
         finally:
             for way in ways:
                 way.cancel()
