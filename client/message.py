@@ -88,7 +88,7 @@ class Message:
             _check_text("unique_key", unique_key)
             own["_key"] = unique_key
         own["properties"] = _NO_PROPERTIES
-        if tags is not None or keys or properties or delay_level != 0:
+        if tags is not None or keys != () or properties or delay_level != 0:
             self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), dict(properties or {}), delay_level)
 
     @property

@@ -94,31 +94,27 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     core = context.core
 
-    def append(_: ServerConnection, request: Command) -> Awaitable[Command]:
+    def append(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         topic, queue_id = text(request, "topic"), integer(request, "queue_id")
         delayed = bool(request.fields.get("delayed"))
         append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
-        core.admission.enter(len(request.body))
+        octets = len(request.body)
+        core.admission.enter(octets)
         try:
             placed = append_(topic, queue_id, memoryview(request.body), _sizes(request), delayed=delayed)
         except BaseException:
-            core.admission.leave(len(request.body))
+            core.admission.leave(octets)
             raise
-        return acknowledge(request, placed)
+        if core.store.config.flush != "sync":
+            core.admission.leave(octets)
+            return _appended(request, SendStatus.SEND_OK, placed)
+        # A task of its own: it goes on, and the append stays under way, if the connection is lost meanwhile.
+        durable = asyncio.ensure_future(context.durable())
+        durable.add_done_callback(lambda _: core.admission.leave(octets))
+        return acknowledge(request, placed, durable)
 
-    async def acknowledge(request: Command, placed: Placed) -> Command:
-        try:
-            status = await context.durable()
-        finally:
-            core.admission.leave(len(request.body))
-        fields = {
-            "status": status.value,
-            "topic": placed.topic,
-            "queue_ids": _pack(placed.queue_ids, "<i4"),
-            "queue_offsets": _pack(placed.queue_offsets, "<i8"),
-            "physical_offsets": _pack(placed.physical_offsets, "<i8"),
-        }
-        return request.response(ResponseCode.SUCCESS, fields)
+    async def acknowledge(request: Command, placed: Placed, durable: asyncio.Future[SendStatus]) -> Command:
+        return _appended(request, await asyncio.shield(durable), placed)
 
     async def send_back(_: ServerConnection, request: Command) -> Command:
         limit = integer(request, "maxReconsumeTimes", STRAIGHT_TO_DLQ)
@@ -167,6 +163,17 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         RequestCode.COMMIT_STAGED: commit,
         RequestCode.ABORT_STAGED: abort,
     }
+
+
+def _appended(request: Command, status: SendStatus, placed: Placed) -> Command:
+    fields = {
+        "status": status.value,
+        "topic": placed.topic,
+        "queue_ids": _pack(placed.queue_ids, "<i4"),
+        "queue_offsets": _pack(placed.queue_offsets, "<i8"),
+        "physical_offsets": _pack(placed.physical_offsets, "<i8"),
+    }
+    return request.response(ResponseCode.SUCCESS, fields)
 
 
 def _pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: str) -> bytes:
