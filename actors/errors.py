@@ -86,7 +86,12 @@ class Attempt:
 
 
 class SendError(RayMQError):
-    """A send failed; `.attempts` lists each try."""
+    """A send failed; `.attempts` lists each try.
+
+    `.kept` says that the producer's outbox has the messages and will send them: sending them again would do so twice.
+    """
+
+    kept: bool = False
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         lines = "".join(

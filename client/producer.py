@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack
 
@@ -21,6 +22,8 @@ from raymq.client.encoding import Part, encode_messages, message_parts, table_pa
 from raymq.client.forking import renew_in_child
 from raymq.client.message import Message, key_numbers
 from raymq.client.options import SendDefaults, SendOptions
+from raymq.client.outbox import OutboxSends
+from raymq.client.outbox_file import OutboxFile
 from raymq.client.results import SendResult, TableResult
 from raymq.client.sent_results import results_of
 from raymq.storage.record import pack_host
@@ -54,6 +57,8 @@ class Producer:
             twice then.
         buffer_bytes: with `linger`, how much may wait for answers, and
         when_full: whether a send beyond that should "block" within its budget or "raise" `BufferFull` at once.
+        outbox: a file that keeps messages whose tries ran out; they are sent later, in order, in the background, also
+            by the next process that names the file. The error of the send says so in `.kept`.
 
     Raises:
         InvalidInput: a name or number breaks its rule, or `shared` without Ray.
@@ -74,6 +79,7 @@ class Producer:
         retry_another_broker_when_not_store_ok: bool = False,
         buffer_bytes: int = 64 << 20,
         when_full: Literal["block", "raise"] = "block",
+        outbox: str | Path | None = None,
     ) -> None:
         self.group = check_group(group)
         self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
@@ -94,9 +100,12 @@ class Producer:
         self._shared = shared
         self._buffer_bytes = buffer_bytes
         self._when_full = when_full
+        self._outbox = outbox
         self._closed = False
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
-        self._batcher  # noqa: B018 - made here, where no other thread can make a second one
+        if outbox is not None:
+            OutboxFile(outbox).close()  # says now whether it can be used
+        self._sends, self._batcher  # noqa: B018 - made here, where no other thread can make a second one
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
 
@@ -198,15 +207,24 @@ class Producer:
         if not self._closed:
             self._closed = True
             self.flush(timeout)
+            sends = self._sends
+            if isinstance(sends, OutboxSends):
+                self._mq.run(sends.close(), timeout)
 
     @cached_property
     def _sends(self) -> Sends:
+        sends: Sends
         if self._shared:
             from raymq.client.shared_producer import SharedSends
 
-            return SharedSends(self._mq, self.group, self._isolation)
-        sender = make_sender(self._mq.pool, self._mq.routes, self._isolation)
-        return IdempotentSender(sender) if self._idempotent else sender
+            sends = SharedSends(self._mq, self.group, self._isolation)
+        else:
+            sender = make_sender(self._mq.pool, self._mq.routes, self._isolation)
+            sends = IdempotentSender(sender) if self._idempotent else sender
+        return sends if self._outbox is None else self._mq.run(self._with_outbox(sends, OutboxFile(self._outbox)))
+
+    async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
+        return OutboxSends(sends, file, self._defaults.terms("", _NO_OPTIONS))
 
     @cached_property
     def _batcher(self) -> Batcher | None:

@@ -124,7 +124,9 @@ def test_after_an_unknown_outcome_the_producer_goes_on(mq: Connection, proxy: Lo
         assert producer.send(Message("t", b"2"), queue=QUEUE).queue_offset == 2
 
 
-def test_a_batch_in_doubt_stays_with_the_broker_that_may_hold_it(mq: Connection, admin: Admin, proxy: LossyProxy) -> None:
+def test_a_batch_in_doubt_stays_with_the_broker_that_may_hold_it(
+    mq: Connection, admin: Admin, proxy: LossyProxy
+) -> None:
     del admin
     with Producer(mq, "p", idempotent=True, timeout=1.0, isolation=None) as producer:
         proxy.drop = 1.0

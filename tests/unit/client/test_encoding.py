@@ -29,7 +29,9 @@ def plain(count: int) -> list[Message]:
 
 def varied(count: int) -> list[Message]:
     return [
-        Message("topic", b"x", tags="täg" if number % 2 else None, keys=["k"] * (number % 3), properties={"n": str(number)})
+        Message(
+            "topic", b"x", tags="täg" if number % 2 else None, keys=["k"] * (number % 3), properties={"n": str(number)}
+        )
         for number in range(count)
     ]
 

@@ -62,7 +62,9 @@ EDGES: list[tuple[list[Callable[[], object]], list[Callable[[], object]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "edge"), list(zip(RULES, EDGES, strict=True)), ids=[rule.allowed[:40] for rule in RULES])
+@pytest.mark.parametrize(
+    ("rule", "edge"), list(zip(RULES, EDGES, strict=True)), ids=[rule.allowed[:40] for rule in RULES]
+)
 def test_a_rule_at_its_edge(rule: Rule, edge: tuple[list[Callable[[], object]], list[Callable[[], object]]]) -> None:
     broken, kept = edge
     for call in broken:

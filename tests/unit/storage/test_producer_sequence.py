@@ -26,7 +26,9 @@ def records(topic: str, host: tuple[str, int], properties: dict[str, str]) -> tu
 @pytest.mark.parametrize("host", [HOST4, HOST6])
 @pytest.mark.parametrize("topic", ["t", "t" * 200])
 @pytest.mark.parametrize("properties", [{}, {"UNIQ_KEY": "k", "TAGS": "x"}])
-def test_stamped_records_are_sound_and_keep_the_rest(topic: str, host: tuple[str, int], properties: dict[str, str]) -> None:
+def test_stamped_records_are_sound_and_keep_the_rest(
+    topic: str, host: tuple[str, int], properties: dict[str, str]
+) -> None:
     data, sizes = records(topic, host, properties)
     for sequence in (FIRST, SECOND):
         sizes = stamp(data, sizes, sequence)
