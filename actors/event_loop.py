@@ -21,13 +21,13 @@ class EventLoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = _new_event_loop()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def is_running(self) -> bool:
         """Whether coroutines can still be submitted."""
-        return self.thread.is_alive() and not self.loop.is_closed()
+        return self._thread.is_alive() and not self.loop.is_closed()
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the loop; the future resolves with its result."""
@@ -39,7 +39,7 @@ class EventLoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Run a coroutine and wait for its result; cancelled if the caller is interrupted or `timeout` (s) is over."""
-        if threading.current_thread() is self.thread:
+        if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("a blocking call on the event loop's own thread would wait for itself")
         future = self.submit(coroutine)
@@ -54,8 +54,8 @@ class EventLoopThread:
         if self.is_running:
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.loop.stop)
-            if threading.current_thread() is not self.thread:
-                self.thread.join(timeout)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

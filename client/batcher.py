@@ -98,10 +98,16 @@ class Batcher:
 
     def _wait_for_room(self, timeout: float) -> None:
         """With the lock held; it is free while waiting."""
-        if threading.current_thread() is self._mq.loop_thread:
-            return  # a callback of ours: it would wait for itself
+        if self._on_the_loop():
+            return  # a delivery's callback: it would wait for itself
         if not self._block or not self._answered.wait_for(lambda: self._taken_bytes < self._buffer_bytes, timeout):
             raise BufferFull(f"{self._taken_bytes} bytes wait for their brokers' answers")
+
+    def _on_the_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._mq.loop
+        except RuntimeError:
+            return False
 
     def _take(self, key: _Key) -> None:
         """Hand a batch to the loop, with the lock held: batches are sent in the order in which they were taken."""

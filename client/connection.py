@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -83,11 +82,6 @@ class Connection:
     def routes(self) -> Routes:
         """The topics' routes; used on `loop` only."""
         return self._home.routes
-
-    @property
-    def loop_thread(self) -> threading.Thread:
-        """The thread of `loop`: nothing may block on it."""
-        return self._home.thread.thread
 
     @property
     def reaches_ray(self) -> bool:

@@ -243,6 +243,7 @@ class Producer:
         """In a forked child: what was gathered is the parent's to send."""
         self.__dict__.pop("_sends", None)
         self.__dict__.pop("_batcher", None)
+        self._mq.adopt(self)
 
     def _check_open(self) -> None:
         if self._closed:
