@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit lint fix types bench bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit lint fix types bench bench-produce bench-store soak lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -28,6 +28,7 @@ help:
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
+	@echo "make bench-produce the producer beside an echo, a socket and an empty Ray call (ARGS=--json for JSON)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
 	@echo "make clean      caches and build outputs; make distclean: .venv too"
@@ -113,6 +114,9 @@ fix: env
 
 types: env links
 	@$(PY) -m mypy
+
+bench-produce: env
+	@$(PY) tests/bench/bench_produce.py $(ARGS)
 
 bench-store: env
 	@$(PY) tests/bench/bench_store.py $(ARGS)

@@ -1,7 +1,8 @@
 """Batches of many callers joined into one: what the shared producer does for thousands of short tasks.
 
-While an append is under way, what arrives for the same topic on the same terms is gathered; the next append takes all of
-it, up to a part's size. So nobody waits longer than for the appends before his own, and a single caller waits for none.
+While an append is under way, what arrives for the same topic on the same terms is gathered; the next append takes all
+of it, up to a part's size. So nobody waits longer than for the appends before his own, and a single caller waits for
+none.
 """
 
 from __future__ import annotations

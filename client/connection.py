@@ -149,7 +149,7 @@ class Connection:
         return thread.run(open_pool())
 
     def _begin_anew(self) -> None:
-        """In a forked child: thread and loop are the parent's. They are kept, as closing them would disturb its sockets."""
+        """In a forked child: thread and loop are the parent's, and kept: closing them would disturb its sockets."""
         self._parents_home = self.__dict__.pop("_home", None)
 
     def _pushed(self, connection: WireConnection, command: Command) -> None:

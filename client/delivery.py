@@ -19,7 +19,10 @@ MakeOutcomes = Callable[[], Sequence[Outcome]]
 
 
 class MessageBatch:
-    """Gathered messages of one topic, sent on the same terms. Whoever gathers holds a lock while it adds; the rest is thread-safe."""
+    """Gathered messages of one topic, sent on the same terms.
+
+    Whoever gathers holds a lock of its own while it adds; the rest is thread-safe.
+    """
 
     def __init__(self, topic: str, terms: Terms) -> None:
         self.topic = topic

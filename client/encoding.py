@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from raymq.client import unique_key
 from raymq.client.message import Message, key_numbers
-from raymq.storage import properties
 from raymq.storage.record import MIN_RECORD_BYTES
 from raymq.storage.record_columns import binary_array, join_records
 from raymq.storage.record_table import records_from_table

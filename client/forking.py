@@ -20,7 +20,7 @@ def renew_in_child(owner: _T, renew: Callable[[_T], None]) -> None:
 
 
 def _renew_all() -> None:
-    for reference, renew in list(_owners):
+    for reference, renew in _owners:
         owner = reference()
         if owner is not None:
             renew(owner)

@@ -1,7 +1,7 @@
 """What a producer refuses before anything is sent: every rule of the input, one a row. docs/limits.md shows this table.
 
 The checks themselves stand where the values arrive (`raymq.client.message`, `raymq.actors.naming`,
-`raymq.client.options`); tests/unit/client/test_limits.py breaks each rule at its edge and compares the error with its row.
+`raymq.client.options`); tests/unit/client/test_limits.py breaks each rule at its edge and compares error and row.
 """
 
 from __future__ import annotations

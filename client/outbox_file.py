@@ -1,7 +1,7 @@
 """The outbox: an SQLite file of batches that no broker took, in the order in which their tries ran out.
 
-A batch is kept as the records that were to be sent, so that it is the same messages, with the same unique keys, whenever
-it goes out. What is kept survives the death of its process. Any process may read and add; one at a time sends.
+A batch is kept as the records that were to be sent, so that it is the same messages, with the same unique keys,
+whenever it goes out. What is kept survives the death of its process. Any process may read and add; one at a time sends.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class OutboxFile:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def list(self, limit: int = -1) -> list[KeptBatch]:
-        """The batches, oldest first; -1 = all."""
-        return self._select("ORDER BY id LIMIT ?", limit)
+    def batches(self) -> list[KeptBatch]:
+        """All of them, oldest first."""
+        return self._select("ORDER BY id")
 
     def next(self) -> KeptBatch | None:
         """The batch that goes out next."""
@@ -142,12 +142,12 @@ class OutboxFile:
 
     def _change(self, statement: str, *values: object) -> bool:
         with self._lock:
-            return self._db.execute(statement, values).rowcount > 0  # type: ignore[arg-type]
+            return self._db.execute(statement, values).rowcount > 0
 
     def _select(self, rest: str, *values: object) -> list[KeptBatch]:
         columns = "id, kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, state, tries, error"
         with self._lock:
-            rows = self._db.execute(f"SELECT {columns} FROM batches {rest}", values).fetchall()  # type: ignore[arg-type]  # noqa: S608 - constants
+            rows = self._db.execute(f"SELECT {columns} FROM batches {rest}", values).fetchall()  # noqa: S608 - constants
         return [
             KeptBatch(
                 number,

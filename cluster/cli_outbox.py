@@ -28,7 +28,7 @@ def outbox_commands() -> None:
 def list_outbox(file: Path, as_json: bool) -> None:
     """Show what FILE holds, in the order in which it goes out."""
     outbox = OutboxFile(file)
-    print_rows([_fields(batch) for batch in outbox.list()], as_json=as_json, empty="the outbox is empty")
+    print_rows([_fields(batch) for batch in outbox.batches()], as_json=as_json, empty="the outbox is empty")
     outbox.close()
 
 
@@ -59,7 +59,7 @@ def drop_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) -> 
 def _chosen(outbox: OutboxFile, ids: tuple[int, ...], all_: bool) -> list[int]:
     if all_ == bool(ids):
         raise click.UsageError("give the ids of batches, or --all")
-    return [batch.id for batch in outbox.list()] if all_ else list(ids)
+    return [batch.id for batch in outbox.batches()] if all_ else list(ids)
 
 
 def _finish(outbox: OutboxFile, fields: dict[str, Any], ids: tuple[int, ...], done: list[int], as_json: bool) -> None:

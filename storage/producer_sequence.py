@@ -1,6 +1,6 @@
-"""The property by which an idempotent producer numbers its batches, on the first record of each.
+r"""The property by which an idempotent producer numbers its batches, on the first record of each.
 
-    RAYMQ_SEQUENCE \\x01 producer 16 | epoch 8 | first 16 | count 8 \\x02     hexadecimal digits, 64 bytes in all
+    RAYMQ_SEQUENCE \x01 producer 16 | epoch 8 | first 16 | count 8 \x02     hexadecimal digits, 64 bytes in all
 
 It has a fixed width and stands first among the properties, so that it can be overwritten when a batch is sent to
 another queue: the body's CRC does not cover it. Because it lies in the log, what a broker knows of its producers can

@@ -131,7 +131,7 @@ class ProducerTable:
         """Results follow each other without a hole and end where the next batch begins."""
         for history in self._lanes.values():
             ends = [first + stored.count for first, stored in history.results]
-            assert [first for first, _ in history.results][1:] + [history.next] == ends or not ends
+            assert [*[first for first, _ in history.results][1:], history.next] == ends or not ends
         assert len(self._lanes) <= self._max_lanes
 
 

@@ -114,7 +114,7 @@ def run() -> list[Row]:
         body = bytes(1024)
         for name, idempotent in (("send", False), ("send, idempotent", True)):
             with Producer(mq, "bench", timeout=TIMEOUT, idempotent=idempotent) as producer:
-                bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)))  # noqa: B023
+                bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)))
         for size in SIZES:
             _throughput(bench, mq, far, size)
     return bench.rows
@@ -134,9 +134,13 @@ def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int) ->
     with Producer(mq, "bench", timeout=TIMEOUT) as producer:
         bench.rate(f"send_table, {size} B", count, lambda: producer.send_table("t", table, "body"), far)
         bench.rate(f"send_batch, {size} B", count, lambda: producer.send_batch(messages), far)
-    bench.rate(f"send_async with linger, {size} B, messages ready-made", count, lambda: gathered(lambda: iter(messages)), far)
+    bench.rate(
+        f"send_async with linger, {size} B, messages ready-made", count, lambda: gathered(lambda: iter(messages)), far
+    )
     fresh = (Message("t", body) for _ in range(count))
-    bench.rate(f"send_async with linger, {size} B, messages made on the way", count, lambda: gathered(lambda: fresh), far)
+    bench.rate(
+        f"send_async with linger, {size} B, messages made on the way", count, lambda: gathered(lambda: fresh), far
+    )
 
 
 def main() -> None:

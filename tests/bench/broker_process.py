@@ -1,4 +1,4 @@
-"""A name server and a broker without Ray in a process of their own, for benchmarks that need two processes, not a cluster.
+"""A name server and a broker without Ray in a process of their own, for benchmarks of two processes.
 
 Prints the name server's address; ends when its standard input is closed.
 """

@@ -28,7 +28,7 @@ class LossyProxy:
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.address = "127.0.0.1:%d" % self._server.sockets[0].getsockname()[1]
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:

@@ -50,10 +50,7 @@ def send_through_losses(mq: Connection, proxy: LossyProxy, count: int) -> None:
         while at < count:
             size = 1 + at % 7
             batch = [Message("t", body) for body in expected[at : at + size]]
-            if size == 1:
-                results = [producer.send(batch[0], queue=QUEUE)]
-            else:
-                results = producer.send_batch(batch, queue=QUEUE)
+            results = producer.send_batch(batch, queue=QUEUE) if size > 1 else [producer.send(batch[0], queue=QUEUE)]
             assert [result.queue_offset for result in results] == list(range(at, at + len(batch)))
             at += len(batch)
         proxy.drop = proxy.cut = 0.0

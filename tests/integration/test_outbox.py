@@ -42,7 +42,7 @@ def start_all(services: Services) -> None:
 
 def kept(file: Path) -> list[str]:
     outbox = OutboxFile(file)
-    states = [batch.state for batch in outbox.list()]
+    states = [batch.state for batch in outbox.batches()]
     outbox.close()
     return states
 
@@ -119,7 +119,7 @@ def test_what_a_broker_refuses_for_good_waits_for_a_decision(mq: Connection, fil
         assert (listed["id"], listed["messages"], listed["state"], listed["tries"]) == (number, 1, "refused", 1)
         assert "QueueNotFound" in listed["error"]
         assert run_command("retry", str(file), str(number)) == {"retried": [number], "missing": []}
-        poll_until(lambda: [(batch.state, batch.tries) for batch in outbox.list()] == [("refused", 2)], 20)
+        poll_until(lambda: [(batch.state, batch.tries) for batch in outbox.batches()] == [("refused", 2)], 20)
     outbox.close()
 
 
@@ -127,11 +127,11 @@ def test_dropping(file: Path) -> None:
     outbox = OutboxFile(file)
     first, second = keep(outbox, 0), keep(outbox, 1)
     assert run_command("drop", str(file), str(first), "77", exit_code=1) == {"dropped": [first], "missing": [77]}
-    assert [batch.id for batch in outbox.list()] == [second]
-    assert [record.body for record in outbox.list()[0].messages()] == [b"1"]
+    assert [batch.id for batch in outbox.batches()] == [second]
+    assert [record.body for record in outbox.batches()[0].messages()] == [b"1"]
     assert CliRunner().invoke(main_group, ["outbox", "drop", str(file)]).exit_code == 2
     assert run_command("drop", str(file), "--all") == {"dropped": [second], "missing": []}
-    assert outbox.list() == []
+    assert outbox.batches() == []
     outbox.close()
 
 

@@ -15,7 +15,7 @@ _REMEMBERED: Final = 1_000
 
 @dataclass(slots=True)
 class LeastFailures:
-    """Ranks: the failures of the last `window_seconds`. Without a window one failure would cost a broker all traffic."""
+    """Ranks: the failures of the last `window_seconds`; without such a window one would cost a broker all traffic."""
 
     clock: Callable[[], float]
     window_seconds: float = 60.0

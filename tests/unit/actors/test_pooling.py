@@ -34,7 +34,9 @@ class Recorder:
             raise NotStored("no broker")
         offsets = self.stored + np.arange(len(sizes))
         self.stored += len(sizes)
-        return Sent(SendStatus.SEND_OK, QUEUE, "h:1", Placed(topic, np.zeros(len(sizes), np.int32), offsets, offsets * 10))
+        return Sent(
+            SendStatus.SEND_OK, QUEUE, "h:1", Placed(topic, np.zeros(len(sizes), np.int32), offsets, offsets * 10)
+        )
 
 
 async def gather(recorder: Recorder, *bodies: bytes, terms: Terms = TERMS) -> list[Sent | BaseException]:
