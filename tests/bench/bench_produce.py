@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,11 @@ from rich.table import Table
 
 from raymq.client import Admin, Connection, Message, Producer
 from raymq.cluster import ray_runtime
-from tests.bench.bench_cluster import Empty, echo_call, latency_us
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
+
+from tests.bench.bench_cluster import Empty, echo_call, latency_us  # noqa: E402
+from tests.broker_process import BrokerProcess  # noqa: E402
 
 SINGLES = 2_000
 SIZES = (100, 1024)
@@ -40,17 +43,11 @@ Row = dict[str, object]
 def broker() -> Iterator[tuple[str, psutil.Process]]:
     """A name server's address and the process of its broker."""
     with tempfile.TemporaryDirectory() as directory:
-        script = Path(__file__).with_name("broker_process.py")
-        process = subprocess.Popen(
-            [sys.executable, script, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
+        process = BrokerProcess("broker-a", Path(directory))
         try:
-            yield process.stdout.readline().strip(), psutil.Process(process.pid)
+            yield process.name_server, psutil.Process(process.pid)
         finally:
-            process.stdin.close()
-            process.wait(30)
+            process.stop()
 
 
 def socket_rate(size: int) -> float:
@@ -169,5 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     main()
