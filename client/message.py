@@ -87,7 +87,6 @@ class Message:
         if unique_key is not None:
             _check_text("unique_key", unique_key)
             own["_key"] = unique_key
-        own["properties"] = _NO_PROPERTIES
         if tags is not None or keys != () or properties or delay_level != 0:
             self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), dict(properties or {}), delay_level)
 
@@ -137,6 +136,10 @@ class Message:
             raise InvalidInput("properties", f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included", size)
         described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own), "delay_level": delay_level}
         self.__dict__.update(described, own_properties=encoded)
+
+
+# The default of most messages stands on the class as the other fields' do; dataclasses take a mapping for mutable.
+Message.properties = _NO_PROPERTIES  # type: ignore[misc]
 
 
 def key_numbers(messages: Sequence[Message]) -> list[str | int]:

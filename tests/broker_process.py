@@ -1,7 +1,7 @@
 """Brokers without Ray in processes of their own: for benchmarks, and for faults that only a process can have.
 
-As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. It prints the name
-server's address once it listens, and then obeys lines on its standard input until that is closed:
+As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. It prints the
+name server's address once it listens, and then obeys lines on its standard input until that is closed:
 
     slow SECONDS    delay every append by so much
     full            refuse writes as if the disk were full

@@ -28,8 +28,8 @@ from raymq.cluster import ray_runtime
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
-from tests.bench.bench_cluster import Empty, echo_call, latency_us  # noqa: E402
-from tests.broker_process import BrokerProcess  # noqa: E402
+from tests.bench.bench_cluster import Empty, echo_call, latency_us
+from tests.broker_process import BrokerProcess
 
 SINGLES = 2_000
 SIZES = (100, 1024)

@@ -1,6 +1,6 @@
 """A broker that is killed, stands still, is slow or has a full disk, in turn under load from eight producers.
 
-Nothing that was acknowledged is lost, no send takes longer than its budget, the traffic leaves the broker and comes back.
+Nothing acknowledged is lost, no send takes longer than its budget, the traffic leaves the broker and comes back.
 The times that were seen are printed (`make soak`).
 """
 
