@@ -18,10 +18,9 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending import Sends, Terms, queue_of_sharding_key
 from raymq.client.connection import Connection
 from raymq.client.delivery import Delivery, MakeOutcomes, MessageBatch, Outcome
-from raymq.client.encoding import encode_messages
+from raymq.client.encoding import encode_messages, packed_host
 from raymq.client.message import Message, key_numbers
 from raymq.client.sent_results import results_of
-from raymq.storage.record import pack_host
 
 #: A batch that holds this much is sent at once.
 BATCH_BYTES: Final = 1 << 20
@@ -149,7 +148,7 @@ class Batcher:
     async def _send_together(self, messages: Sequence[Message], terms: Terms) -> MakeOutcomes:
         """Send messages of one topic to one queue; returns what makes their results."""
         numbers = key_numbers(messages)
-        records, sizes = encode_messages(messages, pack_host(self._mq.pool.local_host, 0))
+        records, sizes = encode_messages(messages, packed_host(self._mq.pool.local_host))
         if terms.queue is None:
             sent = await self._sends.send(messages[0].topic, records, sizes, terms)
         else:

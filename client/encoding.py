@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from raymq.client import unique_key
 from raymq.client.message import Message, key_numbers
-from raymq.storage.record import MIN_RECORD_BYTES
+from raymq.storage.record import MIN_RECORD_BYTES, pack_host
 from raymq.storage.record_columns import binary_array, join_records
 from raymq.storage.record_table import records_from_table
 
@@ -25,7 +26,7 @@ Sizes = npt.NDArray[np.int32]
 #: A batch is cut into parts of at most this many bytes of records; each part is stored whole or not at all.
 MAX_PART_BYTES: Final = 4 * 1024 * 1024
 #: Up to so many messages the plain encoder is faster than NumPy's and Arrow's set-up.
-_FEW: Final = 16
+FEW: Final = 16
 
 _IPV4_HOST_BYTES: Final = 8
 #: Rows of a table that are encoded in one step: little enough to be cut into few parts, many enough for Arrow.
@@ -33,6 +34,12 @@ _ROWS_AT_A_TIME: Final = 8_192
 
 _body = attrgetter("body")
 _own_properties = attrgetter("own_properties")
+
+
+@lru_cache(maxsize=64)
+def packed_host(host: str) -> bytes:
+    """A born host: an address in its packed form, with port 0."""
+    return pack_host(host, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[byte
     """
     now_ms = time.time_ns() // 1_000_000
     numbers = key_numbers(messages)
-    if len(messages) <= _FEW or set(map(type, numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
+    if len(messages) <= FEW or set(map(type, numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
         encoded = [message.encode(now_ms, born_host) for message in messages]
         return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
     bodies = list(map(_body, messages))
@@ -115,7 +122,7 @@ def _cut(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
 
 def key_texts(numbers: Sequence[str | int]) -> list[str]:
     """Unique keys as `key_numbers` gives them, as text."""
-    if set(map(type, numbers)) == {int}:
+    if len(numbers) > FEW and set(map(type, numbers)) == {int}:
         return strings(unique_key.texts(np.array(numbers, np.int64)))
     return [number if isinstance(number, str) else unique_key.text(number) for number in numbers]
 

@@ -18,7 +18,7 @@ from raymq.actors.naming import check_group, check_sendable
 from raymq.actors.sending import Sends, Sent, Terms, make_sender
 from raymq.client.batcher import Batcher
 from raymq.client.connection import Connection
-from raymq.client.encoding import Part, encode_messages, message_parts, table_parts
+from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
 from raymq.client.forking import renew_in_child
 from raymq.client.message import Message, key_numbers
 from raymq.client.options import SendDefaults, SendOptions
@@ -26,7 +26,6 @@ from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
 from raymq.client.results import SendResult, TableResult
 from raymq.client.sent_results import results_of
-from raymq.storage.record import pack_host
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -270,7 +269,7 @@ class Producer:
         return await asyncio.wrap_future(self._mq.submit(coroutine))
 
     def _born_host(self) -> bytes:
-        return pack_host(self._mq.pool.local_host, 0)
+        return packed_host(self._mq.pool.local_host)
 
     def _send_parts(self, topic: str, parts: Iterator[Part], terms: Terms) -> Iterator[tuple[Part, Sent]]:
         """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""

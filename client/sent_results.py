@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -10,9 +9,10 @@ import numpy as np
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending import Sent
-from raymq.client.encoding import key_texts, strings
+from raymq.client.encoding import FEW, key_texts, strings
 from raymq.client.results import SendResult
 from raymq.storage import message_id
+from raymq.storage.record import pack_host
 from raymq.storage.unique_keys import hexadecimal
 
 
@@ -35,12 +35,11 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
 
 def _message_ids(sent: Sent) -> list[str]:
     host, _, port = sent.address.rpartition(":")
+    host = host.strip("[]")
     offsets = sent.placed.physical_offsets
-    address = ipaddress.ip_address(host.strip("[]"))
-    if address.version == 6 or len(offsets) == 1:
-        return [message_id.encode(str(address), int(port), offset) for offset in offsets.tolist()]
+    if len(offsets) <= FEW or ":" in host:
+        return [message_id.encode(host, int(port), offset) for offset in offsets.tolist()]
     rows = np.empty((len(offsets), 16), np.uint8)
-    rows[:, :4] = np.frombuffer(address.packed, np.uint8)
-    rows[:, 4:8] = np.frombuffer(int(port).to_bytes(4, "big"), np.uint8)
+    rows[:, :8] = np.frombuffer(pack_host(host, int(port)), np.uint8)
     rows[:, 8:] = offsets.astype(">i8").view(np.uint8).reshape(len(offsets), 8)
     return strings(hexadecimal(rows))
