@@ -12,7 +12,7 @@ import pytest
 from raymq.actors.errors import NotStored
 from raymq.actors.sending import Terms
 from raymq.client import MessageQueue, SendResult, SendStatus
-from raymq.client.delivery import Delivery, MessageBatch
+from raymq.client.message_batch import Delivery, MessageBatch
 
 TERMS = Terms(3.0, 2)
 
