@@ -20,12 +20,13 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit lint fix types bench bench-produce bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit test-interop lint fix types bench bench-produce bench-store soak lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
+	@echo "make test-interop  RocketMQ's Java client, admin client and mqadmin against a cluster (needs Maven)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
 	@echo "make bench-produce the producer beside an echo, a socket and an empty Ray call (ARGS=--json for JSON)"
@@ -117,6 +118,10 @@ types: env links
 
 bench-produce: env
 	@$(PY) tests/bench/bench_produce.py $(ARGS)
+
+# RocketMQ's own clients and tools against a cluster of ours; Maven and a JDK are needed. make test runs them too.
+test-interop: env
+	@$(PYTEST) tests/interop -s $(ARGS)
 
 bench-store: env
 	@$(PY) tests/bench/bench_store.py $(ARGS)

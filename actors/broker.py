@@ -8,8 +8,12 @@ import ray
 
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import start_patiently
+from raymq.actors.hosting import allow_many_files, start_patiently
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
+from raymq.actors.wire.frame import Command
+
+#: The threads of `invoke`, apart from those of control.
+INVOKE_LANES = "invoke"
 
 
 class Broker:
@@ -17,6 +21,7 @@ class Broker:
 
     def __init__(self, spec: BrokerSpec) -> None:
         node_id = ray.get_runtime_context().get_node_id()
+        allow_many_files()
         self._loop = EventLoopThread(spec.name)
         self._service = start_patiently(self._loop, lambda: BrokerService.start(spec, node_id))
 
@@ -35,6 +40,11 @@ class Broker:
     def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Put what is due into its real queues; called by the scheduler."""
         return self._loop.run(self._service.deliver_due(scheduler_pid))
+
+    @ray.method(concurrency_group=INVOKE_LANES)
+    def invoke(self, session: str, request: Command) -> Command:
+        """Carry out a command of a client whose way to the socket is barred; see `InvokeDoor`."""
+        return self._loop.run(self._service.invoke(session, request))
 
     def stop(self) -> None:
         """Flush, close the store (its abort file goes), free the port; the actor is killed next."""

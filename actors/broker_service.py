@@ -22,19 +22,24 @@ from pathlib import Path
 from raymq.actors.core import producer_history
 from raymq.actors.core.admission import BEAT_SECONDS
 from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.name_server import HEARTBEAT_SECONDS
-from raymq.actors.errors import RayMQError
+from raymq.actors.core.statistics import Statistics
 from raymq.actors.group_commit import GroupCommit
 from raymq.actors.naming import check_name
+from raymq.actors.ports import bind_broker
 from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
-from raymq.actors.wire import admin, group, pull, query, route, send
+from raymq.actors.registration import Registration
+from raymq.actors.wire import admin, append, fetch, group, lock, offset, pull, query, reply, send, send_back, staging
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.invoke import InvokeDoor
+from raymq.actors.wire.server import Server, ServerConnection
+from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
@@ -43,7 +48,6 @@ _POLL_SWEEP_SECONDS = 0.1
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
-_NAME_SERVER_SECONDS = 1.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
@@ -70,26 +74,42 @@ class BrokerService:
         self._scheduler_pid: int | None = None
         self._lateness = 0.0
         self._loop = asyncio.get_running_loop()
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         self._commits = GroupCommit(store.flush, _SYNC_FLUSH_SECONDS)
-        self.core = BrokerCore(spec.name, store, auto_create_topics=spec.auto_create_topics)
+        self.core = BrokerCore(spec.name, store, cluster=spec.cluster, auto_create_topics=spec.auto_create_topics)
         self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
+        self._producers_saved_to = -1
         producer_history.restore(self.core.producers, store, self._producers_file)
         self.groups = GroupTable(time.monotonic)
         self.polls = LongPolls(self._loop.time)
         self.core.on_arrival = self.polls.arrived
+        self.statistics = Statistics()
+        self._registration = Registration(
+            self._pool, spec.name_servers, spec.cluster, spec.name, self.address, self.core.topics.announced
+        )
         context = BrokerContext(
             core=self.core,
             groups=self.groups,
             polls=self.polls,
+            statistics=self.statistics,
+            settings=broker_settings(
+                self.core,
+                cluster=spec.cluster,
+                address=self.address,
+                name_servers=spec.name_servers,
+                auto_create_topics=spec.auto_create_topics,
+            ),
             durable=self._durable,
             announce=self.announce,
             notify_group=self._notify_group,
             status=self.status,
         )
-        families = (send, pull, group, query, admin)
-        self._server = Server({code: h for family in families for code, h in family.handlers(context).items()})
-        self._producers_saved_to = -1
+        families = (append, staging, send, send_back, reply, pull, fetch, group, lock, offset, query, admin)
+        self._server = Server(
+            {code: h for family in families for code, h in family.handlers(context).items()},
+            tls=None if spec.tls is None else server_context(spec.tls),
+        )
+        self._door = InvokeDoor(self._server)
         self._duties: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -106,13 +126,13 @@ class BrokerService:
         identity_file = directory / "raymq" / "broker.json"
         known = json_file.load(identity_file)
         identity = _Identity(int(known.get("port", 0)), int(known.get("epoch", 0)) + 1)
-        bound = bind(spec.host, identity.port)
+        bound = bind_broker(spec.host, identity.port)
         try:
-            identity.port = int(bound.getsockname()[1])
+            identity.port = int(bound[0].getsockname()[1])
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
             store = Store.open(directory, config)
         except BaseException:
-            bound.close()
+            _close(bound)
             raise
         try:
             json_file.save(
@@ -123,7 +143,7 @@ class BrokerService:
             await service._listen(bound)
         except BaseException:
             store.close()
-            bound.close()
+            _close(bound)
             raise
         return service
 
@@ -132,12 +152,17 @@ class BrokerService:
         for duty in self._duties:
             duty.cancel()
         self._beating.cancel()
-        fields = {"brokerName": self.spec.name, "brokerId": MASTER_ID, "brokerAddr": self.address}
-        await self._tell_name_servers(lambda: Command(RequestCode.UNREGISTER_BROKER, dict(fields)))
+        self._server.drain()
+        self.polls.close()
+        await self._registration.leave()
         await self._server.stop()
         await self._pool.close()
         await self._save_producers()
         self.store.close()
+
+    async def invoke(self, session: str, request: Command) -> Command:
+        """Carry out a command that did not come over a socket; see `InvokeDoor`."""
+        return await self._door.invoke(session, request)
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Deliver what is due; the scheduler that asks is remembered for `status`."""
@@ -167,15 +192,17 @@ class BrokerService:
 
     async def announce(self) -> None:
         """Register with every name server; those that do not answer learn it from a later heartbeat."""
-        await self._tell_name_servers(
-            lambda: route.register_command(
-                self.spec.cluster, self.spec.name, MASTER_ID, self.address, self.core.topics()
-            )
-        )
+        await self._registration.announce()
 
-    async def _listen(self, bound: socket.socket) -> None:
-        await self._server.start(bound)
+    async def _listen(self, bound: list[socket.socket]) -> None:
+        own, *vip_channel = bound
+        await self._server.start(own)
         self._beat()
+        for each in vip_channel:
+            try:
+                await self._server.listen(each)
+            except OSError as error:
+                _log.warning("%s has no VIP channel: %s", self.spec.name, error)
         await self.announce()
         self._duties = [
             self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
@@ -201,7 +228,10 @@ class BrokerService:
         self.polls.expire()
 
     async def _sweep_groups(self) -> None:
-        for name in self.groups.expire():
+        gone = self.groups.expire()
+        for client_id in gone.client_ids:
+            self.core.locks.forget(client_id)
+        for name in gone.groups:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:
@@ -221,16 +251,10 @@ class BrokerService:
             assert isinstance(connection, ServerConnection)
             connection.push(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name}))
 
-    async def _durable(self) -> SendStatus:
-        if self.store.config.flush == "sync":
-            return await self._commits.wait()
-        return SendStatus.SEND_OK
+    def _durable(self) -> Awaitable[SendStatus] | None:
+        return self._commits.wait() if self.store.config.flush == "sync" else None
 
-    async def _tell_name_servers(self, command: Callable[[], Command]) -> None:
-        async def tell(address: str) -> None:
-            try:
-                await self._pool.request(address, command(), _NAME_SERVER_SECONDS)
-            except RayMQError as error:
-                _log.debug("name server %s: %s", address, error)
 
-        await asyncio.gather(*(tell(address) for address in self.spec.name_servers))
+def _close(sockets: list[socket.socket]) -> None:
+    for each in sockets:
+        each.close()

@@ -3,6 +3,8 @@
 The tree's root and the errors of a store are in `raymq.storage.errors`; this module adds
 
     RayMQError
+    +-- InvalidInput
+    |   +-- MessageIllegal             a message cannot be stored as it is
     +-- SendError                      .attempts: what every try met
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
     |   |   +-- BufferFull             the producer holds as many messages as it may
@@ -10,7 +12,9 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
-    +-- SubscriptionMismatch  NotRecallable  ClientClosed  PermissionDenied  ServerBusy  SequenceGap  ProtocolError
+    +-- UnknownAttribute (InvalidInput)
+    +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
+    +-- PermissionDenied  ServerBusy  SequenceGap  ProtocolError
 """
 
 from __future__ import annotations
@@ -39,18 +43,22 @@ from raymq.storage.errors import (
 
 __all__ = [
     "Attempt",
+    "BadSubscription",
     "BrokerUnavailable",
     "BufferFull",
     "ClientClosed",
     "ConnectionLost",
+    "ConsumerNotOnline",
     "GroupNotFound",
     "InvalidInput",
     "MessageExpired",
+    "MessageIllegal",
     "MessageNotFound",
     "NotFoundError",
     "NotRecallable",
     "NotStored",
     "OffsetOutOfRange",
+    "OffsetReset",
     "OutcomeUnknown",
     "PermissionDenied",
     "ProtocolError",
@@ -68,6 +76,7 @@ __all__ = [
     "Timeout",
     "TopicExists",
     "TopicNotFound",
+    "UnknownAttribute",
 ]
 
 
@@ -102,6 +111,12 @@ class SendError(RayMQError):
         super().__init__(message + lines)
         self.attempts = list(attempts)
         self.code = next((a.code for a in reversed(self.attempts) if a.code), None)
+
+
+class MessageIllegal(InvalidInput):
+    """A message, not a name, breaks a rule: its body, its properties, its flags, how it is packed."""
+
+    wire_code = "MESSAGE_ILLEGAL"
 
 
 class NotStored(SendError):
@@ -142,10 +157,38 @@ class Timeout(BrokerUnavailable, TimeoutError):
     """No answer in time. The request may still be carried out: its outcome is unknown."""
 
 
+class UnknownAttribute(InvalidInput):
+    """An attribute of a topic that is not known, or cannot have that value."""
+
+    wire_code = "SYSTEM_ERROR"
+
+
+class BadSubscription(RayMQError):
+    """A filter expression that cannot be read, or whose language is not served."""
+
+    wire_code = "SUBSCRIPTION_PARSE_FAILED"
+
+
 class SubscriptionMismatch(RayMQError):
     """A member's subscription differs from its group's; both are named."""
 
     wire_code = "SUBSCRIPTION_PARSE_FAILED"
+
+
+class ConsumerNotOnline(RayMQError):
+    """The group has no member here, or that client is none of them."""
+
+    wire_code = "CONSUMER_NOT_ONLINE"
+
+
+class OffsetReset(RayMQError):
+    """An administrator sent the group to another place of the queue: go on at `.offset`."""
+
+    wire_code = "PULL_OFFSET_MOVED"
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the group was sent to offset {offset}")
+        self.offset = offset
 
 
 class NotRecallable(RayMQError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import resource
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,6 +17,13 @@ _Service = TypeVar("_Service")
 #: How long a restart waits for the directory's lock and the port of the process before it.
 PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files to the highest that it may: every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def start_patiently(loop: EventLoopThread, start: Callable[[], Coroutine[Any, Any, _Service]]) -> _Service:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import start_patiently
+from raymq.actors.hosting import allow_many_files, start_patiently
 from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import NameServerSpec
 
@@ -16,6 +16,7 @@ class NameServer:
 
     def __init__(self, spec: NameServerSpec) -> None:
         self._spec = spec
+        allow_many_files()
         self._loop = EventLoopThread("name-server")
         self._service = start_patiently(self._loop, lambda: NameServerService.start(spec))
 

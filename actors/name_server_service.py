@@ -1,7 +1,7 @@
 """A name server without Ray: a route table behind a socket. The actor `raymq.actors.name_server.NameServer` wraps it.
 
 Its address is chosen once and kept in `<directory>/name-server-<index>.json`, so that a restart on the same machine
-comes back to it. All else it knows is learned from the brokers' heartbeats.
+comes back to it; beside it lie its key-value entries and settings. All else is learned from the brokers' heartbeats.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import os
 import time
 from pathlib import Path
 
+from raymq.actors.core.key_values import ORDER_TOPICS, KeyValues
 from raymq.actors.core.name_server import RouteTable
+from raymq.actors.core.settings import Settings, truth
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.wire import route
-from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire import kv, route
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.tls import server_context
 from raymq.storage import json_file
 
 _SWEEP_SECONDS = 0.5
@@ -23,21 +28,41 @@ _SWEEP_SECONDS = 0.5
 class NameServerService:
     """One running name server. Made by `start`, used and stopped on its event loop."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, spec: NameServerSpec, port: int) -> None:
+        """Raises StoreCorrupt if its entries or settings cannot be read."""
+        self.address = f"{spec.host}:{port}"
         self.table = RouteTable(time.monotonic)
-        self._server = Server(route.handlers(self.table, lambda: {"address": address, "pid": os.getpid()}))
+        self._tells_order = False
+        files = Path(spec.directory) / f"name-server-{spec.index}"
+        self._entries = KeyValues(files.with_suffix(".kv.json"))
+        settings = Settings(
+            files.with_suffix(".settings.json"),
+            {"listenPort": str(port), "bindAddress": spec.host},
+            {"orderMessageEnable": ("false", self._tell_order)},
+        )
+        self._server = Server(
+            {
+                **route.handlers(self.table, self._order_of),
+                **kv.handlers(self._entries, settings),
+                RequestCode.STATUS: self._who,
+            },
+            tls=None if spec.tls is None else server_context(spec.tls),
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, spec: NameServerSpec) -> NameServerService:
-        """Listen. Raises OSError if the port is taken."""
+        """Listen. Raises OSError if the port is taken, StoreCorrupt if what it kept cannot be read."""
         file = Path(spec.directory) / f"name-server-{spec.index}.json"
         port = spec.port or int(json_file.load(file).get("port", 0))
         bound = bind(spec.host, port)
-        port = int(bound.getsockname()[1])
-        service = cls(f"{spec.host}:{port}")
-        await service._server.start(bound)
+        try:
+            port = int(bound.getsockname()[1])
+            service = cls(spec, port)
+            await service._server.start(bound)
+        except BaseException:
+            bound.close()
+            raise
         json_file.save(file, {"host": spec.host, "port": port})
         service._sweeper = asyncio.get_running_loop().create_task(service._sweep())
         return service
@@ -52,3 +77,12 @@ class NameServerService:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.table.expire()
+
+    def _tell_order(self, value: str) -> None:
+        self._tells_order = truth(value)
+
+    def _order_of(self, topic: str) -> str | None:
+        return self._entries.find(ORDER_TOPICS, topic) if self._tells_order else None
+
+    def _who(self, _: ServerConnection, request: Command) -> Command:
+        return request.response(ResponseCode.SUCCESS, {"address": self.address, "pid": os.getpid()})

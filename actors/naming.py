@@ -20,6 +20,8 @@ MAX_DERIVED_TOPIC_CHARACTERS = 255
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+#: The model of topics that a first message makes.
+AUTO_CREATE_TOPIC = "TBW102"
 
 #: RocketMQ's NOT_ALLOWED_SEND_TOPIC_SET.
 UNSENDABLE_TOPICS = frozenset(
@@ -32,7 +34,7 @@ UNSENDABLE_TOPICS = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
-SYSTEM_TOPICS = UNSENDABLE_TOPICS | {"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+SYSTEM_TOPICS = UNSENDABLE_TOPICS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 SYSTEM_PREFIX = "rmq_sys_"
 
 
@@ -70,7 +72,7 @@ def check_sendable(topic: object) -> str:
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether `topic` is hidden from `Admin.topics()`: the system's own, and those derived from groups."""
+    """Whether `topic` is the system's in every cluster: its own, and those derived from groups."""
     return (
         topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or topic == SCHEDULE_TOPIC
     )
@@ -84,6 +86,11 @@ def retry_topic(group: str) -> str:
 def dlq_topic(group: str) -> str:
     """Where a group's dead messages rest."""
     return DLQ_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """Where replies to requests are kept."""
+    return f"{cluster}_REPLY_TOPIC"
 
 
 def broker_name(index: int) -> str:

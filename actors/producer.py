@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.pooling import PooledSends
+from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
 from raymq.actors.sending import Sent, Terms, make_sender
 from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.tls import client_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class ProducerSpec:
     group: str
     name_servers: tuple[str, ...]
     isolation: str | None = "latency"
+    tls: Tls | None = None
 
 
 class Producer:
@@ -48,5 +51,5 @@ class Producer:
         self._loop.stop()
 
     async def _open(self, spec: ProducerSpec) -> PooledSends:
-        pool = ConnectionPool()
+        pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         return PooledSends(make_sender(pool, Routes(pool, spec.name_servers), spec.isolation))

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 PERM_READ = 4
 PERM_WRITE = 2
+#: A topic that others are made after.
+PERM_INHERIT = 1
 MASTER_ID = 0
 
 
@@ -107,6 +109,24 @@ class DueReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """The files (PEM) by which one side of a socket proves who it is and checks the other. Paths, so that it travels.
+
+    Attributes:
+        ca_file: who signed the other side's certificate; None for whom the system trusts.
+        cert_file, key_file: the own certificate with its chain, and its key. A server needs them.
+        client_auth: a server asks every client for a certificate that `ca_file` signed.
+        check_host: a client compares the server's address with its certificate.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    client_auth: bool = False
+    check_host: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class NameServerSpec:
     """What a name-server actor is started with; a restart gets the same.
 
@@ -118,6 +138,7 @@ class NameServerSpec:
     host: str
     port: int
     arguments: dict[str, Any] = field(default_factory=dict)
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +155,7 @@ class BrokerSpec:
     name_servers: tuple[str, ...]
     auto_create_topics: bool = False
     store: dict[str, Any] = field(default_factory=dict)
+    tls: Tls | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Routes for clients: asked from any name server, kept for 30 s. Runs on the event loop of its connection pool."""
+"""Routes for clients: asked from any name server, kept for 30 s. Runs on the event loop of its connection pool.
+
+A broker that comes (back) into a route is connected to at once, however long its address has refused before.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 
 ROUTE_SECONDS = 30.0
+#: A route that nobody renewed is used for this long before somebody is asked again.
+_UNANSWERED_SECONDS = 2.0
 #: One that has just started, and does not know the cluster yet, is asked again after this pause.
 _LEARNING_SECONDS = 0.2
 #: A name server that does not answer within this time is passed over for the next one.
@@ -27,6 +32,8 @@ class Routes:
         self._pool = pool
         self.name_servers = list(name_servers)
         self._cached: dict[str, tuple[float, TopicRoute]] = {}
+        #: The place in the list of the one that answered last: clients stick to it as long as it answers.
+        self._preferred = 0
 
     async def get(self, topic: str, *, fresh: bool = False, timeout: float = _NAME_SERVER_SECONDS) -> TopicRoute:
         """The route of `topic`.
@@ -44,16 +51,22 @@ class Routes:
             return cached[1]
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
         try:
-            answer = await self.ask(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields), timeout)
+            command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+            answer = await self.ask(command, timeout, patient=cached is None)
         except TopicNotFound:
             if cached is not None and fresh:  # a name server that has just started knows nothing yet
                 return cached[1]
             raise
         except RayMQError:
             if cached is not None:
+                self._cached[topic] = (max(cached[0], now - ROUTE_SECONDS + _UNANSWERED_SECONDS), cached[1])
                 return cached[1]
             raise
         route = wire_route.read_route(topic, answer.body)
+        known = {} if cached is None else cached[1].addresses
+        for broker, address in route.addresses.items():
+            if known.get(broker) != address:
+                self._pool.retry_now(address)
         self._cached[topic] = (now, route)
         return route
 
@@ -66,14 +79,28 @@ class Routes:
         answer = await self.ask(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), timeout)
         return sorted(json.loads(bytes(answer.body))["topicList"])
 
+    async def broker_at(self, address: str, timeout: float = _NAME_SERVER_SECONDS) -> str:
+        """The name of the broker that listens at `address`; BrokerUnavailable if no name server knows one."""
+        for _, route in self._cached.values():
+            for broker, known in route.addresses.items():
+                if known == address:
+                    return broker
+        for broker, known in (await self.cluster(timeout)).masters.items():
+            if known == address:
+                return broker
+        raise BrokerUnavailable(address, "no name server knows a broker there")
+
     def forget(self, topic: str) -> None:
         """Drop a cached route."""
         self._cached.pop(topic, None)
 
-    async def ask(self, command: Command, timeout: float = _NAME_SERVER_SECONDS) -> Command:
-        """Send a request to the first name server that answers.
+    async def ask(self, command: Command, timeout: float = _NAME_SERVER_SECONDS, *, patient: bool = True) -> Command:
+        """Send a request to the name server that answered last, or the first behind it that answers.
 
         One that has just started is asked again until it knows the cluster.
+
+        Args:
+            patient: where all refuse, wait for one that may come back within `timeout`.
 
         Raises:
             BrokerUnavailable: none answers within `timeout` seconds.
@@ -81,18 +108,25 @@ class Routes:
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
             try:
-                return await self._ask_once(command, deadline - asyncio.get_running_loop().time())
+                return await self._ask_once(command, deadline - asyncio.get_running_loop().time(), patient=patient)
             except ServerBusy:
                 if asyncio.get_running_loop().time() + _LEARNING_SECONDS >= deadline:
                     raise
                 await asyncio.sleep(_LEARNING_SECONDS)
 
-    async def _ask_once(self, command: Command, timeout: float) -> Command:
+    async def _ask_once(self, command: Command, timeout: float, *, patient: bool) -> Command:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         reasons: list[str] = []
-        for address in list(self.name_servers):
+        first, count = self._preferred, len(self.name_servers)
+        for turn in range(count):
+            self._preferred = (first + turn) % count
+            share = (deadline - loop.time()) / (count - turn)
+            last = turn == count - 1
             try:
-                share = timeout / max(1, len(self.name_servers) - len(reasons))
-                return await self._pool.request(address, command, share)
+                return await self._pool.request(
+                    self.name_servers[self._preferred], command, share, patient=patient and last
+                )
             except BrokerUnavailable as error:
                 reasons.append(str(error))
-        raise BrokerUnavailable("name server", "; ".join(reasons) or "no address was given")
+        raise BrokerUnavailable("name server", "; ".join(reasons))

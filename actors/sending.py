@@ -23,8 +23,8 @@ from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
 from raymq.actors.probing import Prober
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
+from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.send import append_command, read_appended
 from raymq.storage.java_hash import java_hash
 from raymq.storage.record import OFFSET_QUEUE_ID
 
@@ -150,7 +150,10 @@ class Sender:
                 queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced
             )
             began_try = time.monotonic()
-            status, placed = read_appended(await self._pool.request(host_and_port, command, plan.try_timeout()))
+            # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
+            patient = self._pool.is_backing_off(host_and_port)
+            answer = await self._pool.request(host_and_port, command, plan.try_timeout(), patient=patient)
+            status, placed = read_appended(answer)
         except RayMQError as error:
             elapsed = time.monotonic() - began
             if queue is not None:
@@ -181,7 +184,8 @@ class Sender:
             return queue_of_sharding_key(queues, terms.sharding_key)
         if terms.same_broker and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
-        return self._picker.pick(queues, last)
+        due = [queue for queue in queues if not self._pool.is_backing_off(route.addresses[queue.broker])]
+        return self._picker.pick(due or queues, last)
 
     async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
         """The topic's route, a fresh one after a failure, and before a chosen queue is said not to exist."""

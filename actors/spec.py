@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from raymq.actors.broker import Broker
+from raymq.actors.broker import INVOKE_LANES, Broker
 from raymq.actors.name_server import NameServer
 from raymq.actors.naming import SCHEDULER_NAME, broker_name, name_server_name, producer_name
 from raymq.actors.producer import Producer, ProducerSpec
@@ -32,6 +32,8 @@ __all__ = [
 _LANES = 8
 #: Sends that a shared producer works on together; it is an asyncio actor.
 _PRODUCER_CALLS = 1_000
+#: Threads for commands that come through the actor instead of the socket; each may be parked for a second.
+_INVOKE_THREADS = 32
 #: Enough of a resource to be bound to its node, little enough for thousands of actors.
 _TRACE = 0.001
 
@@ -63,7 +65,9 @@ def make_name_server(spec: NameServerSpec, namespace: str, resource: str) -> Any
 
 def make_broker(spec: BrokerSpec, namespace: str, resource: str) -> Any:
     """Start (or find) a broker, bound to its directory's machine by `resource`, never by node id."""
-    return ray.remote(Broker).options(**_options(spec.name, namespace, {resource: _TRACE})).remote(spec)
+    threads = {INVOKE_LANES: _INVOKE_THREADS}
+    actor = ray.remote(concurrency_groups=threads)(Broker)  # type: ignore[call-overload] # missing in Ray's types
+    return actor.options(**_options(spec.name, namespace, {resource: _TRACE})).remote(spec)
 
 
 def make_scheduler(spec: SchedulerSpec) -> Any:

@@ -42,6 +42,7 @@ from raymq.client.results import (
     SendResult,
     TableResult,
 )
+from raymq.client.trace import TraceEvent, TraceState
 
 __all__ = [
     "Admin",
@@ -85,4 +86,6 @@ __all__ = [
     "TableResult",
     "TopicExists",
     "TopicNotFound",
+    "TraceEvent",
+    "TraceState",
 ]

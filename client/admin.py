@@ -15,7 +15,7 @@ from raymq.actors.errors import (
     MessageNotFound,
     RayMQError,
 )
-from raymq.actors.naming import check_group, check_sendable, check_topic, is_system_topic
+from raymq.actors.naming import check_group, check_sendable, check_topic, is_system_topic, reply_topic
 from raymq.actors.protocol import BrokerInfo, MessageQueue
 from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
@@ -78,7 +78,11 @@ class Admin:
 
     def topics(self, system: bool = False) -> list[str]:
         """The names of all topics, sorted; the system's own and those of groups only with `system`."""
-        return [t for t in self._run(self._mq.routes.topics()) if system or not is_system_topic(t)]
+        if system:
+            return self._run(self._mq.routes.topics())
+        brokers = self._run(self._mq.routes.cluster()).brokers
+        own = {name for broker, (cluster, _) in brokers.items() for name in (broker, cluster, reply_topic(cluster))}
+        return [t for t in self._run(self._mq.routes.topics()) if not is_system_topic(t) and t not in own]
 
     def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
         """What each queue of a topic holds; TopicNotFound."""
@@ -112,7 +116,7 @@ class Admin:
         owners = self._run(self._owners(group, list(found)))
         progress = {}
         for queue, values in sorted(found.items()):
-            committed = None if values["consumerOffset"] < 0 else values["consumerOffset"]
+            committed = values["raymqCommitted"]
             lag = None if committed is None else values["brokerOffset"] - committed
             progress[queue] = QueueProgress(committed, values["brokerOffset"], lag, owners.get(queue))
         return progress

@@ -17,9 +17,9 @@ from raymq.actors.errors import BufferFull, ClientClosed
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending import Sends, Terms, queue_of_sharding_key
 from raymq.client.connection import Connection
-from raymq.client.message_batch import Delivery, MakeOutcomes, MessageBatch, Outcome
 from raymq.client.encoding import encode_messages, packed_host
 from raymq.client.message import Message, key_numbers
+from raymq.client.message_batch import Delivery, MakeOutcomes, MessageBatch, Outcome
 from raymq.client.sent_results import results_of
 
 #: A batch that holds this much is sent at once.

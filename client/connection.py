@@ -1,7 +1,7 @@
 """A process's connection to a cluster: one background event loop, one socket per broker, the routes.
 
-Every client (Producer, PushConsumer, ...) is given one and shares what it holds. Nothing in it needs Ray: a cluster
-that is reached through Ray only brings the name servers' addresses and a namespace for the shared producer.
+Every client (Producer, PushConsumer, ...) is given one and shares what it holds. Sockets are the way to the brokers; a
+connection that reaches Ray, too, calls a broker's actor where the network does not lead to its socket.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
+import threading
+import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import cached_property
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
-from raymq.client.forking import renew_in_child
+from raymq.actors.wire.tls import client_context
 
 _T = TypeVar("_T")
-PushListener = Callable[[WireConnection, Command], None]
+#: Gets a request that a broker sent by itself; returns the answer, or None: it is one-way, or for another listener.
+PushListener = Callable[[WireConnection, Command], Command | None]
 
 
 class Closable(Protocol):
@@ -36,52 +39,44 @@ class Closable(Protocol):
         """Release everything; may be called twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """What belongs to one process."""
-
-    thread: EventLoopThread
-    pool: ConnectionPool
-    routes: Routes
-
-
 class Connection:
     """Thread-safe. Closes its clients, its sockets and its thread with `close()`, at the latest at interpreter exit.
 
-    It pickles to its addresses and connects anew where it is unpickled, as in a Ray or Spark task.
+    It pickles to its addresses and connects anew where it is unpickled, as in a Ray or Spark task. After a fork the
+    child has sockets and a thread of its own as soon as it uses them, and the parent keeps its own; consumers that run
+    in the background stay the parent's.
     """
 
-    def __init__(self, name_servers: Sequence[str], *, namespace: str | None = None) -> None:
+    def __init__(self, name_servers: Sequence[str], *, namespace: str | None = None, tls: Tls | None = None) -> None:
         """Connects lazily. `namespace` is the cluster's Ray namespace, None where Ray is out of reach.
 
         Raises:
-            InvalidInput: an address is not "host:port".
+            InvalidInput: an address is not "host:port", or a file of `tls` cannot be used.
         """
         self.name_servers = [_checked_address(address) for address in name_servers]
         if not self.name_servers:
             raise InvalidInput("name_servers", "at least one address", list(name_servers))
         self.namespace = namespace
+        self.tls = tls
+        self.pool = ConnectionPool(
+            self._pushed,
+            tls=None if tls is None else client_context(tls),
+            second_door=None if namespace is None else self._through_the_actor,
+        )
+        self.routes = Routes(self.pool, self.name_servers)
         self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._push_listeners: list[PushListener] = []
         self._closed = False
-        self._home  # noqa: B018 - made here, where no other thread can make a second one
-        renew_in_child(self, Connection._begin_anew)
+        self._starting = threading.Lock()
+        self._loop: EventLoopThread | None = None
+        self._session = uuid.uuid4().hex
         atexit.register(self.close)
+        _of_this_process.add(self)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The background event loop, which owns sockets and routes."""
-        return self._home.thread.loop
-
-    @property
-    def pool(self) -> ConnectionPool:
-        """One socket per address; used on `loop` only."""
-        return self._home.pool
-
-    @property
-    def routes(self) -> Routes:
-        """The topics' routes; used on `loop` only."""
-        return self._home.routes
+        return self._background().loop
 
     @property
     def reaches_ray(self) -> bool:
@@ -89,7 +84,7 @@ class Connection:
         return self.namespace is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reconnect, (self.name_servers, self.namespace)
+        return _reconnect, (self.name_servers, self.namespace, self.tls)
 
     def __enter__(self) -> Self:
         return self
@@ -101,17 +96,18 @@ class Connection:
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Run a coroutine on the background loop and wait for it. Raises ClientClosed after `close()`."""
-        if self._closed:
-            coroutine.close()
-            raise ClientClosed("the connection to the cluster is closed")
-        return self._home.thread.run(coroutine, timeout)
+        self._check_open(coroutine)
+        try:
+            return self._background().run(coroutine, timeout)
+        except (CancelledError, RuntimeError):
+            if self._closed:  # meanwhile, by another thread or by the end of the program
+                raise ClientClosed("the connection to the cluster was closed") from None
+            raise
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the background loop. Raises ClientClosed after `close()`."""
-        if self._closed:
-            coroutine.close()
-            raise ClientClosed("the connection to the cluster is closed")
-        return self._home.thread.submit(coroutine)
+        self._check_open(coroutine)
+        return self._background().submit(coroutine)
 
     def adopt(self, client: Closable) -> None:
         """Close `client` with this connection."""
@@ -134,31 +130,61 @@ class Connection:
             client.close()
         self._closed = True
         atexit.unregister(self.close)
-        if self._home.thread.is_running:
-            self._home.thread.run(self.pool.close(), 5.0)
-            self._home.thread.stop()
+        if self._loop is not None and self._loop.is_running:
+            self._loop.run(self.pool.close(), 5.0)
+            self._loop.stop()
 
-    @cached_property
-    def _home(self) -> _Home:
-        thread = EventLoopThread("raymq-client")
+    def begin_anew(self) -> None:
+        """In a child process, after a fork: only the forking thread lives, and what is open is the parent's."""
+        self._starting = threading.Lock()
+        if self._loop is not None:
+            _of_the_parent.append(self._loop)
+            self._loop = None
+        self.pool.abandon()
+        self._clients.clear()
+        self._push_listeners.clear()
+        self._session = uuid.uuid4().hex
 
-        async def open_pool() -> _Home:
-            pool = ConnectionPool(self._pushed)
-            return _Home(thread, pool, Routes(pool, self.name_servers))
+    def _check_open(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        if self._closed:
+            coroutine.close()
+            raise ClientClosed("the connection to the cluster is closed")
 
-        return thread.run(open_pool())
+    def _background(self) -> EventLoopThread:
+        if self._loop is None:
+            with self._starting:
+                if self._loop is None:
+                    self._loop = EventLoopThread("raymq-client")
+        return self._loop
 
-    def _begin_anew(self) -> None:
-        """In a forked child: thread and loop are the parent's, and kept: closing them would disturb its sockets."""
-        self._parents_home = self.__dict__.pop("_home", None)
+    def _pushed(self, connection: WireConnection, command: Command) -> Command | None:
+        answers = [listener(connection, command) for listener in list(self._push_listeners)]
+        return next((answer for answer in answers if answer is not None), None)
 
-    def _pushed(self, connection: WireConnection, command: Command) -> None:
-        for listener in list(self._push_listeners):
-            listener(connection, command)
+    async def _through_the_actor(self, address: str, command: Command, timeout: float) -> Command:
+        from raymq.client.second_door import invoke
+
+        assert self.namespace is not None
+        broker = await self.routes.broker_at(address, timeout)
+        return await invoke(self.namespace, broker, self._session, command, timeout)
 
 
-def _reconnect(name_servers: list[str], namespace: str | None) -> Connection:
-    return Connection(name_servers, namespace=namespace)
+#: Connections that a child process has to begin anew,
+_of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
+#: and what it must not even destroy: the loops of its parent, which share their descriptors with it.
+_of_the_parent: list[EventLoopThread] = []
+
+
+def _after_fork() -> None:
+    for connection in list(_of_this_process):
+        connection.begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _reconnect(name_servers: list[str], namespace: str | None, tls: Tls | None) -> Connection:
+    return Connection(name_servers, namespace=namespace, tls=tls)
 
 
 def _checked_address(address: str) -> str:

@@ -1,7 +1,6 @@
-"""The engine of a push consumer: membership, assignment, fetching, listener calls, send-back, commits.
+"""The engine of a push consumer: membership, assignment, positions, fetching, commits.
 
-Runs on the connection's event loop; listeners run on a thread pool and hand their outcome back to the loop. One fetch
-per broker covers all queues there.
+Runs on the connection's event loop. One fetch per broker covers all queues there; what it brings goes to `Delivery`.
 """
 
 from __future__ import annotations
@@ -9,33 +8,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.core.retry import DEFAULT_MAX_RECONSUME_TIMES
-from raymq.actors.errors import MessageExpired, MessageNotFound, OffsetOutOfRange, RayMQError
+from raymq.actors.core.locks import LEASE_SECONDS
+from raymq.actors.errors import OffsetOutOfRange, OffsetReset, RayMQError
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import send as wire_send
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import Connection as WireConnection
+from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.pull import MAX_ANSWER_BYTES, Fetched
-from raymq.client import rebalance
+from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
-from raymq.client.fetching import address_of, fetch
+from raymq.client.delivery import Delivery
+from raymq.client.fetching import fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
 from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
-from raymq.client.process_queue import MAX_MESSAGES, ProcessQueue
+from raymq.client.process_queue import ProcessQueue
+from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
+from raymq.client.rebalance import strategy_named
+from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
 from raymq.storage.record import decode
 
@@ -43,20 +43,21 @@ REBALANCE_SECONDS = 20.0
 _TICK_SECONDS = 1.0
 _COMMIT_SECONDS = 0.5
 _PARK_SECONDS = 15.0
-_REQUEST_SECONDS = 5.0
+#: How long a queue that goes to another member is kept for the sake of an ordered call that still runs.
+_LET_GO_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
 
 class Consuming:
-    """One running consumer. Made and used on the connection's loop, except where said."""
+    """One running consumer. Made and used on the connection's loop."""
 
     def __init__(self, mq: Connection, settings: ConsumerSettings, runner: ListenerRunner) -> None:
         self._mq = mq
         self._settings = settings
-        self._runner = runner
         self._client_id = f"{mq.pool.local_host}@{uuid.uuid4().hex}"
         self._clustering = settings.model is MessageModel.CLUSTERING
+        self._locking = settings.ordered and self._clustering
         self._filters = dict(settings.filters)
         if self._clustering:
             self._filters[retry_topic(settings.group)] = TagFilter.parse("*")
@@ -69,16 +70,23 @@ class Consuming:
             start=settings.consume_from.value,
             clock=time.monotonic,
         )
+        self._strategy = strategy_named(settings.strategy)
         self._offsets = GroupOffsets(mq, settings.group)
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=f"raymq-{settings.group}")
+        self._locks = QueueLocks(mq, self._client_id, settings.group)
+        self.delivery = Delivery(
+            settings,
+            runner,
+            send_back=SendBack(mq, settings.group, settings.max_reconsume_times),
+            on_room=self._has_room,
+        )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
+        self._locked_at: dict[MessageQueue, float] = {}
+        self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._fetchers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._rebalance_now = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._returning: set[asyncio.Task[None]] = set()
-        self._calls: set[Future[None]] = set()
         self._stopping = False
 
     async def start(self) -> None:
@@ -92,31 +100,26 @@ class Consuming:
         await self._membership.heartbeat(strict=True)
         self._mq.listen(self._pushed)
         await self._share_out()
-        self._spawn(self._keep_membership())
+        self._spawn(self._repeat(_TICK_SECONDS, self._membership.heartbeat))
         self._spawn(self._keep_assignment())
-        self._spawn(self._keep_committing())
+        self._spawn(self._repeat(_COMMIT_SECONDS, self._commit_all))
+        self._spawn(self._repeat(min(_TICK_SECONDS, self._settings.consume_timeout), self._expire_calls))
+        if self._locking:
+            self._spawn(self._repeat(RENEW_SECONDS, self._renew_locks))
 
     async def stop(self, timeout: float) -> None:
         """Let running listeners end (at most `timeout` seconds), commit, leave the group."""
-        deadline = time.monotonic() + timeout
         self._stopping = True
         self._mq.unlisten(self._pushed)
         for task in [*self._fetchers.values(), *self._tasks]:
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        while (self._calls or self._returning) and time.monotonic() < deadline:
-            self._calls = {call for call in self._calls if not call.done()}
-            await asyncio.sleep(0.01)
+        await self.delivery.stop(timeout)
         await self._commit_all()
+        if self._locking:
+            await self._locks.unlock({*self._queues, *self._leaving})
         await self._membership.leave()
 
-    # -- membership and assignment --------------------------------------------------------------------------------
-
-    async def _keep_membership(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            with contextlib.suppress(RayMQError):
-                await self._membership.heartbeat()
+    # -- assignment -----------------------------------------------------------------------------------------------
 
     async def _keep_assignment(self) -> None:
         while True:
@@ -125,13 +128,12 @@ class Consuming:
                     await self._rebalance_now.wait()
             self._rebalance_now.clear()
             try:
-                if not await self._share_out():
-                    await asyncio.sleep(_TICK_SECONDS)
-                    self._rebalance_now.set()
+                if await self._share_out():
+                    continue
             except RayMQError as error:
                 _log.debug("rebalance: %s", error)
-                await asyncio.sleep(_TICK_SECONDS)
-                self._rebalance_now.set()
+            await asyncio.sleep(_TICK_SECONDS)
+            self._rebalance_now.set()
 
     def _pushed(self, _: WireConnection, command: Command) -> None:
         if (
@@ -155,12 +157,17 @@ class Consuming:
                 mine.update(queue for queue in self._queues if queue.topic == topic)
                 settled = False
                 continue
-            mine.update(rebalance.average(queues, members, self._client_id))
+            mine.update(self._strategy(queues, members, self._client_id))
         for queue in [queue for queue in self._queues if queue not in mine]:
             await self._let_go(queue)
-        taken = await asyncio.gather(*(self._take(queue) for queue in sorted(mine - set(self._queues))))
+        new = mine - set(self._queues)
+        may_take = {queue for queue in new if queue not in self._leaving}
+        if self._locking and may_take:
+            may_take, _ = await self._locks.lock(may_take)
+            self._locked_at |= dict.fromkeys(may_take, time.monotonic())
+        taken = await asyncio.gather(*(self._take(queue) for queue in sorted(may_take)))
         self._wake_fetchers({queue.broker for queue in mine})
-        return settled and all(taken)
+        return settled and all(taken) and may_take == new
 
     async def _take(self, queue: MessageQueue) -> bool:
         try:
@@ -172,17 +179,45 @@ class Consuming:
         except RayMQError as error:  # not "no offset": come back later rather than start somewhere
             _log.debug("position of %s: %s", queue, error)
             return False
-        self._queues[queue] = ProcessQueue(queue, offset)
+        self._queues[queue] = self.delivery.open(queue, offset)
         self._committed[queue] = offset
         return True
 
     async def _let_go(self, queue: MessageQueue) -> None:
         process = self._queues.pop(queue)
-        process.dropped = True
+        self.delivery.drop(queue)
+        if self._locking:  # the next owner must not begin while a call of ours runs
+            task = asyncio.get_running_loop().create_task(self._hand_over(process))
+            self._leaving[queue] = task
+            task.add_done_callback(lambda _: self._leaving.pop(queue, None))
+        else:
+            await self._commit(process)
+            self._committed.pop(queue, None)
+
+    async def _hand_over(self, process: ProcessQueue) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LET_GO_SECONDS):
+                await self.delivery.idle(process.queue)
         await self._commit(process)
-        self._committed.pop(queue, None)
+        self._committed.pop(process.queue, None)
+        self._locked_at.pop(process.queue, None)
+        await self._locks.unlock([process.queue])
+
+    async def _renew_locks(self) -> None:
+        now = time.monotonic()
+        held, refused = await self._locks.lock(self._queues)
+        self._locked_at |= dict.fromkeys(held, now)
+        expired = {queue for queue in self._queues if now - self._locked_at[queue] > LEASE_SECONDS}
+        for queue in (refused | expired) & set(self._queues):
+            _log.warning("the lock of %s is lost", queue)
+            await self._let_go(queue)
+            self._rebalance_now.set()
 
     # -- fetching -------------------------------------------------------------------------------------------------
+
+    def _has_room(self, process: ProcessQueue) -> None:
+        if process.queue.broker in self._changed:
+            self._changed[process.queue.broker].set()
 
     def _wake_fetchers(self, brokers: set[str]) -> None:
         for broker in brokers | set(self._fetchers):
@@ -195,6 +230,8 @@ class Consuming:
         """Fetch all queues of one broker, again and again; a change of the queues ends the fetch under way."""
         changed = self._changed[broker]
         backoff = Backoff(first=0.1, cap=1.0)
+        most = self._settings.fetched_messages
+        group = self._settings.group if self._clustering else None
         session = f"{self._client_id}:{self._settings.group}:{broker}"
         while True:
             changed.clear()
@@ -204,7 +241,7 @@ class Consuming:
                 continue
             wanted = [self._wanted(process) for process in processes]
             call = asyncio.ensure_future(
-                fetch(self._mq, broker, session, wanted, MAX_MESSAGES, MAX_ANSWER_BYTES, _PARK_SECONDS)
+                fetch(self._mq, broker, session, wanted, most, MAX_ANSWER_BYTES, _PARK_SECONDS, group)
             )
             change = asyncio.ensure_future(changed.wait())
             try:
@@ -232,85 +269,31 @@ class Consuming:
             _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
             process.next_offset = low if process.next_offset < low else high
             return
+        if isinstance(part.error, OffsetReset):
+            self._move(process, part.error.offset)
+            return
         if part.error is not None:
             raise part.error
         passes = self._filters[process.queue.topic].passes
-        wanted: list[ReceivedMessage] = []
+        wanted: list[tuple[ReceivedMessage, int]] = []
         start = 0
         for size in part.sizes.tolist():
             message = ReceivedMessage.from_record(decode(part.records, start), process.queue.broker)
             start += size
             if passes(message.tags):
-                process.add(message.queue_offset, size)
-                wanted.append(message)
+                wanted.append((message, size))
+        self.delivery.add(process, wanted)
         process.next_offset = max(process.next_offset, part.next_offset)
-        for first in range(0, len(wanted), self._settings.batch_size):
-            self._consume(process, wanted[first : first + self._settings.batch_size])
 
-    # -- consuming ------------------------------------------------------------------------------------------------
-
-    def _consume(self, process: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        loop = asyncio.get_running_loop()
-
-        def work() -> None:
-            # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
-            if process.dropped or self._stopping or not threading.main_thread().is_alive():
-                return
-            levels = self._runner.call(messages)
-            with contextlib.suppress(RuntimeError):  # the loop is gone: so is whom to tell
-                loop.call_soon_threadsafe(self._finished, process, messages, levels)
-
-        with contextlib.suppress(RuntimeError):  # the pool was shut down meanwhile: they come again
-            call = self._threads.submit(work)
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
-
-    def _finished(self, process: ProcessQueue, messages: list[ReceivedMessage], levels: list[int | None]) -> None:
-        had_room = process.has_room
-        for message, level in zip(messages, levels, strict=True):
-            if level is None:
-                process.finish(message.queue_offset)
-            elif self._clustering:
-                task = asyncio.get_running_loop().create_task(self._send_back(process, message, level))
-                self._returning.add(task)
-                task.add_done_callback(self._returning.discard)
-            else:
-                _log.warning("broadcast: the listener failed on %s; it is not retried", message.message_id)
-                process.finish(message.queue_offset)
-        if not had_room and process.has_room:
-            self._changed[process.queue.broker].set()
-
-    async def _send_back(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
-        """Give a failed message back to its broker; it stays in flight, and uncommitted, until that has succeeded."""
-        limit = self._settings.max_reconsume_times
-        command = wire_send.send_back_command(
-            self._settings.group,
-            message.topic,
-            message.physical_offset,
-            message.message_id,
-            level,
-            DEFAULT_MAX_RECONSUME_TIMES if limit is None else limit,
-        )
-        backoff = Backoff(first=0.1, cap=5.0)
-        while True:
-            try:
-                address = await address_of(self._mq, message.queue.topic, message.queue.broker)
-                await self._mq.pool.request(address, command, _REQUEST_SECONDS)
-                break
-            except (MessageExpired, MessageNotFound) as error:
-                _log.warning("%s cannot be sent back: %s", message.message_id, error)
-                break
-            except RayMQError as error:
-                _log.debug("send-back of %s: %s", message.message_id, error)
-                await asyncio.sleep(backoff.next_delay())
-        process.finish(message.queue_offset)
+    def _move(self, process: ProcessQueue, offset: int) -> None:
+        """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""
+        queue = process.queue
+        _log.info("%s: the group was sent from offset %d to %d", queue, process.next_offset, offset)
+        self.delivery.drop(queue)
+        self._queues[queue] = self.delivery.open(queue, offset)
+        self._committed[queue] = offset
 
     # -- commits --------------------------------------------------------------------------------------------------
-
-    async def _keep_committing(self) -> None:
-        while True:
-            await asyncio.sleep(_COMMIT_SECONDS)
-            await self._commit_all()
 
     async def _commit_all(self) -> None:
         await asyncio.gather(*(self._commit(process) for process in self._queues.values()))
@@ -324,6 +307,17 @@ class Consuming:
             self._committed[process.queue] = offset
         except RayMQError as error:
             _log.debug("commit of %s: %s", process.queue, error)
+
+    # -- duties ---------------------------------------------------------------------------------------------------
+
+    async def _expire_calls(self) -> None:
+        self.delivery.expire_calls()
+
+    async def _repeat(self, seconds: float, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            with contextlib.suppress(RayMQError):
+                await duty()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -13,8 +13,8 @@ import pyarrow as pa
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable, RayMQError
-from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.pull import Fetched, fetch_command, read_fetched
+from raymq.actors.protocol import MessageQueue, Tls
+from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched
 from raymq.client.connection import Connection
 from raymq.storage.record_table import table_from_records
 
@@ -45,14 +45,17 @@ async def fetch(
     max_messages: int,
     max_bytes: int,
     wait_seconds: float,
+    group: str | None = None,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
+
+    With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset.
 
     Raises:
         BrokerUnavailable: no answer.
     """
     address = await address_of(mq, wanted[0].topic, broker)
-    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds)
+    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds, group)
     answer = await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS)
     return read_fetched(answer)
 
@@ -74,8 +77,8 @@ async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: f
 class RangeReader:
     """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
 
-    def __init__(self, name_servers: Sequence[str]) -> None:
-        self._mq = Connection(name_servers)
+    def __init__(self, name_servers: Sequence[str], tls: Tls | None = None) -> None:
+        self._mq = Connection(name_servers, tls=tls)
 
     def __enter__(self) -> Self:
         return self

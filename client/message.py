@@ -139,7 +139,7 @@ class Message:
 
 
 # The default of most messages stands on the class as the other fields' do; dataclasses take a mapping for mutable.
-Message.properties = _NO_PROPERTIES  # type: ignore[misc]
+Message.properties = _NO_PROPERTIES
 
 
 def key_numbers(messages: Sequence[Message]) -> list[str | int]:

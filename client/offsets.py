@@ -9,7 +9,7 @@ import enum
 
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import offset as wire_offset
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
@@ -36,7 +36,7 @@ class GroupOffsets:
     async def committed(self, queue: MessageQueue) -> int | None:
         """The committed offset, None if there is none. Any other failure raises."""
         try:
-            command = wire_group.query_offset_command(self._group, queue.topic, queue.queue_id)
+            command = wire_offset.query_offset_command(self._group, queue.topic, queue.queue_id)
             return int((await self._ask(queue, command)).fields["offset"])
         except MessageNotFound:
             return None
@@ -53,7 +53,7 @@ class GroupOffsets:
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done; on the broker's disk when this returns."""
-        await self._ask(queue, wire_group.update_offset_command(self._group, queue.topic, queue.queue_id, offset))
+        await self._ask(queue, wire_offset.update_offset_command(self._group, queue.topic, queue.queue_id, offset))
 
     async def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = await address_of(self._mq, queue.topic, queue.broker)

@@ -6,9 +6,11 @@ if the consumer dies before the gap closes.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from raymq.actors.protocol import MessageQueue
+from raymq.client.message import ReceivedMessage
 
 #: Flow control per queue: above any of these nothing more is fetched (RocketMQ's pullThreshold values).
 MAX_MESSAGES = 1_000
@@ -18,23 +20,44 @@ MAX_SPAN = 2_000
 
 @dataclass(slots=True)
 class ProcessQueue:
-    """Used on one thread. `next_offset` is where the next fetch starts."""
+    """Used on one thread. `next_offset` is where the next fetch starts.
+
+    A message is ready from `add` until `take`, and in flight from `add` until `finish`.
+    """
 
     queue: MessageQueue
     next_offset: int
+    max_messages: int = MAX_MESSAGES
     dropped: bool = False
+    _ready: deque[ReceivedMessage] = field(default_factory=deque)
     _in_flight: dict[int, int] = field(default_factory=dict)
     _bytes: int = 0
 
-    def add(self, offset: int, size_bytes: int) -> None:
+    def add(self, message: ReceivedMessage, size_bytes: int) -> None:
         """A message was fetched; offsets come in rising order."""
+        offset = message.queue_offset
+        self._ready.append(message)
         self._in_flight[offset] = size_bytes
         self._bytes += size_bytes
         self.next_offset = max(self.next_offset, offset + 1)
 
+    def take(self, limit: int) -> list[ReceivedMessage]:
+        """The next ready messages in order, at most `limit`."""
+        ready = self._ready
+        return [ready.popleft() for _ in range(min(limit, len(ready)))]
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Make taken messages ready again, before all others."""
+        self._ready.extendleft(reversed(messages))
+
     def finish(self, offset: int) -> None:
         """A message is done: consumed, or safely sent back."""
         self._bytes -= self._in_flight.pop(offset, 0)
+
+    @property
+    def ready(self) -> int:
+        """How many messages wait for a listener."""
+        return len(self._ready)
 
     @property
     def in_flight(self) -> int:
@@ -50,7 +73,7 @@ class ProcessQueue:
     def has_room(self) -> bool:
         """Whether more may be fetched."""
         span = self.next_offset - self.commit_offset
-        return self.in_flight < MAX_MESSAGES and self._bytes < MAX_BYTES and span < MAX_SPAN
+        return self.in_flight < self.max_messages and self._bytes < MAX_BYTES and span < MAX_SPAN
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
@@ -58,3 +81,4 @@ class ProcessQueue:
         assert offsets == sorted(offsets)
         assert self._bytes == sum(self._in_flight.values())
         assert all(offset < self.next_offset for offset in offsets)
+        assert {message.queue_offset for message in self._ready} <= set(offsets)

@@ -17,9 +17,10 @@ from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import offset as wire_offset
 from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.pull import Fetched
 from raymq.client.connection import Connection
 from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
 from raymq.client.message import ReceivedMessage
@@ -67,7 +68,7 @@ class PullConsumer:
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset in the queue, None if it never committed one."""
         try:
-            answer = self._control(queue, wire_group.query_offset_command(self.group, queue.topic, queue.queue_id))
+            answer = self._control(queue, wire_offset.query_offset_command(self.group, queue.topic, queue.queue_id))
         except MessageNotFound:
             return None
         return int(answer.fields["offset"])
@@ -120,7 +121,10 @@ class PullConsumer:
 
     def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back."""
-        self._control(queue, wire_group.update_offset_command(self.group, queue.topic, queue.queue_id, offset))
+        command = wire_offset.update_offset_command(
+            self.group, queue.topic, queue.queue_id, offset, overrules_reset=True
+        )
+        self._control(queue, command)
 
     def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
         """Read no more. Commits nothing."""

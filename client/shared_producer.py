@@ -26,7 +26,7 @@ class SharedSends:
         if mq.namespace is None:
             raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
         self._name = producer_name(group)
-        self._handle = make_producer(ProducerSpec(group, tuple(mq.name_servers), isolation), mq.namespace)
+        self._handle = make_producer(ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls), mq.namespace)
 
     async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         """As `Sender.send`; a producer actor that dies on the way leaves the outcome unknown."""

@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import send as wire_send
+from raymq.actors.protocol import MessageQueue, Tls
+from raymq.actors.wire import staging as wire_staging
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.fetching import address_of, patiently
@@ -27,8 +27,8 @@ _REQUEST_SECONDS = 60.0
 class StagedWriter:
     """For tasks of other processes: it needs addresses only."""
 
-    def __init__(self, name_servers: Sequence[str]) -> None:
-        self._mq = Connection(name_servers)
+    def __init__(self, name_servers: Sequence[str], tls: Tls | None = None) -> None:
+        self._mq = Connection(name_servers, tls=tls)
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +55,7 @@ class StagedWriter:
 
         def command() -> Command:
             lane = (queue.topic, queue.queue_id)
-            return wire_send.stage_command(transaction, part, number, lane, records, sizes)
+            return wire_staging.stage_command(transaction, part, number, lane, records, sizes)
 
         self._mq.run(patiently(lambda: self._request(queue.topic, queue.broker, command())))
 
@@ -73,7 +73,7 @@ class StagedWriter:
             answer = self._mq.run(
                 patiently(
                     lambda broker=broker, names=names: self._request(  # type: ignore[misc]
-                        topic, broker, wire_send.commit_staged_command(transaction, names)
+                        topic, broker, wire_staging.commit_staged_command(transaction, names)
                     )
                 )
             )
@@ -86,7 +86,7 @@ class StagedWriter:
             self._mq.run(
                 patiently(
                     lambda broker=broker: self._request(  # type: ignore[misc]
-                        topic, broker, wire_send.abort_staged_command(transaction)
+                        topic, broker, wire_staging.abort_staged_command(transaction)
                     )
                 )
             )

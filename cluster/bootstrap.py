@@ -15,8 +15,9 @@ import ray
 from raymq.actors import handles
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.naming import SCHEDULER_NAME, broker_name, check_name, name_server_name
-from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
+from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec, Tls
 from raymq.actors.spec import make_broker, make_name_server, make_scheduler
+from raymq.actors.wire.tls import server_context
 from raymq.client.connection import Connection
 from raymq.cluster import ray_runtime
 from raymq.cluster.config import ClusterConfig, check_port
@@ -37,10 +38,11 @@ class Cluster(Connection):
         name_servers: Sequence[str],
         *,
         namespace: str | None = None,
+        tls: Tls | None = None,
         owns_ray: bool = False,
         stops: bool = False,
     ) -> None:
-        super().__init__(name_servers, namespace=namespace)
+        super().__init__(name_servers, namespace=namespace, tls=tls)
         self._owns_ray = owns_ray
         self._stops = stops
 
@@ -113,6 +115,8 @@ def start(
     """
     _check_arguments(brokers, namespace, replicas, name_servers, port)
     settings = ClusterConfig.load(config)
+    if settings.tls is not None:
+        server_context(settings.tls)  # a file that cannot be used is told before anything starts
     directory = Path(root).absolute()
     arguments = {
         "brokers": brokers,
@@ -129,13 +133,10 @@ def start(
         running = _names(namespace)
         if name_server_name(0) in running:
             _check_same(namespace, arguments)
-            return Cluster(_addresses(namespace), namespace=namespace, owns_ray=owns_ray, stops=True)
-        return Cluster(
-            _start_actors(namespace, directory, settings, arguments),
-            namespace=namespace,
-            owns_ray=owns_ray,
-            stops=True,
-        )
+            addresses = _addresses(namespace)
+        else:
+            addresses = _start_actors(namespace, directory, settings, arguments)
+        return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True)
     except BaseException:
         if owns_ray:
             ray.shutdown()
@@ -147,23 +148,28 @@ def connect(
     address: str = "auto",
     *,
     name_servers: str | Sequence[str] | None = None,
+    tls: Tls | None = None,
 ) -> Cluster:
     """Connect to a running cluster, through Ray or by its name servers' addresses alone.
 
     Args:
         namespace, address: of the cluster and of its Ray; not used with `name_servers`.
         name_servers: "host:port", several as a list or joined by ";". No Ray is needed then.
+        tls: for a cluster whose sockets use TLS. Through Ray it is not needed where the cluster's own files are at the
+            same paths here.
 
     Raises:
         BrokerUnavailable: no Ray at `address`, or no cluster in `namespace`.
+        InvalidInput: an address is not "host:port", or a file of `tls` cannot be used.
     """
     if name_servers is not None:
         given = name_servers.split(";") if isinstance(name_servers, str) else list(name_servers)
-        return Cluster([each for each in given if each.strip()])
+        return Cluster([each for each in given if each.strip()], tls=tls)
     check_name("namespace", namespace, 127)
     connected = ray_runtime.join_address(address)
     try:
-        return Cluster(_addresses(namespace), namespace=namespace, owns_ray=connected)
+        addresses = _addresses(namespace)
+        return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace), owns_ray=connected)
     except BaseException:
         if connected:
             ray.shutdown()
@@ -196,7 +202,7 @@ def _start_actors(namespace: str, directory: Path, settings: ClusterConfig, argu
         for index in range(arguments["name_servers"]):
             resource, host = hosts[index % len(hosts)]
             port = arguments["port"] if index == 0 else 0
-            spec = NameServerSpec(index, str(directory), host, port, arguments)
+            spec = NameServerSpec(index, str(directory), host, port, arguments, settings.tls)
             servers[name_server_name(index)] = make_name_server(spec, namespace, resource)
         addresses = [handles.call(name, server, "address", timeout=START_SECONDS) for name, server in servers.items()]
         brokers = {}
@@ -209,6 +215,7 @@ def _start_actors(namespace: str, directory: Path, settings: ClusterConfig, argu
                 name_servers=tuple(addresses),
                 auto_create_topics=settings.auto_create_topics,
                 store=settings.store,
+                tls=settings.tls,
             )
             brokers[name] = make_broker(broker, namespace, resource)
         for name, handle in brokers.items():
@@ -251,9 +258,20 @@ def _addresses(namespace: str) -> list[str]:
     return [handles.call(n, handles.find(n, namespace), "address", timeout=START_SECONDS) for n in sorted(names)]
 
 
-def _check_same(namespace: str, arguments: dict[str, Any]) -> None:
+def _arguments(namespace: str) -> dict[str, Any]:
+    """What the cluster was started with."""
     name = name_server_name(0)
-    running = handles.call(name, handles.find(name, namespace), "arguments", timeout=START_SECONDS)
+    told: dict[str, Any] = handles.call(name, handles.find(name, namespace), "arguments", timeout=START_SECONDS)
+    return told
+
+
+def _own_tls(namespace: str) -> Tls | None:
+    files = _arguments(namespace)["config"]["tls"]
+    return None if files is None else Tls(**files)
+
+
+def _check_same(namespace: str, arguments: dict[str, Any]) -> None:
+    running = _arguments(namespace)
     differing = sorted(key for key in arguments if arguments[key] != running.get(key))
     if differing:
         shown = {key: running.get(key) for key in differing}

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
+from raymq.actors.protocol import Tls
 from raymq.client import RayMQError
 from raymq.cluster.bootstrap import Cluster, connect
 from raymq.cluster.cli_cluster import cluster_commands
@@ -51,17 +52,31 @@ class Commands(click.Group):
     "--namespace", envvar="RAYMQ_NAMESPACE", default="raymq", show_default=True, help="The cluster's Ray namespace."
 )
 @click.option("--address", envvar="RAY_ADDRESS", default="auto", show_default=True, help="The Ray to find it in.")
+@click.option("--tls-ca-file", envvar="RAYMQ_TLS_CA_FILE", help="Who signed the cluster's certificates; turns TLS on.")
+@click.option(
+    "--tls-cert-file", envvar="RAYMQ_TLS_CERT_FILE", help="The own certificate, where the cluster asks for one."
+)
+@click.option("--tls-key-file", envvar="RAYMQ_TLS_KEY_FILE", help="Its key.")
 @click.version_option(package_name="raymq")
 @click.pass_context
-def main_group(ctx: click.Context, name_servers: str | None, namespace: str, address: str) -> None:
+def main_group(
+    ctx: click.Context,
+    name_servers: str | None,
+    namespace: str,
+    address: str,
+    tls_ca_file: str | None,
+    tls_cert_file: str | None,
+    tls_key_file: str | None,
+) -> None:
     """RayMQ: durable topics, retries, delays and dead letters on Ray."""
-    ctx.obj = Finder(name_servers, namespace, address, _connect)
+    tls = Tls(tls_ca_file, tls_cert_file, tls_key_file) if tls_ca_file else None
+    ctx.obj = Finder(name_servers, namespace, address, tls, _connect)
 
 
 def _connect(finder: Finder) -> Cluster:
     if finder.name_servers:
-        return connect(name_servers=finder.name_servers)
-    return connect(finder.namespace, finder.address)
+        return connect(name_servers=finder.name_servers, tls=finder.tls)
+    return connect(finder.namespace, finder.address, tls=finder.tls)
 
 
 @main_group.command("completion")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from raymq.actors.protocol import Tls
+
 if TYPE_CHECKING:
     from raymq.cluster.bootstrap import Cluster
 
@@ -21,6 +23,7 @@ class Finder:
     name_servers: str | None
     namespace: str
     address: str
+    tls: Tls | None
     connect_with: Callable[[Finder], Cluster]
 
     def connect(self) -> Cluster:

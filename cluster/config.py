@@ -11,11 +11,14 @@ from typing import Any
 
 import yaml
 
+from raymq.actors.protocol import Tls
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
 
 #: Settings of a store that the cluster decides itself.
 _NOT_SETTINGS = frozenset({"store_host", "flush_interval_ms", "flush_least_pages"})
+#: Settings of the sockets, by the fields of `Tls` that they are.
+_TLS_FIELDS = {f"tls_{f.name}": f for f in fields(Tls)}
 _STORE_DEFAULTS = {f.name: f.default for f in fields(StoreConfig) if f.name not in _NOT_SETTINGS}
 
 
@@ -26,11 +29,13 @@ class ClusterConfig:
     Attributes:
         port: the first name server's, 0 = any free one; the argument of the same name wins.
         auto_create_topics: whether the first message of an unknown topic makes it, with 4 queues.
+        tls: how the sockets of name servers and brokers prove who they are; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
     """
 
     port: int = 0
     auto_create_topics: bool = False
+    tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -50,6 +55,7 @@ class ClusterConfig:
             raise InvalidInput("auto_create_topics", "true or false", auto_create)
         port = given.pop("port", 0)
         check_port(port)
+        tls = _read_tls({name: given.pop(name) for name in _TLS_FIELDS if name in given})
         unknown = sorted(set(given) - set(_STORE_DEFAULTS))
         if unknown:
             allowed = ", ".join(cls.defaults())
@@ -58,12 +64,14 @@ class ClusterConfig:
             StoreConfig(**given)
         except TypeError as error:
             raise InvalidInput("config", "values of the settings' types", str(error)) from error
-        return cls(port, auto_create, {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]})
+        store = {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]}
+        return cls(port, auto_create, tls, store)
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default, as the files in configs/ list them."""
-        return {"port": 0, "auto_create_topics": False, **_STORE_DEFAULTS}
+        tls = {name: field.default for name, field in _TLS_FIELDS.items()}
+        return {"port": 0, "auto_create_topics": False, **tls, **_STORE_DEFAULTS}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for comparing."""
@@ -74,6 +82,22 @@ def check_port(port: object) -> None:
     """InvalidInput unless `port` is one, or 0."""
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port < 65_536:
         raise InvalidInput("port", "0..65535", port)
+
+
+def _read_tls(given: Mapping[str, Any]) -> Tls | None:
+    """The settings that begin with tls_; None where there is no certificate."""
+    for name, value in given.items():
+        kind = bool if isinstance(_TLS_FIELDS[name].default, bool) else str
+        if not isinstance(value, kind) and value is not _TLS_FIELDS[name].default:
+            raise InvalidInput(name, "true or false" if kind is bool else "a path", value)
+    tls = Tls(**{_TLS_FIELDS[name].name: value for name, value in given.items()})
+    if tls == Tls():
+        return None
+    if tls.cert_file is None or tls.key_file is None:
+        raise InvalidInput("tls_cert_file", "a certificate, and its key as tls_key_file", tls.cert_file)
+    if tls.client_auth and tls.ca_file is None:
+        raise InvalidInput("tls_ca_file", "who signs the certificates of clients, for tls_client_auth", tls.ca_file)
+    return tls
 
 
 def _read(path: Path) -> Mapping[str, Any]:

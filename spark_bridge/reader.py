@@ -34,7 +34,7 @@ def read(
     ranges = plan(mq, topic, start, end)
     parts = cut(ranges, cores * _TASKS_PER_CORE)
     decoder = None if decoded is None else BodyDecoder(arrow_schema(decoded), FORMATS[format])
-    fetch = FetchRanges(tuple(mq.name_servers), tuple(parts), arrow_schema(columns), decoder)
+    fetch = FetchRanges(tuple(mq.name_servers), tuple(parts), arrow_schema(columns), decoder, mq.tls)
     if not parts:
         return spark.createDataFrame([], columns), ranges
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(fetch, columns), ranges

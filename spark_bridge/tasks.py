@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
 from raymq.client.errors import RayMQError
 from raymq.client.fetching import RangeReader
@@ -38,10 +39,11 @@ class FetchRanges:
     ranges: tuple[Range, ...]
     schema: pa.Schema
     decoder: BodyDecoder | None
+    tls: Tls | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry: yields the messages, about 8 MB a batch."""
-        with RangeReader(self.name_servers) as reader:
+        with RangeReader(self.name_servers, self.tls) as reader:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from self._fetch(reader, self.ranges[number])
@@ -83,6 +85,7 @@ class StageRows:
     queues: tuple[MessageQueue, ...]
     columns: tuple[str, ...]
     """Which of body, keys, tags, properties the rows have."""
+    tls: Tls | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry."""
@@ -94,7 +97,7 @@ class StageRows:
         staged: dict[str, int] = {}
         unique_keys = UniqueKeys()
         number = 0
-        with StagedWriter(self.name_servers) as writer:
+        with StagedWriter(self.name_servers, self.tls) as writer:
             for batch in batches:
                 for rows in _chunks(pa.Table.from_batches([batch])):
                     # Partitions begin at different queues and go round: brokers share even a single partition.

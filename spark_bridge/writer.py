@@ -44,9 +44,9 @@ def write(
         columns["properties"] = _of_type(df, "properties", properties, MapType(StringType(), StringType()))
     queues = _writable_queues(mq, topic)
     transaction = f"spark-{uuid.uuid4().hex}"
-    stage = StageRows(tuple(mq.name_servers), transaction, tuple(queues), tuple(columns))
+    stage = StageRows(tuple(mq.name_servers), transaction, tuple(queues), tuple(columns), mq.tls)
     rows = df.select([column.alias(name) for name, column in columns.items()])
-    with StagedWriter(mq.name_servers) as writer:
+    with StagedWriter(mq.name_servers, mq.tls) as writer:
         try:
             staged = rows.mapInArrow(stage, "part string, broker string, rows long").collect()
         except BaseException:

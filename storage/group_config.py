@@ -90,24 +90,40 @@ class GroupConfigs:
         """Counts the changes."""
         return self._version
 
+    @property
+    def forbidden(self) -> dict[str, dict[str, int]]:
+        """What groups may not do, by group and topic: RocketMQ's bits, 1 = read."""
+        table: dict[str, dict[str, int]] = self._others["forbiddenTable"] or {}
+        return table
+
+    def forbid(self, group: str, topic: str, bits: int) -> None:
+        """Replace what a group may not do with a topic; 0 lifts it."""
+        of_group = {name: value for name, value in self.forbidden.get(group, {}).items() if name != topic}
+        if bits:
+            of_group[topic] = bits
+        table = {name: topics for name, topics in self.forbidden.items() if name != group}
+        others = {**self._others, "forbiddenTable": table | ({group: of_group} if of_group else {})}
+        self._save(self._table, others)
+        self._others = others
+
     def put(self, config: GroupConfig) -> None:
         """Create or replace."""
-        self._save({**self._table, config.name: config})
+        self._save({**self._table, config.name: config}, self._others)
 
     def delete(self, name: str) -> bool:
         """Remove; whether it was there."""
         if name not in self._table:
             return False
-        self._save({n: c for n, c in self._table.items() if n != name})
+        self._save({n: c for n, c in self._table.items() if n != name}, self._others)
         return True
 
-    def _save(self, table: dict[str, GroupConfig]) -> None:
+    def _save(self, table: dict[str, GroupConfig], others: dict[str, Any]) -> None:
         if not self._writable:
             raise StoreError("the store was opened read-only")
         version = self._version.next()
         content = {
             "dataVersion": version.to_json(),
-            **self._others,
+            **others,
             "subscriptionGroupTable": {name: config.to_json() for name, config in table.items()},
         }
         json_file.save(self._path, content)

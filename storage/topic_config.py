@@ -85,9 +85,9 @@ class TopicConfigs:
         """Counts the changes."""
         return self._version
 
-    def put(self, config: TopicConfig) -> None:
-        """Create or replace."""
-        self._save({**self._table, config.name: config})
+    def put(self, *configs: TopicConfig) -> None:
+        """Create or replace, all in one change."""
+        self._save(self._table | {config.name: config for config in configs})
 
     def delete(self, name: str) -> bool:
         """Remove; whether it was there."""

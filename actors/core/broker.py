@@ -9,32 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.accepting import Accepting
 from raymq.actors.core.admission import Admission
+from raymq.actors.core.group_settings import GroupSettings
 from raymq.actors.core.idempotence import ProducerTable, StoredBatch
+from raymq.actors.core.locks import QueueLocks
+from raymq.actors.core.offsets import GroupOffsets
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
 from raymq.actors.core.staging import Staging
+from raymq.actors.core.system_topics import install, system_topics
+from raymq.actors.core.topics import Topics
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
     PermissionDenied,
     QueueNotFound,
-    TopicExists,
-    TopicNotFound,
 )
-from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
-from raymq.actors.protocol import PERM_READ, PERM_WRITE, Placed, QueueData
+from raymq.actors.naming import UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
+from raymq.actors.protocol import PERM_WRITE, Placed
 from raymq.storage import producer_sequence
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.record import Record
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.topic_config import TopicConfig
 
-MAX_QUEUES = 1024
 #: Queues of a topic that its first message makes (RocketMQ's defaultTopicQueueNums of a producer).
 AUTO_CREATED_QUEUES = 4
 
@@ -53,15 +57,17 @@ def _nobody_waits(_: Sequence[tuple[str, int]]) -> None:
 
 
 class BrokerCore:
-    """One broker over its open store. `clock` is wall time in seconds."""
+    """One broker over its open store. `clock` is wall time in seconds, `monotonic` measures leases."""
 
     def __init__(
         self,
         name: str,
         store: Store,
         *,
+        cluster: str = "raymq",
         auto_create_topics: bool = False,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.store = store
@@ -70,87 +76,57 @@ class BrokerCore:
         #: Called with the (topic, queue id) pairs that got messages; the service wakes parked fetches by it.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
         self.schedule = Schedule(store, clock, self._append)
-        self.redelivery = Redelivery(store, self.schedule, self._append)
-        self.staging = Staging(store, self._append)
+        self.locks = QueueLocks(monotonic)
+        self.group_settings = GroupSettings(store, self.ensure_group)
+        self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
+        own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
         self.producers = ProducerTable(clock)
+        self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
+        self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append)
+        self.staging = Staging(store, self._append)
         self.admission = Admission(time.monotonic)
-        if store.topic_configs.get(SCHEDULE_TOPIC) is None:
-            levels = self.schedule.levels
-            store.topic_configs.put(TopicConfig(SCHEDULE_TOPIC, levels, levels))
+        self.accepting = Accepting(
+            cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
+        )
+        install(store.topic_configs, own)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
-    def topics(self) -> dict[str, QueueData]:
-        """Every topic of this broker, as it is told to the name servers."""
-        return {
-            config.name: QueueData(self.name, config.read_queues, config.write_queues, config.perm)
-            for config in self.store.topic_configs.all().values()
-        }
-
-    def create_topic(self, name: str, queues: int, *, ordered: bool = False, exclusive: bool = False) -> bool:
-        """Make a topic of `queues` queues; False if it was there already.
-
-        Args:
-            exclusive: refuse a topic that exists with other settings (TopicExists) instead of changing it.
-        """
-        check_topic(name)
-        if not 1 <= queues <= MAX_QUEUES:
-            raise InvalidInput("queues", f"1..{MAX_QUEUES}", queues)
-        known = self.store.topic_configs.get(name)
-        if known is not None:
-            if exclusive and (known.write_queues != queues or known.order != ordered):
-                raise TopicExists(
-                    f"topic {name} exists with {known.write_queues} queues, ordered={known.order}; "
-                    f"asked for {queues}, ordered={ordered}",
-                    remedy="ask for the same settings, or delete the topic first",
-                )
-            if (known.write_queues, known.read_queues, known.order) == (queues, queues, ordered):
-                return False
-        self.store.topic_configs.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered))
-        return known is None
-
-    def delete_topic(self, name: str) -> bool:
-        """Delete a topic with its messages' queues; False if there was none. A new one begins at offset 0."""
-        if check_topic(name) in UNSENDABLE_TOPICS:
-            raise PermissionDenied(f"{name} is one of the system's own topics")
-        known = self.store.topic_configs.get(name) is not None
-        if known:
-            self.store.topic_configs.delete(name)
-            self.store.delete_topic(name)
-            self.producers.forget_topic(name)
-        return known
-
     def topic(self, name: str) -> TopicConfig:
         """A topic's settings; TopicNotFound."""
-        config = self.store.topic_configs.get(name)
-        if config is None:
-            raise TopicNotFound(
-                f"topic {name} does not exist on {self.name}", remedy="create it with Admin.create_topic"
-            )
-        return config
+        return self.topics.get(name)
 
     def ranges(self, topic: str) -> dict[int, QueueRange]:
         """What each of a topic's queues holds, written or not."""
-        return {queue_id: self.range(topic, queue_id) for queue_id in range(self.topic(topic).read_queues)}
+        return {queue_id: self.range(topic, queue_id) for queue_id in range(_queues(self.topic(topic)))}
 
     def range(self, topic: str, queue_id: int) -> QueueRange:
         """What one queue holds; QueueNotFound if the topic has no such queue."""
-        self._check_queue(topic, queue_id, self.topic(topic).read_queues)
-        try:
-            low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
-        except QueueNotFound:
-            return QueueRange(0, 0, 0)
+        low, high = self.bounds(topic, queue_id)
         if high == low:
             return QueueRange(low, high, 0)
         with self.store.read(topic, queue_id, high - 1, 1) as lease:
             last = lease.messages()[0].store_timestamp_ms
         return QueueRange(low, high, last)
 
-    def offset_at_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The first offset whose store time is at or after `timestamp_ms`, else the maximum."""
-        if self.range(topic, queue_id).max_offset == 0:
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """A queue's minimum and maximum offset; TopicNotFound, QueueNotFound."""
+        self._check_queue(topic, queue_id, _queues(self.topic(topic)))
+        try:
+            return self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+        except QueueNotFound:  # nothing was ever written to it
+            return 0, 0
+
+    def offset_at_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """The first offset whose store time is at or after `timestamp_ms`, else the maximum.
+
+        With `boundary="upper"` the last offset whose store time is at or before it, else the minimum.
+        """
+        if self.bounds(topic, queue_id)[1] == 0:
             return 0
-        return self.store.offset_at_time(topic, queue_id, timestamp_ms)
+        return self.store.offset_at_time(topic, queue_id, timestamp_ms, boundary=boundary)
 
     # -- append --------------------------------------------------------------------------------------------------
 
@@ -195,24 +171,33 @@ class BrokerCore:
         self.producers.remember(lane, sequence, first)
         return placed
 
+    def _forget_topic(self, topic: str) -> None:
+        """The topic was deleted."""
+        self.offsets.forget_topic(topic)
+        self.producers.forget_topic(topic)
+
     def check_writable(self, topic: str, queue_id: int) -> None:
         """Raise what an append to that queue would raise, the records apart."""
         check_topic(topic)
         if topic in UNSENDABLE_TOPICS:
             raise InvalidInput("topic", "not one of the system's own topics", topic)
         if self._auto_create_topics and self.store.topic_configs.get(topic) is None:
-            self.create_topic(topic, AUTO_CREATED_QUEUES)
+            self.topics.create(topic, AUTO_CREATED_QUEUES)
         config = self.topic(topic)
         if not config.perm & PERM_WRITE:
             raise PermissionDenied(f"topic {topic} may not be written on {self.name}")
         self._check_queue(topic, queue_id, config.write_queues)
 
     def _append(
-        self, records: bytes | memoryview, sizes: npt.NDArray[np.int32], *lanes: tuple[str, int]
+        self,
+        records: bytes | memoryview,
+        sizes: npt.NDArray[np.int32],
+        *lanes: tuple[str, int],
+        check_crc: bool = True,
     ) -> AppendResult:
         """Append records that belong to `lanes`, and wake who waits for them."""
         began = time.monotonic()
-        result = self.store.append(records, sizes, lanes=lanes)
+        result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc)
         self.admission.appended(began)
         self.on_arrival(lanes)
         return result
@@ -223,30 +208,26 @@ class BrokerCore:
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def ensure_group(self, group: str) -> bool:
+    def group(self, name: str) -> GroupConfig:
+        """A consumer group's settings; who names a group that is not there makes it, as in RocketMQ."""
+        config = self.store.group_configs.get(check_group(name))
+        if config is None:
+            config = GroupConfig(name)
+            self.store.group_configs.put(config)
+        return config
+
+    def ensure_group(self, name: str) -> bool:
         """Make a consumer group and its retry topic where they are missing; True if the retry topic is new."""
-        check_group(group)
-        if self.store.group_configs.get(group) is None:
-            self.store.group_configs.put(GroupConfig(group))
-        topic = retry_topic(group)
-        if self.store.topic_configs.get(topic) is not None:
+        topic, queues = retry_topic(name), self.group(name).retry_queues
+        if queues <= 0 or self.store.topic_configs.get(topic) is not None:
             return False
-        self.store.topic_configs.put(TopicConfig(topic, 1, 1))
+        self.store.topic_configs.put(TopicConfig(topic, queues, queues))
         return True
 
-    def commit_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember that `group` consumed everything below `offset`. Never back: a lower one changes nothing."""
-        self.ensure_group(group)
-        limit = self.range(topic, queue_id).max_offset
-        if not 0 <= offset <= limit:
-            raise InvalidInput("offset", f"0..{limit}", offset)
-        known = self.store.consumer_offsets.get(group, topic, queue_id)
-        if known is None or offset > known:
-            self.store.consumer_offsets.commit(group, topic, queue_id, offset)
-
-    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
-        """A group's offset in a queue, or None if it never committed one there."""
-        return self.store.consumer_offsets.get(group, topic, queue_id)
+    def reset_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Send a group to another place of a queue; who waits for that queue learns it at once."""
+        self.offsets.reset(group, topic, queue_id, offset)
+        self.on_arrival([(topic, queue_id)])
 
     def consumed_topics(self, group: str) -> list[str]:
         """The topics that `group` has offsets in here, and its retry topic; GroupNotFound."""
@@ -265,3 +246,8 @@ class BrokerCore:
     def view(self, physical_offset: int) -> Record:
         """The message at a place of the log; MessageNotFound, MessageExpired."""
         return self.store.read_at(physical_offset)
+
+
+def _queues(config: TopicConfig) -> int:
+    """How many queues a topic has, those included that are only read or only written."""
+    return max(config.read_queues, config.write_queues)

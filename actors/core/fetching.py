@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.broker import BrokerCore
-from raymq.actors.errors import OffsetOutOfRange, PermissionDenied, QueueNotFound, RayMQError
+from raymq.actors.errors import OffsetOutOfRange, OffsetReset, PermissionDenied, QueueNotFound, RayMQError
 from raymq.actors.protocol import PERM_READ
 
 
@@ -25,34 +25,47 @@ class Wanted:
 
 @dataclass(slots=True)
 class Part:
-    """What a fetch found in one queue. `next_offset` is where the next one goes on; `error` if it cannot be read."""
+    """What a fetch found in one queue. `next_offset` is where the next one goes on; `error` if it cannot be read.
+
+    `pieces` are the records as they lie in the log: views that keep its mapping alive.
+    """
 
     index: int
     next_offset: int
     min_offset: int
     max_offset: int
-    records: bytes = b""
+    pieces: Sequence[memoryview] = ()
     sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     error: RayMQError | None = None
 
 
-def fetch(core: BrokerCore, wanted: Sequence[Wanted], max_messages: int, max_bytes: int) -> list[Part]:
+def fetch(
+    core: BrokerCore, wanted: Sequence[Wanted], max_messages: int, max_bytes: int, group: str | None = None
+) -> list[Part]:
     """Read every wanted queue in turn until a limit is reached. Queues that have nothing new are left out.
 
     A queue of which only skipped (filtered out) entries were seen is in the answer with its `next_offset` and no
-    records; one that cannot be read is in it with its error.
+    records; one that cannot be read is in it with its error, OffsetReset where `group` was sent elsewhere.
     """
     parts: list[Part] = []
     for index, want in enumerate(wanted):
         if max_messages <= 0 or max_bytes <= 0:
             break
-        part = _read(core, index, want, max_messages, max_bytes)
+        part = _moved(core, index, want, group) or _read(core, index, want, max_messages, max_bytes)
         if part.error is not None or part.next_offset != want.offset:
             parts.append(part)
             max_messages -= len(part.sizes)
-            max_bytes -= len(part.records)
+            max_bytes -= int(part.sizes.sum())
     return parts
+
+
+def _moved(core: BrokerCore, index: int, want: Wanted, group: str | None) -> Part | None:
+    """What a group that was sent elsewhere is told, once it has not gone there yet."""
+    if group is None or want.topic not in core.topics:
+        return None
+    target = core.offsets.heed_reset(group, want.topic, want.queue_id, want.offset)
+    return None if target is None else Part(index, want.offset, 0, 0, error=OffsetReset(target))
 
 
 def _read(core: BrokerCore, index: int, want: Wanted, max_messages: int, max_bytes: int) -> Part:
@@ -62,7 +75,7 @@ def _read(core: BrokerCore, index: int, want: Wanted, max_messages: int, max_byt
         with core.store.read(want.topic, want.queue_id, want.offset, max_messages, max_bytes, want.tags_codes) as lease:
             low = core.store.min_offset(want.topic, want.queue_id)
             high = core.store.max_offset(want.topic, want.queue_id)
-            return Part(index, lease.next_offset, low, high, bytes(lease.records), lease.sizes, lease.queue_offsets)
+            return Part(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)
     except QueueNotFound as error:
         exists = core.store.topic_configs.get(want.topic)
         if exists is not None and 0 <= want.queue_id < exists.read_queues:  # a queue that was never written

@@ -1,99 +1,259 @@
-"""Consumer groups as one broker sees them: who is a member, what the group subscribes to. No I/O, injected clock.
+"""Who is connected to a broker: clients, the groups they consume and produce in, what they subscribe to. No I/O.
 
-A membership belongs to the client id, not to a connection: it falls `GRACE_SECONDS` after the client's last connection
-closed, unless the client has come back, and `SILENCE_SECONDS` after its last heartbeat (RocketMQ's channel expiry).
+A client is known by its id, which one process may use for many groups and over several connections. It goes, with all
+its memberships, `GRACE_SECONDS` after its last connection closed, unless it has come back; a membership that no
+heartbeat renews goes after `SILENCE_SECONDS` (RocketMQ's channel expiry).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import GroupNotFound, SubscriptionMismatch
+from raymq.actors.naming import retry_topic
 
 GRACE_SECONDS = 2.0
 SILENCE_SECONDS = 120.0
 
 
-@dataclass(slots=True)
-class _Member:
-    subscriptions: dict[str, str]
-    last_seen: float
-    connections: set[object] = field(default_factory=set)
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client id. `language` and `version` are those of its newest heartbeat; connections are newest last."""
+
+    client_id: str
+    language: str = "OTHER"
+    version: int = 0
+    connections: list[object] = field(default_factory=list)
     orphaned_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What a heartbeat tells of one consumer; the words are RocketMQ's. `subscriptions` None: as told before."""
+
+    group: str
+    subscriptions: Mapping[str, Subscription] | None
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+
+
+@dataclass(slots=True)
+class Membership:
+    """One client in one group."""
+
+    client: Client
+    last_seen: float
+    subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """A group with members. `latest` is the newest heartbeat's; its subscriptions count for pulls that name none."""
+
+    latest: Consumer
+    members: dict[str, Membership] = field(default_factory=dict)
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By topic, those of the member that told its own last."""
+        return self.latest.subscriptions or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a sweep ended: consumer groups that lost a member, and clients that are forgotten."""
+
+    groups: frozenset[str]
+    client_ids: frozenset[str]
 
 
 @dataclass(slots=True)
 class GroupTable:
-    """Members of all groups. Each change returns the groups whose members have to be told."""
+    """All clients of a broker. `clock` is monotonic seconds; connections are any hashable objects."""
 
     clock: Callable[[], float]
-    _groups: dict[str, dict[str, _Member]] = field(default_factory=dict)
+    _clients: dict[str, Client] = field(default_factory=dict)
+    _by_connection: dict[object, set[str]] = field(default_factory=dict)
+    _consumers: dict[str, ConsumerGroup] = field(default_factory=dict)
+    _producers: dict[str, dict[str, Membership]] = field(default_factory=dict)
 
-    def heartbeat(self, group: str, client_id: str, subscriptions: Mapping[str, str], connection: object) -> bool:
-        """A member says that it lives; `subscriptions` maps topic to expression. True if it is new.
+    # -- what clients do -----------------------------------------------------------------------------------------
+
+    def greet(self, client_id: str, connection: object, language: str = "OTHER", version: int = 0) -> bool:
+        """A client says that it lives; first thing of every heartbeat.
+
+        Returns:
+            Whether the connection is new here: the caller then has to see to `connection_closed`.
+        """
+        client = self._clients.setdefault(client_id, Client(client_id))
+        client.language, client.version, client.orphaned_at = language, version, None
+        if connection not in client.connections:
+            client.connections.append(connection)
+        new = connection not in self._by_connection
+        self._by_connection.setdefault(connection, set()).add(client_id)
+        return new
+
+    def consume(self, client_id: str, consumer: Consumer, *, strict: bool = False) -> bool:
+        """A client that was greeted is a member of a consumer group.
+
+        Args:
+            strict: refuse what differs from the other members (RayMQ's clients); otherwise the last one wins.
+
+        Returns:
+            Whether the other members have to be told: it is new, or subscribes to something else than before.
 
         Raises:
-            SubscriptionMismatch: another living member subscribes to something else; nothing changes.
+            SubscriptionMismatch: `strict`, and another connected member subscribes to something else.
         """
-        members = self._groups.setdefault(group, {})
-        for other_id, other in members.items():
-            if other_id != client_id and other.connections and other.subscriptions != dict(subscriptions):
-                raise SubscriptionMismatch(
-                    f"group {group}: {client_id} subscribes to {_shown(subscriptions)}, "
-                    f"but member {other_id} subscribes to {_shown(other.subscriptions)}",
-                    remedy="members of one group must subscribe to the same; use another group name",
-                )
-        known = members.get(client_id)
-        member = members.setdefault(client_id, _Member({}, 0.0))
-        member.subscriptions = dict(subscriptions)
+        group = self._consumers.get(consumer.group)
+        known = group.members.get(client_id) if group else None
+        wanted = consumer.subscriptions
+        changed = known is None or (wanted is not None and _plain(known.subscriptions) != _plain(wanted))
+        if strict and changed and group is not None and wanted is not None:
+            _check_same(client_id, wanted, consumer.group, group.members.values())
+        if group is None:
+            group = self._consumers[consumer.group] = ConsumerGroup(consumer)
+        member = group.members.setdefault(client_id, Membership(self._clients[client_id], 0.0))
         member.last_seen = self.clock()
-        member.connections.add(connection)
-        member.orphaned_at = None
-        return known is None
-
-    def connection_closed(self, connection: object) -> None:
-        """A connection is gone: members that have no other begin their grace time."""
-        for members in self._groups.values():
-            for member in members.values():
-                if connection in member.connections:
-                    member.connections.discard(connection)
-                    if not member.connections:
-                        member.orphaned_at = self.clock()
-
-    def unregister(self, group: str, client_id: str) -> bool:
-        """A member leaves in good order. True if it was one."""
-        return self._groups.get(group, {}).pop(client_id, None) is not None
-
-    def expire(self) -> set[str]:
-        """Drop members whose time is over; the groups that lost one."""
-        now = self.clock()
-        changed = set()
-        for group, members in self._groups.items():
-            for client_id, member in list(members.items()):
-                orphaned = member.orphaned_at is not None and now - member.orphaned_at >= GRACE_SECONDS
-                if orphaned or now - member.last_seen >= SILENCE_SECONDS:
-                    del members[client_id]
-                    changed.add(group)
+        if wanted is not None:
+            member.subscriptions = wanted
+            group.latest = consumer
         return changed
 
-    def members(self, group: str) -> list[str]:
-        """Client ids, sorted; GroupNotFound if the group has none here."""
-        members = self._groups.get(group)
+    def produce(self, client_id: str, group: str) -> None:
+        """A client that was greeted is a member of a producer group."""
+        members = self._producers.setdefault(group, {})
+        members.setdefault(client_id, Membership(self._clients[client_id], 0.0)).last_seen = self.clock()
+
+    def stop_consuming(self, client_id: str, group: str) -> bool:
+        """A member leaves in good order. True if it was one: the others have to be told."""
+        known = self._consumers.get(group)
+        if known is None or known.members.pop(client_id, None) is None:
+            return False
+        if not known.members:
+            del self._consumers[group]
+        return True
+
+    def stop_producing(self, client_id: str, group: str) -> None:
+        """A producer leaves its group."""
+        members = self._producers.get(group, {})
+        members.pop(client_id, None)
         if not members:
-            raise GroupNotFound(f"no consumer for this group: {group}")
-        return sorted(members)
+            self._producers.pop(group, None)
+
+    def connection_closed(self, connection: object) -> None:
+        """A connection is gone: clients that have no other begin their grace time."""
+        for client_id in self._by_connection.pop(connection, ()):
+            client = self._clients.get(client_id)
+            if client is not None:
+                client.connections.remove(connection)
+                if not client.connections:
+                    client.orphaned_at = self.clock()
+
+    def expire(self) -> Gone:
+        """Forget clients and memberships whose time is over."""
+        now = self.clock()
+        orphans = {
+            client.client_id
+            for client in self._clients.values()
+            if client.orphaned_at is not None and now - client.orphaned_at >= GRACE_SECONDS
+        }
+        for client_id in orphans:
+            del self._clients[client_id]
+
+        def over(client_id: str, member: Membership) -> bool:
+            return client_id in orphans or now - member.last_seen >= SILENCE_SECONDS
+
+        changed = set()
+        for name, group in list(self._consumers.items()):
+            for client_id in [c for c, member in group.members.items() if over(c, member)]:
+                self.stop_consuming(client_id, name)
+                changed.add(name)
+        for name, members in list(self._producers.items()):
+            for client_id in [c for c, member in members.items() if over(c, member)]:
+                self.stop_producing(client_id, name)
+        return Gone(frozenset(changed), frozenset(orphans))
+
+    # -- what others ask -----------------------------------------------------------------------------------------
+
+    def members(self, group: str) -> list[str]:
+        """Client ids of a consumer group, sorted; GroupNotFound if it has none here."""
+        return sorted(self.consumer_group(group).members)
+
+    def consumer_group(self, group: str) -> ConsumerGroup:
+        """A consumer group that has members; GroupNotFound."""
+        found = self._consumers.get(group)
+        if found is None:
+            raise GroupNotFound(f"no consumer for this group, {group}")
+        return found
+
+    def consumer_groups(self) -> dict[str, ConsumerGroup]:
+        """All consumer groups that have members."""
+        return dict(self._consumers)
+
+    def producer_groups(self) -> dict[str, list[Membership]]:
+        """All producer groups that have members."""
+        return {name: list(members.values()) for name, members in self._producers.items()}
+
+    def clients(self, group: str) -> list[Client]:
+        """The members of a consumer group, by client id; [] if it has none."""
+        found = self._consumers.get(group)
+        return [] if found is None else [found.members[c].client for c in sorted(found.members)]
+
+    def producers(self, group: str) -> list[Client]:
+        """The members of a producer group, by client id; [] if it has none."""
+        members = self._producers.get(group, {})
+        return [members[c].client for c in sorted(members)]
+
+    def connection_of(self, client_id: str) -> object | None:
+        """A client's newest connection; None if it is unknown or has none at the moment."""
+        client = self._clients.get(client_id)
+        return client.connections[-1] if client is not None and client.connections else None
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What a group wants of a topic by its newest heartbeat. Raises GroupNotFound if it has no members."""
+        return self.consumer_group(group).subscriptions.get(topic)
 
     def connections(self, group: str) -> list[object]:
-        """The connections of all members, each once."""
-        return list({id(c): c for m in self._groups.get(group, {}).values() for c in m.connections}.values())
+        """All connections of a consumer group's members, each once."""
+        return list({id(c): c for client in self.clients(group) for c in client.connections}.values())
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
-        for members in self._groups.values():
-            for member in members.values():
-                assert bool(member.connections) == (member.orphaned_at is None)
+        for client in self._clients.values():
+            assert bool(client.connections) == (client.orphaned_at is None)
+            assert all(client.client_id in self._by_connection[c] for c in client.connections)
+        assert all(group.members for group in self._consumers.values()), "a group without members stays listed"
+        assert all(self._producers.values())
+        for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
+            assert all(self._clients[client_id] is member.client for client_id, member in members.items())
 
 
-def _shown(subscriptions: Mapping[str, str]) -> str:
-    return ", ".join(f"{topic} [{expression}]" for topic, expression in sorted(subscriptions.items()))
+def _plain(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:
+    return {topic: (s.kind, s.expression) for topic, s in subscriptions.items()}
+
+
+def _check_same(client_id: str, wanted: Mapping[str, Subscription], group: str, members: Iterable[Membership]) -> None:
+    """SubscriptionMismatch if a connected member other than `client_id` wants something else of the user's topics."""
+    retries = retry_topic(group)  # RocketMQ's clients name it among their subscriptions, ours do not
+
+    def of_user(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:
+        return {topic: told for topic, told in _plain(subscriptions).items() if topic != retries}
+
+    mine = of_user(wanted)
+    for member in members:
+        other = member.client
+        theirs = of_user(member.subscriptions)
+        if other.client_id != client_id and other.connections and theirs != mine:
+            raise SubscriptionMismatch(
+                f"group {group}: {client_id} subscribes to {_shown(mine)}, "
+                f"but member {other.client_id} subscribes to {_shown(theirs)}",
+                remedy="members of one group must subscribe to the same; use another group name",
+            )
+
+
+def _shown(subscriptions: Mapping[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, (_, expression) in sorted(subscriptions.items()))

@@ -1,46 +1,67 @@
-"""Parked fetches: who waits for which queue, and until when. No I/O, injected clock.
+"""Parked fetches and pulls: who waits for which queue, and until when. No I/O, injected clock.
 
-A parked fetch waits for any of its queues. It is woken by the first arrival, by its deadline, by its connection's end,
-or by a newer fetch of the same session, so that a client changes what it waits for without waiting.
+A parked request waits for any of its queues. It is woken by the first arrival, by its deadline, or, where it belongs to
+a session, by a newer one of that session, so that a client changes what it waits for without waiting. One whose
+connection ends is taken out by whoever parked it.
+
+Parking, waking and taking out cost the same however many are parked: an arrival touches the waiters of its queue, and a
+sweep those whose time is over.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+_Key = TypeVar("_Key")
 QueueKey = tuple[str, int]
+
+#: Deadlines are kept in steps of this; a parked request is woken at most this long (and a sweep's pause) after its own.
+TICK_SECONDS = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """One parked fetch. `wake` is called once, when it leaves the table for any reason."""
+    """One parked request. `wake` is called once, when an arrival, the deadline or its session ends its wait."""
 
-    session: str
     queues: tuple[QueueKey, ...]
-    deadline: float
+    tick: int
     wake: Callable[[], None]
+    session: str | None
 
 
 @dataclass(slots=True)
 class LongPolls:
-    """All parked fetches of a broker: waking costs as much as there are waiters of that queue."""
+    """All parked requests of a broker. `clock` is monotonic seconds."""
 
     clock: Callable[[], float]
-    _by_queue: dict[QueueKey, set[Parked]] = field(default_factory=lambda: defaultdict(set))
+    #: The broker is stopping: nobody should park again.
+    closed: bool = False
+    _by_queue: dict[QueueKey, set[Parked]] = field(default_factory=dict)
+    _by_tick: dict[int, set[Parked]] = field(default_factory=dict)
     _by_session: dict[str, Parked] = field(default_factory=dict)
+    _swept: int = 0
+
+    def __post_init__(self) -> None:
+        self._swept = math.floor(self.clock() / TICK_SECONDS)
 
     def __len__(self) -> int:
-        return len(self._by_session)
+        return sum(map(len, self._by_tick.values()))
 
-    def park(self, session: str, queues: Iterable[QueueKey], seconds: float, wake: Callable[[], None]) -> Parked:
-        """Wait for any of `queues` for at most `seconds`; an older fetch of `session` is woken now."""
-        self.supersede(session)
-        parked = Parked(session, tuple(queues), self.clock() + seconds, wake)
-        self._by_session[session] = parked
+    def park(
+        self, queues: Iterable[QueueKey], deadline: float, wake: Callable[[], None], *, session: str | None = None
+    ) -> Parked:
+        """Wait for any of `queues` until `deadline` (by the clock); an older request of `session` is woken now."""
+        tick = max(math.ceil(deadline / TICK_SECONDS), self._swept + 1)
+        parked = Parked(tuple(queues), tick, wake, session)
+        if session is not None:
+            self.supersede(session)
+            self._by_session[session] = parked
         for queue in parked.queues:
-            self._by_queue[queue].add(parked)
+            self._by_queue.setdefault(queue, set()).add(parked)
+        self._by_tick.setdefault(tick, set()).add(parked)
         return parked
 
     def supersede(self, session: str) -> None:
@@ -59,24 +80,41 @@ class LongPolls:
 
     def expire(self) -> None:
         """Wake those whose time is over."""
-        now = self.clock()
-        for parked in [p for p in self._by_session.values() if p.deadline <= now]:
-            self.remove(parked)
-            parked.wake()
+        now = math.floor(self.clock() / TICK_SECONDS)
+        first, self._swept = self._swept + 1, now
+        for tick in range(first, now + 1):
+            for parked in list(self._by_tick.get(tick, ())):
+                self.remove(parked)
+                parked.wake()
+
+    def close(self) -> None:
+        """The broker is stopping: wake everyone."""
+        self.closed = True
+        for waiting in list(self._by_tick.values()):
+            for parked in list(waiting):
+                self.remove(parked)
+                parked.wake()
 
     def remove(self, parked: Parked) -> None:
         """Take one out without waking it; nothing if it has gone already."""
-        if self._by_session.get(parked.session) is parked:
+        if parked.session is not None and self._by_session.get(parked.session) is parked:
             del self._by_session[parked.session]
         for queue in parked.queues:
-            waiting = self._by_queue.get(queue)
-            if waiting is not None:
-                waiting.discard(parked)
-                if not waiting:
-                    del self._by_queue[queue]
+            _discard(self._by_queue, queue, parked)
+        _discard(self._by_tick, parked.tick, parked)
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
-        sessions = set(self._by_session.values())
-        assert {p for waiting in self._by_queue.values() for p in waiting} == {p for p in sessions if p.queues}
+        parked = {p for waiting in self._by_tick.values() for p in waiting}
+        assert {p for waiting in self._by_queue.values() for p in waiting} == {p for p in parked if p.queues}
+        assert set(self._by_session.values()) == {p for p in parked if p.session is not None}
         assert all(self._by_queue.values()), "an empty set stays listed"
+        assert all(self._by_tick.values()), "an empty set stays listed"
+
+
+def _discard(table: dict[_Key, set[Parked]], key: _Key, parked: Parked) -> None:
+    waiting = table.get(key)
+    if waiting is not None:
+        waiting.discard(parked)
+        if not waiting:
+            del table[key]

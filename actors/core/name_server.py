@@ -1,21 +1,25 @@
 """What a name server knows: which brokers live, and which topics they have. In memory, no I/O, injected clock.
 
-Everything is learned from the brokers' registrations, which are their heartbeats too; a name server that starts empty
-knows all again one heartbeat later. Times are seconds of a monotonic clock.
+Everything is learned from the brokers: a registration tells all topics of a broker and the version of its topic table,
+a heartbeat only the version. One whose version is not the registered one is told to register again, so a name server
+that starts empty knows all one heartbeat later. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from raymq.actors.errors import ServerBusy, TopicNotFound
-from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
+from raymq.actors.protocol import PERM_WRITE, ClusterView, QueueData, TopicRoute
+from raymq.storage.json_file import DataVersion
 
-#: Brokers register this often,
+#: Brokers say this often that they live,
 HEARTBEAT_SECONDS = 1.0
-#: and leave the routes after this long without: a dead broker leaves the routes in under 5 s.
+#: and leave the routes after this long without: a dead broker leaves the routes in under 5 s,
 EXPIRY_SECONDS = 4.0
+#: and after this long if the connection that they registered on has closed as well.
+SUSPECT_SECONDS = 2.0
 
 #: A name server younger than this does not say "no such topic": the topic's broker may not have registered yet.
 LEARNING_SECONDS = 2 * HEARTBEAT_SECONDS
@@ -26,7 +30,11 @@ class _Registration:
     cluster: str
     address: str
     topics: dict[str, QueueData]
+    #: Of the broker's topic table; None once something here no longer agrees with it.
+    version: DataVersion | None
+    connection: object
     last_seen: float
+    patience_seconds: float
 
 
 @dataclass(slots=True)
@@ -36,15 +44,65 @@ class RouteTable:
     clock: Callable[[], float]
     expiry_seconds: float = EXPIRY_SECONDS
     _brokers: dict[str, dict[int, _Registration]] = field(default_factory=dict)
+    #: Brokers whose write permission was wiped; it stays so over their next registrations.
+    _read_only: set[str] = field(default_factory=set)
     _started: float = 0.0
 
     def __post_init__(self) -> None:
         self._started = self.clock()
 
-    def register(self, cluster: str, broker: str, replica: int, address: str, topics: Mapping[str, QueueData]) -> None:
-        """A broker's heartbeat: all that it has, replacing what it said before."""
-        replicas = self._brokers.setdefault(broker, {})
-        replicas[replica] = _Registration(cluster, address, dict(topics), self.clock())
+    # -- what brokers say ------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        cluster: str,
+        broker: str,
+        replica: int,
+        address: str,
+        topics: Mapping[str, QueueData],
+        version: DataVersion | None = None,
+        connection: object = None,
+    ) -> None:
+        """All that a broker has, replacing what it said before.
+
+        Args:
+            connection: what it came on; see `connection_closed`.
+        """
+        self._brokers.setdefault(broker, {})[replica] = _Registration(
+            cluster, address, dict(topics), version, connection, self.clock(), self.expiry_seconds
+        )
+
+    def heartbeat(
+        self, broker: str, replica: int, address: str, version: DataVersion, connection: object = None
+    ) -> bool:
+        """A broker lives. False if it is not registered with this address and version: it has to register."""
+        known = self._brokers.get(broker, {}).get(replica)
+        if known is None or known.address != address:
+            return False
+        known.last_seen = self.clock()
+        known.patience_seconds = self.expiry_seconds
+        known.connection = connection
+        return known.version == version
+
+    def amend(
+        self,
+        broker: str,
+        replica: int,
+        since: DataVersion,
+        version: DataVersion,
+        changed: Mapping[str, QueueData],
+        deleted: Collection[str],
+    ) -> bool:
+        """What changed in a broker's topics after `since`. False if that is not registered: it has to register."""
+        known = self._brokers.get(broker, {}).get(replica)
+        if known is None or known.version != since:
+            return False
+        known.topics.update(changed)
+        for topic in deleted:
+            known.topics.pop(topic, None)
+        known.version = version
+        known.last_seen = self.clock()
+        return True
 
     def unregister(self, broker: str, replica: int) -> None:
         """A broker stops in good order."""
@@ -53,18 +111,25 @@ class RouteTable:
         if not replicas:
             self._brokers.pop(broker, None)
 
+    def connection_closed(self, connection: object) -> None:
+        """Brokers whose last word came on it are suspected: they expire sooner, unless they are heard again."""
+        for _, _, registration in self._registrations():
+            if registration.connection is connection:
+                registration.patience_seconds = min(registration.patience_seconds, SUSPECT_SECONDS)
+
     def expire(self) -> list[str]:
         """Forget who was silent for too long; returns their names."""
-        limit = self.clock() - self.expiry_seconds
+        now = self.clock()
         dead = [
             (broker, replica)
-            for broker, replicas in self._brokers.items()
-            for replica, registration in replicas.items()
-            if registration.last_seen < limit
+            for broker, replica, registration in self._registrations()
+            if now - registration.last_seen > registration.patience_seconds
         ]
         for broker, replica in dead:
             self.unregister(broker, replica)
         return [broker for broker, _ in dead]
+
+    # -- what clients ask ------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute:
         """Where `topic` lives.
@@ -79,7 +144,7 @@ class RouteTable:
             master = min(replicas)
             data = replicas[master].topics.get(topic)
             if data is not None:
-                queues.append(data)
+                queues.append(replace(data, perm=data.perm & ~PERM_WRITE) if broker in self._read_only else data)
                 addresses[broker] = replicas[master].address
         if not queues and self.clock() - self._started < LEARNING_SECONDS:
             raise ServerBusy("the name server has just started and has not heard from all brokers yet")
@@ -87,15 +152,16 @@ class RouteTable:
             raise TopicNotFound(f"No topic route info in name server for the topic: {topic}")
         return TopicRoute(topic, tuple(queues), addresses)
 
-    def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
-        return sorted({t for replicas in self._brokers.values() for r in replicas.values() for t in r.topics})
-
-    def delete_topic(self, topic: str) -> None:
-        """Forget a topic at once; the brokers' next heartbeats no longer name it."""
-        for replicas in self._brokers.values():
-            for registration in replicas.values():
-                registration.topics.pop(topic, None)
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """The names of all topics, or of those that a cluster has, sorted."""
+        return sorted(
+            {
+                topic
+                for _, _, registration in self._registrations()
+                if cluster is None or registration.cluster == cluster
+                for topic in registration.topics
+            }
+        )
 
     def view(self) -> ClusterView:
         """All living brokers."""
@@ -106,8 +172,39 @@ class RouteTable:
             }
         )
 
+    # -- what administrators do ------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic at once, everywhere or in a cluster. A broker that still has it brings it back."""
+        for _, _, registration in self._registrations():
+            if topic in registration.topics and cluster in (None, registration.cluster):
+                del registration.topics[topic]
+                registration.version = None
+
+    def wipe_write_permission(self, broker: str) -> int:
+        """Take a broker out of what producers are offered; how many of its topics could be written until now."""
+        count = 0 if broker in self._read_only else self._writable_topics(broker)
+        self._read_only.add(broker)
+        return count
+
+    def add_write_permission(self, broker: str) -> int:
+        """Give a broker back to producers; how many of its topics can be written now."""
+        self._read_only.discard(broker)
+        return self._writable_topics(broker)
+
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
         assert all(self._brokers.values()), "a broker without a replica stays listed"
         for replicas in self._brokers.values():
             assert len({registration.cluster for registration in replicas.values()}) == 1
+
+    def _registrations(self) -> Iterator[tuple[str, int, _Registration]]:
+        for broker, replicas in self._brokers.items():
+            for replica, registration in replicas.items():
+                yield broker, replica, registration
+
+    def _writable_topics(self, broker: str) -> int:
+        replicas = self._brokers.get(broker)
+        if replicas is None:
+            return 0
+        return sum(bool(data.perm & PERM_WRITE) for data in replicas[min(replicas)].topics.values())

@@ -1,6 +1,6 @@
 """What happens to a message that a consumer failed on: the ladder of waits, then the dead-letter queue.
 
-Source: RocketMQ's AbstractSendMessageProcessor.consumerSendMsgBack.
+Source: RocketMQ's AbstractSendMessageProcessor, consumerSendMsgBack and handleRetryAndDLQ.
 """
 
 from __future__ import annotations
@@ -41,3 +41,17 @@ def after_failure(reconsume_times: int, delay_level: int, max_reconsume_times: i
     if reconsume_times >= max_reconsume_times:
         return Dead(f"failed {reconsume_times + 1} times")
     return Later(min(delay_level or FIRST_RETRY_LEVEL + reconsume_times, levels))
+
+
+def after_resending(reconsume_times: int, max_reconsume_times: int, *, ordered: bool) -> Dead | None:
+    """Decide for a retry that a client sent itself; None: it may come again.
+
+    Args:
+        reconsume_times: this retry included.
+        ordered: the group consumes in order. It repeats in place, and sends only what it has given up.
+    """
+    if ordered:
+        return Dead("an ordered consumer gave it up")
+    if reconsume_times > max_reconsume_times:
+        return Dead(f"failed {reconsume_times} times")
+    return None

@@ -13,10 +13,14 @@ from raymq.storage.store import AppendResult
 
 
 class Append(Protocol):
-    """Appends `records` of `lanes` and wakes who waits for them."""
+    """Appends `records` of `lanes` and wakes who waits for them; `check_crc` as in `Store.append`."""
 
     def __call__(
-        self, records: bytes | memoryview, sizes: npt.NDArray[np.int32], *lanes: tuple[str, int]
+        self,
+        records: bytes | memoryview,
+        sizes: npt.NDArray[np.int32],
+        *lanes: tuple[str, int],
+        check_crc: bool = True,
     ) -> AppendResult: ...
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.draft import TIMER_NAMES, Draft, delay_level
 from raymq.actors.core.rewriting import Append, encode_again, join
 from raymq.actors.naming import SCHEDULE_TOPIC
 from raymq.actors.protocol import DueReport, Placed
@@ -64,6 +65,17 @@ class Schedule:
         kept[properties.REAL_TOPIC] = topic
         kept[properties.REAL_QID] = str(queue_id)
         return encode_again(record, SCHEDULE_TOPIC, level - 1, kept)
+
+    def detour(self, draft: Draft) -> None:
+        """Make a draft with a delay level wait for its topic and queue. A time that it names counts no more."""
+        level = min(delay_level(draft.properties), self.levels)
+        told = draft.properties
+        for name in TIMER_NAMES:
+            told.pop(name, None)
+        told[properties.DELAY] = str(level)
+        told[properties.REAL_TOPIC] = draft.topic
+        told[properties.REAL_QID] = str(draft.queue_id)
+        draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
 
     def deliver_due(self) -> DueReport:
         """Put every message whose time has come into its real queue, at most `_MAX_PER_PASS` of a level."""

@@ -1,11 +1,15 @@
 """Request and response codes: RocketMQ's, and our own above 900000.
 
-Source: RocketMQ's RequestCode and ResponseCode. Those that clients and tools of RocketMQ use; what is served stands in the `handlers` of the families.
+Source: RocketMQ's RequestCode and ResponseCode. Those that its clients and tools use; what is served stands in the
+`handlers` of the families.
 """
 
 from __future__ import annotations
 
 import enum
+
+#: RocketMQ's codes are below, ours at and above.
+OWN_CODES_FROM = 900_000
 
 
 class RequestCode(enum.IntEnum):
@@ -134,6 +138,7 @@ class ResponseCode(enum.IntEnum):
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
     GO_AWAY = 1500
 
 

@@ -7,29 +7,39 @@ and backs off from an address that refuses (each attempt may take `CONNECT_SECON
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import cast
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import faults, frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import Command, FrameReader
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.reader import FrameReader, make_scratch
+from raymq.actors.wire.writing import FrameWriter
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
 CONNECT_SECONDS = 20.0
-_MAX_OPAQUE = 0x7FFFFFFF
 
-PushHandler = Callable[["Connection", Command], None]
+#: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
+PushHandler = Callable[["Connection", Command], Command | None]
+#: Another way to a server to whose socket no way leads: (address, command, seconds) -> answer; errors as a socket's.
+SecondDoor = Callable[[str, Command, float], Awaitable[Command]]
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One open connection to a server."""
 
-    def __init__(self, address: str, on_push: PushHandler | None = None) -> None:
+    def __init__(self, address: str, scratch: memoryview, on_push: PushHandler | None = None) -> None:
         self.address = address
         self._on_push = on_push
-        self._reader = FrameReader()
+        self._reader = FrameReader(scratch=scratch)
         self._transport: asyncio.Transport | None = None
+        self._writer: FrameWriter | None = None
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self._opaque = 0
         self._writable = asyncio.Event()
@@ -41,11 +51,11 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        self._writer = FrameWriter(self._transport, asyncio.get_running_loop())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._writer = None
         self._writable.set()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
@@ -58,15 +68,19 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.received(nbytes)
         try:
-            for command in self._reader.feed(data):
+            while (command := self._reader.next()) is not None:
                 if command.is_response:
                     future = self._waiting.pop(command.opaque, None)
                     if future is not None and not future.done():
                         future.set_result(command)
-                elif self._on_push is not None:
-                    self._on_push(self, command)
+                else:
+                    self._asked(command)
         except ProtocolError:
             self.close()
 
@@ -76,108 +90,206 @@ class Connection(asyncio.Protocol):
         Raises:
             Timeout: no answer within `timeout` seconds; the outcome is unknown.
             ConnectionLost: the connection broke before the answer; the outcome is unknown.
-            BrokerUnavailable: the connection was closed already; nothing was sent.
+            BrokerUnavailable: the connection was closed already, or the server is stopping; nothing was done.
             RayMQError: the error that the answer carries.
         """
-        self._opaque = self._opaque % _MAX_OPAQUE + 1
-        command.opaque = self._opaque
-        head = frame.encode(command)
+        self._opaque = self._opaque % frame.MAX_OPAQUE + 1
+        opaque = command.opaque = self._opaque
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout):
                 await self._writable.wait()
-                if self._transport is None or self._transport.is_closing():
+                if self._writer is None or not self.is_open:
                     raise BrokerUnavailable(self.address, "connection is closed")
-                self._waiting[command.opaque] = future
-                self._transport.writelines([head, command.body] if len(command.body) else [head])
+                self._waiting[opaque] = future
+                command.opaque = opaque  # it may be under way elsewhere, too
+                self._writer.write(command)
                 answer = await future
         except TimeoutError as error:
             raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
         finally:
-            self._waiting.pop(command.opaque, None)
+            self._waiting.pop(opaque, None)
+        if answer.code == ResponseCode.GO_AWAY:
+            self.close()
+            raise BrokerUnavailable(self.address, answer.remark or "the server is stopping")
         if answer.code != ResponseCode.SUCCESS:
             raise faults.to_error(answer)
         return answer
 
     def close(self) -> None:
         """Close; requests under way fail with ConnectionLost."""
-        if self._transport is not None:
+        if self._transport is not None and self._writer is not None:
+            self._writer.flush()
             self._transport.close()
+
+    def abandon(self) -> None:
+        """In a child process, after a fork: let go of the parent's connection without touching the parent's end.
+
+        The descriptor is turned into one of nothing rather than closed: asyncio's objects still have its number.
+        """
+        if self._transport is not None:
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(nothing, self._transport.get_extra_info("socket").fileno(), inheritable=False)
+            os.close(nothing)
+            self._transport = self._writer = None
+
+    def _asked(self, request: Command) -> None:
+        answer = None if self._on_push is None else self._on_push(self, request)
+        if request.is_oneway or self._writer is None:
+            return
+        if answer is None:
+            remark = f" request type {request.code} not supported"
+            answer = request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+        self._writer.write(answer)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What a pool knows of one address."""
+
+    connection: Connection | None = None
+    opening: asyncio.Task[Connection] | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    #: No attempt before this time of the loop's clock.
+    not_before: float = 0.0
+    #: The network did not lead there. (An address that refuses is there, and nobody listens.)
+    no_way: bool = False
+    #: Set and replaced where there is news of the address.
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ConnectionPool:
-    """One connection per address. Made and used on one loop; `close()` ends it for good."""
+    """One connection per address. Used on one loop; `close()` ends it for good."""
 
-    def __init__(self, on_push: PushHandler | None = None) -> None:
+    def __init__(
+        self,
+        on_push: PushHandler | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        second_door: SecondDoor | None = None,
+    ) -> None:
         self._on_push = on_push
-        self._open: dict[str, Connection] = {}
-        self._opening: dict[str, asyncio.Task[Connection]] = {}
-        self._backoff: dict[str, Backoff] = {}
-        self._not_before: dict[str, float] = {}
+        self._tls = tls
+        self._second_door = second_door
+        self._scratch = make_scratch()
+        self._peers: dict[str, _Peer] = {}
         self._closed = False
         #: This machine's address as a server saw it last; what born hosts say.
         self.local_host = "127.0.0.1"
 
-    async def get(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
+    async def get(self, address: str, timeout: float = CONNECT_SECONDS, *, patient: bool = False) -> Connection:
         """The open connection to "host:port", made now if need be.
+
+        Args:
+            patient: an attempt that fails, or is not due yet, is waited for and repeated as long as the next one is due
+                within `timeout` seconds: for callers that have no other address to go to.
 
         Raises:
             BrokerUnavailable: it refuses, or refused so short ago that no new attempt is due; nothing was sent.
             ClientClosed: the pool was closed.
         """
-        if self._closed:
-            raise ClientClosed("the client is closed")
-        connection = self._open.get(address)
-        if connection is not None and connection.is_open:
-            return connection
-        task = self._opening.get(address)
-        if task is None:
-            wait = self._not_before.get(address, 0.0) - asyncio.get_running_loop().time()
-            if wait > 0:
-                raise BrokerUnavailable(address, f"refused connections; next attempt in {wait:.1f} s")
-            task = asyncio.get_running_loop().create_task(self._connect(address))
-            self._opening[address] = task
-            task.add_done_callback(lambda done: self._connected(address, done))
-        try:
-            async with asyncio.timeout(timeout):
-                return await asyncio.shield(task)
-        except TimeoutError as error:
-            raise BrokerUnavailable(address, f"no connection within {timeout:.3g} s") from error
-
-    async def request(self, address: str, command: Command, timeout: float) -> Command:
-        """`get` and `Connection.request` within one budget of `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        connection = await self.get(address, timeout)
+        while True:
+            if self._closed:
+                raise ClientClosed("the client is closed")
+            peer = self._peers.setdefault(address, _Peer())
+            left = deadline - loop.time()
+            try:
+                # An attempt that hangs leaves half of the time to the second door.
+                return await self._get(address, peer, left if self._second_door is None else left / 2)
+            except BrokerUnavailable:
+                hangs = peer.opening is not None
+                if not patient or hangs or max(peer.not_before, loop.time()) >= deadline:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(peer.not_before):
+                    await peer.news.wait()
+
+    async def request(self, address: str, command: Command, timeout: float, *, patient: bool = False) -> Command:
+        """`get` and `Connection.request` within one budget of `timeout` seconds.
+
+        Where the network does not lead to the address the second door is taken, if there is one.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        try:
+            connection = await self.get(address, timeout, patient=patient)
+        except BrokerUnavailable:
+            peer = self._peers[address]
+            if self._second_door is None or not (peer.no_way or peer.opening is not None):
+                raise
+            return await self._second_door(address, command, deadline - loop.time())
         return await connection.request(command, max(0.0, deadline - loop.time()))
+
+    def is_backing_off(self, address: str) -> bool:
+        """Whether it refused so short ago that no new attempt is due."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.not_before > asyncio.get_running_loop().time()
+
+    def retry_now(self, address: str) -> None:
+        """There is news that the address lives: the next attempt is due now."""
+        peer = self._peers.get(address)
+        if peer is not None:
+            peer.not_before = 0.0
+            peer.backoff.reset()
+            peer.news.set()
+            peer.news = asyncio.Event()
 
     async def close(self) -> None:
         """Close all connections; every later `get` raises ClientClosed."""
         self._closed = True
-        for task in list(self._opening.values()):
-            task.cancel()
-        for connection in self._open.values():
-            connection.close()
+        for peer in self._peers.values():
+            if peer.opening is not None:
+                peer.opening.cancel()
+            if peer.connection is not None:
+                peer.connection.close()
         await asyncio.sleep(0)
 
-    def _connected(self, address: str, task: asyncio.Task[Connection]) -> None:
-        self._opening.pop(address, None)
+    def abandon(self) -> None:
+        """In a child process, after a fork: let go of what is the parent's, and begin anew on another loop."""
+        for peer in self._peers.values():
+            if peer.connection is not None:
+                peer.connection.abandon()
+        self._peers = {}
+
+    async def _get(self, address: str, peer: _Peer, timeout: float) -> Connection:
+        if peer.connection is not None and peer.connection.is_open:
+            return peer.connection
+        if peer.opening is None:
+            wait = peer.not_before - asyncio.get_running_loop().time()
+            if wait > 0:
+                raise BrokerUnavailable(address, f"refused connections; next attempt in {wait:.1f} s")
+            peer.opening = asyncio.get_running_loop().create_task(self._connect(address, peer))
+            peer.opening.add_done_callback(lambda done: self._connected(peer, done))
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(peer.opening)
+        except TimeoutError as error:
+            raise BrokerUnavailable(address, f"no connection within {timeout:.3g} s") from error
+
+    def _connected(self, peer: _Peer, task: asyncio.Task[Connection]) -> None:
+        peer.opening = None
         if not task.cancelled():
             task.exception()  # every waiter may have given up: somebody has to look, or asyncio complains
 
-    async def _connect(self, address: str) -> Connection:
+    async def _connect(self, address: str, peer: _Peer) -> Connection:
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
-        backoff = self._backoff.setdefault(address, Backoff())
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 transport, connection = await loop.create_connection(
-                    lambda: Connection(address, self._on_push), host.strip("[]"), int(port)
+                    lambda: Connection(address, self._scratch, self._on_push),
+                    host.strip("[]"),
+                    int(port),
+                    ssl=self._tls,
                 )
         except (OSError, TimeoutError, ValueError) as error:
-            self._not_before[address] = loop.time() + backoff.next_delay()
+            peer.not_before = loop.time() + peer.backoff.next_delay()
+            peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError)
             raise BrokerUnavailable(address, f"cannot connect: {error}") from error
-        backoff.reset()
+        peer.backoff.reset()
+        peer.no_way = False
         self.local_host = str(transport.get_extra_info("sockname")[0])
-        self._open[address] = connection
+        peer.connection = connection
         return connection

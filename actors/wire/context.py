@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
+from raymq.actors.core.settings import Settings
+from raymq.actors.core.statistics import Statistics
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import BrokerInfo, SendStatus
 from raymq.actors.wire.frame import Command
@@ -20,13 +22,32 @@ class BrokerContext:
     core: BrokerCore
     groups: GroupTable
     polls: LongPolls
-    #: Waits until what was appended so far is as safe as the configuration promises.
-    durable: Callable[[], Awaitable[SendStatus]]
+    statistics: Statistics
+    settings: Settings
+    #: What to wait for until all that was appended so far is as safe as the configuration promises; None: it is.
+    durable: Callable[[], Awaitable[SendStatus] | None]
     #: Registers with every name server now, so that a new topic is in the routes before its creator is answered.
     announce: Callable[[], Awaitable[None]]
     #: Tells a group's members that its membership changed.
     notify_group: Callable[[str], None]
     status: Callable[[], BrokerInfo]
+
+    def when_settled(
+        self, answer: Callable[[SendStatus], Command], *, new_topic: bool = False
+    ) -> Command | Awaitable[Command]:
+        """`answer` once all that was appended is safe and a `new_topic` is in the routes: at once where it can be."""
+        waiting = self.durable()
+        if waiting is None and not new_topic:
+            return answer(SendStatus.SEND_OK)
+        return self._settle(waiting, answer, new_topic)
+
+    async def _settle(
+        self, waiting: Awaitable[SendStatus] | None, answer: Callable[[SendStatus], Command], new_topic: bool
+    ) -> Command:
+        status = SendStatus.SEND_OK if waiting is None else await waiting
+        if new_topic:
+            await self.announce()
+        return answer(status)
 
 
 def text(request: Command, name: str) -> str:

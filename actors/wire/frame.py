@@ -7,7 +7,8 @@ between RayMQ's own client and server, for codes above 900000). Each frame names
 know nothing in advance, and an answer is written in its request's form.
 
 Binary header: code i2 | language 1 B | version i2 | opaque i4 | flag i4 | remark (i4 length) | ext fields (i4 length;
-each key i2 + bytes, value i4 + bytes). Source: RocketMQ's RocketMQSerializable.
+each key i2 + bytes, value i4 + bytes). Source: RocketMQ's RocketMQSerializable. Its 16 bits fold the codes of pop
+(200050 and others) into numbers that nothing else has: a request's are folded back here.
 """
 
 from __future__ import annotations
@@ -15,24 +16,30 @@ from __future__ import annotations
 import enum
 import json
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
 
 from raymq.actors.errors import ProtocolError
+from raymq.actors.wire.codes import OWN_CODES_FROM, RequestCode
 
 #: A frame above this is refused by closing the connection, before memory is taken for it.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 #: MQVersion ordinal of RocketMQ 5.3.3: what clients read to learn what a server can do.
 PROTOCOL_VERSION = 479
+#: Opaques that we give begin again behind this; a client's may be any i4, negative ones too.
+MAX_OPAQUE = 0x7FFFFFFF
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 
+#: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
+_LONE_SURROGATES = "replace"
 _LENGTHS = struct.Struct(">iI")
-_LENGTH = struct.Struct(">i")
-_BINARY_HEAD = struct.Struct(">hBhii")
+#: The field in front of each frame.
+LENGTH = struct.Struct(">i")
+_BINARY_HEAD = struct.Struct(">HBhii")
 _KEY_LENGTH = struct.Struct(">h")
 
 #: The binary form writes a language's place in this list.
@@ -41,6 +48,9 @@ LANGUAGES = tuple(
 )
 
 Buffer = bytes | bytearray | memoryview
+
+#: RocketMQ's codes that do not fit the binary form, by what is left of them there.
+_FOLDED = {code & 0xFFFF: code.value for code in RequestCode if 0xFFFF < code < OWN_CODES_FROM}
 
 
 class Serialization(enum.IntEnum):
@@ -58,7 +68,11 @@ class Command:
     Attributes:
         code: a RequestCode in a request, a ResponseCode in an answer.
         fields: RocketMQ's extFields. Strings in the first two serialisations; any msgpack value in ours.
-        body: payload bytes. A memoryview is valid as long as what it views; the codec copies nothing.
+        body: payload bytes. One that was received owns its memory; it may be a memoryview if it is large.
+        pieces: in a command to be sent, more of the body: buffers that follow `body` on the wire as they lie, such as
+            the `parts` of a store's lease. They must not change any more. Whoever sends needs them no longer than the
+            call of `send`: the transport copies what the socket did not take at once, or keeps the views and with them
+            the mapping. So a lease may be released as soon as its parts are in a command. Received: always empty.
         opaque: matches an answer to its request, per direction of a connection.
     """
 
@@ -71,6 +85,16 @@ class Command:
     language: str = "PYTHON"
     version: int = PROTOCOL_VERSION
     serialization: Serialization = Serialization.JSON
+    pieces: Sequence[Buffer] = ()
+
+    @property
+    def body_bytes(self) -> int:
+        """The length of the whole body on the wire."""
+        return len(self.body) + sum(map(len, self.pieces))
+
+    def in_one_piece(self) -> Command:
+        """The same command with all of its body in `body`, as bytes: for who pickles it."""
+        return replace(self, body=b"".join((self.body, *self.pieces)), pieces=())
 
     @property
     def is_response(self) -> bool:
@@ -83,7 +107,13 @@ class Command:
         return bool(self.flag & FLAG_ONEWAY)
 
     def response(
-        self, code: int, fields: dict[str, Any] | None = None, body: Buffer = b"", remark: str | None = None
+        self,
+        code: int,
+        fields: dict[str, Any] | None = None,
+        body: Buffer = b"",
+        remark: str | None = None,
+        *,
+        pieces: Sequence[Buffer] = (),
     ) -> Command:
         """An answer to this request: its opaque, its serialisation."""
         return Command(
@@ -94,17 +124,18 @@ class Command:
             flag=FLAG_RESPONSE,
             remark=remark,
             serialization=self.serialization,
+            pieces=pieces,
         )
 
 
 def encode(command: Command) -> bytes:
-    """The frame up to its body; write it and then `command.body`.
+    """The frame up to its body; write it, then `command.body`, then `command.pieces`.
 
     Raises:
         ProtocolError: header and body are longer than a frame may be.
     """
     header = _ENCODERS[command.serialization](command)
-    length = _LENGTH.size + len(header) + len(command.body)
+    length = LENGTH.size + len(header) + command.body_bytes
     if length > MAX_FRAME_BYTES:
         raise ProtocolError(
             f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}", remedy="send smaller batches"
@@ -112,68 +143,30 @@ def encode(command: Command) -> bytes:
     return _LENGTHS.pack(length, (command.serialization << 24) | len(header)) + header
 
 
-def decode(frame: memoryview) -> Command:
-    """The command in `frame` (what follows the length field). Its body is copied out of the frame.
+def decode(frame: memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -> Command:
+    """The command in `frame` (what follows the length field). Its body is a view of the frame, all else a copy.
 
     Raises:
-        ProtocolError: the header cannot be read; the connection has to be closed.
+        ProtocolError: the header cannot be read, or is too long; the connection has to be closed.
     """
-    if len(frame) < _LENGTH.size:
+    if len(frame) < LENGTH.size:
         raise ProtocolError(f"a frame of {len(frame)} bytes is too short")
-    mark = int.from_bytes(frame[: _LENGTH.size], "big")
+    mark = int.from_bytes(frame[: LENGTH.size], "big")
     form, header_bytes = mark >> 24, mark & 0xFFFFFF
-    end = _LENGTH.size + header_bytes
+    end = LENGTH.size + header_bytes
     if end > len(frame):
         raise ProtocolError(f"header of {header_bytes} bytes in a frame of {len(frame)}")
+    if header_bytes > max_header_bytes:
+        raise ProtocolError(f"a header of {header_bytes} bytes is above the limit of {max_header_bytes}")
     try:
         decoder = _DECODERS[Serialization(form)]
-        command = decoder(frame[_LENGTH.size : end])
+        command = decoder(frame[LENGTH.size : end])
     except ProtocolError:
         raise
     except Exception as error:  # any garbage: whatever a parser raises, the peer gets one answer
         raise ProtocolError(f"header not readable: {error}") from error
-    command.body = bytes(frame[end:])
+    command.body = frame[end:]
     return command
-
-
-class FrameReader:
-    """Cuts a byte stream into commands. Feed it what arrives; it never holds more than one frame and one read."""
-
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray()
-
-    @property
-    def inside_a_frame(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return bool(self._buffer)
-
-    def feed(self, data: Buffer) -> Iterator[Command]:
-        """Yield the commands that `data` completes.
-
-        Raises:
-            ProtocolError: a frame is too long or unreadable; the reader cannot go on.
-        """
-        self._buffer += data
-        position = 0
-        buffer = self._buffer
-        try:
-            while len(buffer) - position >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(buffer, position)
-                if not 0 < length <= self._max_frame_bytes:
-                    raise ProtocolError(f"a frame of {length} bytes is outside 1..{self._max_frame_bytes}")
-                end = position + _LENGTH.size + length
-                if end > len(buffer):
-                    break
-                with memoryview(buffer) as view, view[position + _LENGTH.size : end] as frame:
-                    command = decode(frame)
-                position = end
-                yield command
-        except ProtocolError:
-            self._buffer, position = bytearray(), 0  # the error's traceback still views the old one
-            raise
-        finally:
-            del self._buffer[:position]
 
 
 def _encode_json(command: Command) -> bytes:
@@ -189,7 +182,7 @@ def _encode_json(command: Command) -> bytes:
         header["remark"] = command.remark
     if command.fields:
         header["extFields"] = {key: _text(value) for key, value in command.fields.items() if value is not None}
-    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode(errors=_LONE_SURROGATES)
 
 
 def _text(value: Any) -> str:
@@ -210,7 +203,7 @@ def _decode_json(header: memoryview) -> Command:
         {key: _text(value) for key, value in fields.items() if value is not None},
         opaque=int(data.get("opaque") or 0),
         flag=int(data.get("flag") or 0),
-        remark=data.get("remark"),
+        remark=None if data.get("remark") is None else _text(data["remark"]),
         language=str(data.get("language") or "OTHER"),
         version=int(data.get("version") or 0),
         serialization=Serialization.JSON,
@@ -219,15 +212,15 @@ def _decode_json(header: memoryview) -> Command:
 
 def _encode_binary(command: Command) -> bytes:
     language = LANGUAGES.index(command.language) if command.language in LANGUAGES else LANGUAGES.index("OTHER")
-    remark = (command.remark or "").encode()
+    remark = (command.remark or "").encode(errors=_LONE_SURROGATES)
     ext = bytearray()
     for key, value in command.fields.items():
         if value is not None:
-            key_bytes, value_bytes = key.encode(), _text(value).encode()
-            ext += _KEY_LENGTH.pack(len(key_bytes)) + key_bytes + _LENGTH.pack(len(value_bytes)) + value_bytes
-    code = (int(command.code) & 0xFFFF) - (0x10000 if int(command.code) & 0x8000 else 0)
-    head = _BINARY_HEAD.pack(code, language, command.version, command.opaque, command.flag)
-    return head + _LENGTH.pack(len(remark)) + remark + _LENGTH.pack(len(ext)) + ext
+            key_bytes = key.encode(errors=_LONE_SURROGATES)
+            value_bytes = _text(value).encode(errors=_LONE_SURROGATES)
+            ext += _KEY_LENGTH.pack(len(key_bytes)) + key_bytes + LENGTH.pack(len(value_bytes)) + value_bytes
+    head = _BINARY_HEAD.pack(command.code & 0xFFFF, language, command.version, command.opaque, command.flag)
+    return head + LENGTH.pack(len(remark)) + remark + LENGTH.pack(len(ext)) + ext
 
 
 def _decode_binary(header: memoryview) -> Command:
@@ -247,7 +240,7 @@ def _decode_binary(header: memoryview) -> Command:
         value, at = _counted(ext, at + key_bytes)
         fields[key] = str(value, "utf-8")
     return Command(
-        code & 0xFFFF,
+        code if flag & FLAG_RESPONSE else _FOLDED.get(code, code),
         fields,
         opaque=opaque,
         flag=flag,
@@ -260,8 +253,8 @@ def _decode_binary(header: memoryview) -> Command:
 
 def _counted(buffer: memoryview, position: int) -> tuple[memoryview, int]:
     """The bytes behind an i4 count at `position`, and the place behind them."""
-    (count,) = _LENGTH.unpack_from(buffer, position)
-    start = position + _LENGTH.size
+    (count,) = LENGTH.unpack_from(buffer, position)
+    start = position + LENGTH.size
     if count < 0 or start + count > len(buffer):
         raise ProtocolError(f"{count} bytes declared where {len(buffer) - start} are left")
     return buffer[start : start + count], start + count
@@ -269,7 +262,7 @@ def _counted(buffer: memoryview, position: int) -> tuple[memoryview, int]:
 
 def _encode_msgpack(command: Command) -> bytes:
     header = [int(command.code), command.opaque, command.flag, command.remark, command.fields]
-    return msgpack.packb(header, use_bin_type=True)  # type: ignore[no-any-return]
+    return msgpack.packb(header, use_bin_type=True, unicode_errors=_LONE_SURROGATES)  # type: ignore[no-any-return]
 
 
 def _decode_msgpack(header: memoryview) -> Command:
@@ -277,7 +270,12 @@ def _decode_msgpack(header: memoryview) -> Command:
     if not isinstance(fields, dict):
         raise ProtocolError("the header's fields are no map")
     return Command(
-        int(code), fields, opaque=int(opaque), flag=int(flag), remark=remark, serialization=Serialization.MSGPACK
+        int(code),
+        fields,
+        opaque=int(opaque),
+        flag=int(flag),
+        remark=None if remark is None else _text(remark),
+        serialization=Serialization.MSGPACK,
     )
 
 

@@ -1,17 +1,37 @@
-"""The group family: heartbeats, member lists, notifications of change, committed offsets. RocketMQ's shapes."""
+"""The group family: heartbeats, member lists, notifications of change. RocketMQ's shapes."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from raymq.actors.errors import InvalidInput, MessageNotFound
+from raymq.actors.core.filters import ALL, TAG, Subscription, filter_of
+from raymq.actors.core.groups import Consumer
+from raymq.actors.errors import GroupNotFound, InvalidInput
 from raymq.actors.naming import check_group
+from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, integer, text
+from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.group import (
+    GetConsumerListByGroup,
+    HeartBeat,
+    UnregisterClient,
+)
+from raymq.actors.wire.json_body import answer, read_object
 from raymq.actors.wire.server import Handler, ServerConnection
+
+#: What every heartbeat is answered with: the second heartbeat form is understood, and bodies without subscriptions are
+#: not wanted, so that a broker that restarted knows all of them from the first heartbeat on.
+_HEARTBEAT_FORMS = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+#: A Java client asks for the route of its retry topic in its first rebalance, and consumes it from the next one on. So
+#: the first member of a group is not hurried into a rebalance before it has greeted all brokers, which make the topic
+#: then, and is given another one so long after, instead of its own 20 s later.
+_LATE_NOTICES_SECONDS = (2.0, 5.0)
 
 
 def heartbeat_command(
@@ -25,17 +45,17 @@ def heartbeat_command(
         "consumeFromWhere": start,
         "unitMode": False,
         "subscriptionDataSet": [
-            {"topic": topic, "subString": expression, "expressionType": "TAG"}
+            {"topic": topic, "subString": expression, "expressionType": TAG}
             for topic, expression in sorted(subscriptions.items())
         ],
     }
     body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
-    return Command(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
+    return HeartBeat(strict=True).command(json.dumps(body).encode())
 
 
 def unregister_command(client_id: str, group: str) -> Command:
     """UNREGISTER_CLIENT: a consumer leaves its group."""
-    return Command(RequestCode.UNREGISTER_CLIENT, {"clientID": client_id, "consumerGroup": group})
+    return UnregisterClient(client_id, consumer_group=group).command()
 
 
 def create_group_command(group: str) -> Command:
@@ -46,7 +66,7 @@ def create_group_command(group: str) -> Command:
 
 def members_command(group: str) -> Command:
     """GET_CONSUMER_LIST_BY_GROUP."""
-    return Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
+    return GetConsumerListByGroup(group).command()
 
 
 def read_members(answer: Command) -> list[str]:
@@ -54,102 +74,107 @@ def read_members(answer: Command) -> list[str]:
     return [str(client_id) for client_id in json.loads(bytes(answer.body))["consumerIdList"]]
 
 
-def query_offset_command(group: str, topic: str, queue_id: int) -> Command:
-    """QUERY_CONSUMER_OFFSET; "never committed" is answered with QUERY_NOT_FOUND."""
-    fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": False}
-    return Command(RequestCode.QUERY_CONSUMER_OFFSET, fields)
-
-
-def update_offset_command(group: str, topic: str, queue_id: int, offset: int) -> Command:
-    """UPDATE_CONSUMER_OFFSET: everything below `offset` is done."""
-    fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
-    return Command(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
-
-
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
-    return {**_membership(context), **_offsets(context)}
+    return {**_membership(context), **_questions(context)}
 
 
 def _membership(context: BrokerContext) -> dict[int, Handler]:
     core, groups = context.core, context.groups
 
     async def heartbeat(connection: ServerConnection, request: Command) -> Command:
-        data = _json(request)
+        data = read_object(request.body)
         client_id = str(data.get("clientID") or "")
         if not client_id:
             raise InvalidInput("clientID", "a client's id", client_id)
-        announce = False
-        for consumer in data.get("consumerDataSet") or []:
-            group = check_group(consumer.get("groupName"))
-            subscriptions = {
-                str(item["topic"]): str(item.get("subString") or "*")
-                for item in consumer.get("subscriptionDataSet") or []
-            }
-            joined = groups.heartbeat(group, client_id, subscriptions, connection)
-            announce = core.ensure_group(group) or announce
-            if joined:
-                context.notify_group(group)
-        closed = groups.connection_closed
-        if not connection.on_close:
-            connection.on_close.append(lambda: closed(connection))
-        if announce:
+        strict = HeartBeat.read(request).strict
+        consumers = [_consumer(told, data) for told in _objects(data, "consumerDataSet")]
+        producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
+        if groups.greet(client_id, connection, request.language, request.version):
+            connection.on_close.append(partial(groups.connection_closed, connection))
+        for group in filter(None, producers):
+            groups.produce(client_id, group)
+        new_retry_topics = []
+        for consumer in consumers:
+            changed = groups.consume(client_id, consumer, strict=strict)
+            if core.ensure_group(consumer.group):
+                new_retry_topics.append(consumer.group)
+            elif changed:
+                context.notify_group(consumer.group)
+        if new_retry_topics:
             await context.announce()
-        return request.response(ResponseCode.SUCCESS)
-
-    async def create_group(_: ServerConnection, request: Command) -> Command:
-        if core.ensure_group(check_group(_json(request).get("groupName"))):
-            await context.announce()
-        return request.response(ResponseCode.SUCCESS)
+            for group, seconds in itertools.product(new_retry_topics, _LATE_NOTICES_SECONDS):
+                asyncio.get_running_loop().call_later(seconds, context.notify_group, group)
+        return request.response(ResponseCode.SUCCESS, dict(_HEARTBEAT_FORMS))
 
     def unregister(_: ServerConnection, request: Command) -> Command:
-        group = request.fields.get("consumerGroup")
-        if group is not None and groups.unregister(str(group), text(request, "clientID")):
-            context.notify_group(str(group))
+        header = UnregisterClient.read(request)
+        if header.producer_group is not None:
+            groups.stop_producing(header.client_id, header.producer_group)
+        group = header.consumer_group
+        if group is not None and groups.stop_consuming(header.client_id, group):
+            core.locks.leave(group, header.client_id)
+            context.notify_group(group)
         return request.response(ResponseCode.SUCCESS)
-
-    def members(_: ServerConnection, request: Command) -> Command:
-        found = groups.members(text(request, "consumerGroup"))
-        return request.response(ResponseCode.SUCCESS, body=json.dumps({"consumerIdList": found}).encode())
 
     return {
         RequestCode.HEART_BEAT: heartbeat,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: create_group,
         RequestCode.UNREGISTER_CLIENT: unregister,
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
     }
 
 
-def _offsets(context: BrokerContext) -> dict[int, Handler]:
-    core = context.core
+def _questions(context: BrokerContext) -> dict[int, Handler]:
+    groups = context.groups
 
-    def query_offset(_: ServerConnection, request: Command) -> Command:
-        group, topic = text(request, "consumerGroup"), text(request, "topic")
-        offset = core.committed(group, topic, integer(request, "queueId"))
-        if offset is None:
-            raise MessageNotFound(f"group {group} has no offset in this queue of {topic}")
-        return request.response(ResponseCode.SUCCESS, {"offset": offset})
+    def members(_: ServerConnection, request: Command) -> Command:
+        try:
+            found = groups.members(GetConsumerListByGroup.read(request).consumer_group)
+        except GroupNotFound as error:
+            refusal = faults.to_response(request, error)
+            refusal.code = ResponseCode.SYSTEM_ERROR  # what RocketMQ says of a group without members
+            return refusal
+        return answer(request, {"consumerIdList": found})
 
-    def update_offset(_: ServerConnection, request: Command) -> Command:
-        core.commit_offset(
-            text(request, "consumerGroup"),
-            text(request, "topic"),
-            integer(request, "queueId"),
-            integer(request, "commitOffset"),
-        )
+    def check_client(_: ServerConnection, request: Command) -> Command:
+        told = read_object(request.body).get("subscriptionData")
+        if isinstance(told, dict):
+            subscription = _subscription(told)
+            filter_of(subscription.kind, subscription.expression)  # raises what the client is told
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.QUERY_CONSUMER_OFFSET: query_offset,
-        RequestCode.UPDATE_CONSUMER_OFFSET: update_offset,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
+        RequestCode.CHECK_CLIENT_CONFIG: check_client,
     }
 
 
-def _json(request: Command) -> dict[str, Any]:
-    try:
-        data = json.loads(bytes(request.body))
-    except ValueError as error:
-        raise InvalidInput("body", "JSON", str(error)) from error
-    if not isinstance(data, dict):
-        raise InvalidInput("body", "a JSON object", data)
-    return data
+def _objects(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The objects in a list of the body; an absent list is empty."""
+    items = data.get(name) or []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise InvalidInput(name, "a list of objects", items)
+    return items
+
+
+def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer:
+    """One consumer of a heartbeat's body."""
+    subscriptions = None
+    if not heartbeat.get("withoutSub"):
+        items = [_subscription(item) for item in _objects(told, "subscriptionDataSet")]
+        subscriptions = {item.topic: item for item in items}
+    return Consumer(
+        check_group(told.get("groupName")),
+        subscriptions,
+        consume_type=str(told.get("consumeType") or "CONSUME_PASSIVELY"),
+        message_model=str(told.get("messageModel") or "CLUSTERING"),
+        consume_from_where=str(told.get("consumeFromWhere") or "CONSUME_FROM_LAST_OFFSET"),
+    )
+
+
+def _subscription(told: Mapping[str, Any]) -> Subscription:
+    """RocketMQ's SubscriptionData."""
+    version = told.get("subVersion") or 0
+    if not isinstance(version, int):
+        raise InvalidInput("subVersion", "a whole number", version)
+    expression, kind = told.get("subString") or ALL, told.get("expressionType") or TAG
+    return Subscription(str(told.get("topic") or ""), str(expression), str(kind), version)

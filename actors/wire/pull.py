@@ -1,133 +1,186 @@
-"""The fetching family: one request for many queues (ours), parked on the broker until something arrives."""
+"""The pull family: one queue for one group, RocketMQ's way, parked on the broker while there is nothing new.
+
+A parked pull is a future and an entry of the LongPolls table. An arrival makes the waiters of its queue pull again,
+after the append that woke them and in slices, so that many of them hold up nobody; one that finds nothing it wants
+stays parked, behind the messages that it has seen.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections import deque
+from dataclasses import replace
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
-from raymq.actors.core.fetching import Part, Wanted, fetch
-from raymq.actors.errors import InvalidInput, RayMQError
-from raymq.actors.wire import faults
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.core.filters import ALL, TAG, Filter, Subscription
+from raymq.actors.core.offsets import GroupOffsets
+from raymq.actors.core.pulling import Pulled, PullStatus, pull
+from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound
+from raymq.actors.protocol import MASTER_ID
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, integer, text
-from raymq.actors.wire.frame import Command, Serialization
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.server import Handler, ServerConnection
 
-#: A fetch is parked at most this long, whatever it asks for.
-MAX_WAIT_SECONDS = 30.0
 #: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
+#: A pull is parked at most this long, whatever it asks for.
+MAX_WAIT_SECONDS = 60.0
+#: Woken pulls are answered for this long before the loop's other work has its turn.
+_SLICE_SECONDS = 0.002
 
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """What one queue of a fetch gave. `records` is a view of the answer: contiguous records, `sizes` of each."""
-
-    index: int
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    records: memoryview
-    sizes: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
-    error: RayMQError | None
-
-
-def fetch_command(
-    session: str, wanted: Sequence[Wanted], max_messages: int, max_bytes: int, wait_seconds: float
-) -> Command:
-    """FETCH. `session` names the caller: a newer fetch of the same session ends a parked one at once."""
-    queues = [[w.topic, w.queue_id, w.offset, None if w.tags_codes is None else list(w.tags_codes)] for w in wanted]
-    fields = {
-        "session": session,
-        "queues": queues,
-        "max_messages": max_messages,
-        "max_bytes": max_bytes,
-        "wait_ms": int(wait_seconds * 1000),
-    }
-    return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
-
-
-def read_fetched(answer: Command) -> list[Fetched]:
-    """The parts of an answer to FETCH."""
-    body = memoryview(answer.body)
-    parts = []
-    position = 0
-    for index, next_offset, low, high, sizes, offsets, told in answer.fields["parts"]:
-        sizes_array = np.frombuffer(sizes, "<i4")
-        end = position + int(sizes_array.sum(dtype=np.int64))
-        error = None
-        if told is not None:
-            error = faults.to_error(Command(ResponseCode.SYSTEM_ERROR, told[0], remark=told[1]))
-        parts.append(
-            Fetched(
-                index, next_offset, low, high, body[position:end], sizes_array, np.frombuffer(offsets, "<i8"), error
-            )
-        )
-        position = end
-    return parts
+_CODES = {
+    PullStatus.FOUND: ResponseCode.SUCCESS,
+    PullStatus.NOTHING_NEW: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.NOTHING_MATCHED: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.OFFSET_MOVED: ResponseCode.PULL_OFFSET_MOVED,
+}
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
+    turns = _Turns()
 
-    async def fetch_queues(_: ServerConnection, request: Command) -> Command:
-        wanted = _wanted(request)
-        session = text(request, "session")
-        limits = (
-            max(1, integer(request, "max_messages")),
-            min(MAX_ANSWER_BYTES, max(1, integer(request, "max_bytes"))),
+    def pull_message(connection: ServerConnection, request: Command) -> Command | asyncio.Future[Command]:
+        header = PullMessage.read(request)
+        refusal, subscription = _subscription(context, header)
+        if refusal is not None:
+            return request.response(refusal, remark=f"no subscription of {header.consumer_group} to {header.topic}")
+        asked = _Pull(context, turns, request, header, subscription.filter)
+        found = asked.attempt()
+        if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
+            _commit(context.core.offsets, header)
+        if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK:
+            return asked.park(connection.park_seconds)
+        return asked.answer(found)
+
+    return {RequestCode.PULL_MESSAGE: pull_message, RequestCode.LITE_PULL_MESSAGE: pull_message}
+
+
+class _Turns:
+    """Woken pulls, each waiting for its turn on the loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Pull] = deque()
+
+    def add(self, woken: _Pull) -> None:
+        """Let `woken` pull again soon."""
+        self._waiting.append(woken)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _SLICE_SECONDS
+        while self._waiting and loop.time() < end:
+            self._waiting[0].again()
+            self._waiting.popleft()  # not before: `add` runs us only where nobody waits
+        if self._waiting:
+            loop.call_soon(self._run)
+
+
+class _Pull:
+    """One pull under way."""
+
+    __slots__ = ("_context", "_deadline", "_future", "_header", "_parked", "_request", "_turns", "_want")
+
+    def __init__(
+        self, context: BrokerContext, turns: _Turns, request: Command, header: PullMessage, wanted: Filter
+    ) -> None:
+        self._context = context
+        self._turns = turns
+        self._request = request
+        self._header = header
+        self._want = Wanted(header.topic, header.queue_id, header.queue_offset, wanted.tags_codes)
+
+    def attempt(self) -> Pulled:
+        """Pull now. Raises as `pulling.pull`; a queue that is not there is an invalid parameter here."""
+        header = self._header
+        limits = max(1, header.max_msg_nums), min(MAX_ANSWER_BYTES, max(1, header.max_msg_bytes))
+        try:
+            return pull(self._context.core, header.consumer_group, self._want, *limits)
+        except QueueNotFound as error:
+            raise InvalidInput("queueId", str(error), header.queue_id) from error
+
+    def park(self, at_most_seconds: float) -> asyncio.Future[Command]:
+        """Wait for an arrival; the future is the answer, and cancelling it ends the wait."""
+        polls = self._context.polls
+        self._deadline = polls.clock() + min(
+            MAX_WAIT_SECONDS, at_most_seconds, self._header.suspend_timeout_millis / 1000
         )
-        wait = min(MAX_WAIT_SECONDS, max(0.0, integer(request, "wait_ms", 0) / 1000))
-        context.polls.supersede(session)
-        parts = fetch(context.core, wanted, *limits)
-        if not parts and wait:
-            await _parked(context, session, wanted, wait)
-            parts = fetch(context.core, wanted, *limits)
-        return request.response(
-            ResponseCode.SUCCESS,
-            {"parts": [_packed(part) for part in parts]},
-            b"".join(part.records for part in parts),
-        )
+        self._future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._wait()
+        self._future.add_done_callback(lambda future: polls.remove(self._parked) if future.cancelled() else None)
+        return self._future
 
-    return {RequestCode.FETCH: fetch_queues}
+    def answer(self, found: Pulled) -> Command:
+        """What the client is told."""
+        code = _CODES[found.status]
+        if found.next_offset != self._header.queue_offset and found.status is PullStatus.NOTHING_NEW:
+            code = ResponseCode.PULL_RETRY_IMMEDIATELY  # it was parked, and passed over what it does not want
+        fields = {
+            "suggestWhichBrokerId": MASTER_ID,
+            "nextBeginOffset": found.next_offset,
+            "minOffset": found.min_offset,
+            "maxOffset": found.max_offset,
+        }
+        if found.lease is None:
+            return self._request.response(code, fields, remark=code.name)
+        with found.lease as lease:
+            self._context.statistics.get(
+                self._header.consumer_group, self._header.topic, len(lease), int(lease.sizes.sum())
+            )
+            return self._request.response(code, fields, remark="FOUND", pieces=lease.parts)
+
+    def _wait(self) -> None:
+        queue = (self._want.topic, self._want.queue_id)
+        self._parked = self._context.polls.park([queue], self._deadline, partial(self._turns.add, self))
+
+    def again(self) -> None:
+        """Something arrived, or the time is over: answer, or wait on."""
+        if self._future.done():  # the connection was closed in between
+            return
+        try:
+            found = self.attempt()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            self._future.set_exception(error)
+            return
+        idle = found.status in (PullStatus.NOTHING_NEW, PullStatus.NOTHING_MATCHED)
+        polls = self._context.polls
+        if idle and not polls.closed and polls.clock() < self._deadline:
+            self._want = replace(self._want, offset=found.next_offset)
+            self._wait()
+        else:
+            self._future.set_result(self.answer(found))
 
 
-async def _parked(context: BrokerContext, session: str, wanted: Sequence[Wanted], wait: float) -> None:
-    """Wait until one of the queues got something, the time is over, or the connection is gone (then: cancelled)."""
-    woken = asyncio.Event()
-    parked = context.polls.park(session, [(w.topic, w.queue_id) for w in wanted], wait, woken.set)
-    try:
-        await woken.wait()
-    finally:
-        context.polls.remove(parked)
+def _subscription(context: BrokerContext, header: PullMessage) -> tuple[ResponseCode | None, Subscription]:
+    """What the group wants of the topic, by the request or its newest heartbeat; or the code that refuses it.
+
+    Raises:
+        PermissionDenied: the group may not consume, or not so.
+    """
+    config = context.core.group(header.consumer_group)
+    if not config.consume_enable:
+        raise PermissionDenied(f"subscription group no permission, {config.name}")
+    if not context.core.group_settings.may_read(config.name, header.topic):
+        raise PermissionDenied(f"the consumer group[{config.name}] is forbidden for topic[{header.topic}]")
+    told = Subscription(header.topic, header.subscription or ALL, header.expression_type or TAG, header.sub_version)
+    if header.sys_flag & HAS_SUBSCRIPTION:
+        return None, told
+    group = context.groups.consumer_groups().get(config.name)
+    if group is not None and group.latest.message_model == "BROADCASTING" and not config.consume_broadcast_enable:
+        raise PermissionDenied(f"the consumer group[{config.name}] can not consume by broadcast way")
+    known = None if group is None else group.subscriptions.get(header.topic)
+    if known is None:
+        return ResponseCode.SUBSCRIPTION_NOT_EXIST, told
+    return (ResponseCode.SUBSCRIPTION_NOT_LATEST if known.version < header.sub_version else None), known
 
 
-def _wanted(request: Command) -> list[Wanted]:
-    try:
-        return [
-            Wanted(str(topic), int(queue_id), int(offset), None if codes is None else frozenset(map(int, codes)))
-            for topic, queue_id, offset, codes in request.fields["queues"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("queues", "a list of [topic, queue id, offset, tags codes or nil]", str(error)) from error
-
-
-def _packed(part: Part) -> list[object]:
-    told = None
-    if part.error is not None:
-        answer = faults.to_response(Command(RequestCode.FETCH), part.error)
-        told = [answer.fields, answer.remark]
-    return [
-        part.index,
-        part.next_offset,
-        part.min_offset,
-        part.max_offset,
-        part.sizes.astype("<i4").tobytes(),
-        part.offsets.astype("<i8").tobytes(),
-        told,
-    ]
+def _commit(offsets: GroupOffsets, header: PullMessage) -> None:
+    """The offset that came with a pull; what cannot be committed is no reason to refuse the pull."""
+    with contextlib.suppress(InvalidInput):
+        offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, forward_only=False)

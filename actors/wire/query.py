@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.errors import MessageNotFound
+from raymq.actors.core.consumption import Consumption
+from raymq.actors.errors import InvalidInput, MessageNotFound
+from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, integer, text
+from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.query import (
+    GetEarliestStoreTime,
+    GetMaxOffset,
+    GetMinOffset,
+    QueryConsumeQueue,
+    QueryMessage,
+    SearchOffsetByTimestamp,
+    ViewMessageById,
+)
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.storage.record import Record, decode
 
 MAX_RESULTS = 10_000
+#: Of bytes of records in one answer; a frame holds a little more.
+_MAX_RESULT_BYTES = 15 << 20
 
 
 def query_command(topic: str, key: str, begin_ms: int, end_ms: int, limit: int, *, unique: bool) -> Command:
     """QUERY_MESSAGE: messages of a topic that carry `key`, or have it as their unique key."""
-    fields = {
-        "topic": topic,
-        "key": key,
-        "maxNum": limit,
-        "beginTimestamp": begin_ms,
-        "endTimestamp": end_ms,
-        "_UNIQUE_KEY_QUERY": unique,
-    }
-    return Command(RequestCode.QUERY_MESSAGE, fields)
+    return QueryMessage(topic, key, limit, begin_ms, end_ms, unique).command()
 
 
 def view_command(physical_offset: int) -> Command:
     """VIEW_MESSAGE_BY_ID: the message at a place of the broker's log."""
-    return Command(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": physical_offset})
+    return ViewMessageById(physical_offset).command()
 
 
 def time_command(topic: str, queue_id: int, timestamp_ms: int) -> Command:
     """SEARCH_OFFSET_BY_TIMESTAMP: the first offset stored at or after a time."""
-    fields = {"topic": topic, "queueId": queue_id, "timestamp": timestamp_ms, "boundaryType": "LOWER"}
-    return Command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
+    return SearchOffsetByTimestamp(topic, queue_id, timestamp_ms).command()
 
 
 def bound_command(topic: str, queue_id: int, *, newest: bool) -> Command:
     """GET_MAX_OFFSET or GET_MIN_OFFSET."""
-    code = RequestCode.GET_MAX_OFFSET if newest else RequestCode.GET_MIN_OFFSET
-    return Command(code, {"topic": topic, "queueId": queue_id})
+    return (GetMaxOffset(topic, queue_id) if newest else GetMinOffset(topic, queue_id)).command()
 
 
 def read_records(answer: Command) -> list[Record]:
@@ -59,41 +59,81 @@ def read_records(answer: Command) -> list[Record]:
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
+    return {**_messages(context), **_places(context)}
+
+
+def _messages(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
     def query(_: ServerConnection, request: Command) -> Command:
-        limit = min(MAX_RESULTS, max(1, integer(request, "maxNum", 64)))
-        begin_ms, end_ms = integer(request, "beginTimestamp", 0), integer(request, "endTimestamp", 1 << 62)
-        key = text(request, "key")
-        found = core.query(text(request, "topic"), key, begin_ms, end_ms, limit)
+        header = QueryMessage.read(request)
+        limit = min(MAX_RESULTS, max(1, header.max_num))
+        found = core.query(header.topic, header.key, header.begin_timestamp, header.end_timestamp, limit)
         if not found:
             raise MessageNotFound("can not find message, maybe time range not correct")
-        fields = {"indexLastUpdateTimestamp": found[0].store_timestamp_ms, "indexLastUpdatePhyoffset": 0}
-        return request.response(ResponseCode.SUCCESS, fields, _joined(core, found))
+        body = bytearray()
+        for record in found:
+            if len(body) + record.size > _MAX_RESULT_BYTES and body:
+                break
+            body += core.store.raw_at(record.physical_offset)
+        fields = {
+            "indexLastUpdateTimestamp": found[0].store_timestamp_ms,
+            "indexLastUpdatePhyoffset": core.store.max_physical_offset,
+        }
+        return request.response(ResponseCode.SUCCESS, fields, bytes(body))
 
     def view(_: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, body=core.store.raw_at(integer(request, "offset")))
+        return request.response(ResponseCode.SUCCESS, body=core.store.raw_at(ViewMessageById.read(request).offset))
 
-    def by_time(_: ServerConnection, request: Command) -> Command:
-        offset = core.offset_at_time(text(request, "topic"), integer(request, "queueId"), integer(request, "timestamp"))
-        return request.response(ResponseCode.SUCCESS, {"offset": offset})
-
-    def newest(_: ServerConnection, request: Command) -> Command:
-        bounds = core.range(text(request, "topic"), integer(request, "queueId"))
-        return request.response(ResponseCode.SUCCESS, {"offset": bounds.max_offset})
-
-    def oldest(_: ServerConnection, request: Command) -> Command:
-        bounds = core.range(text(request, "topic"), integer(request, "queueId"))
-        return request.response(ResponseCode.SUCCESS, {"offset": bounds.min_offset})
+    def entries(_: ServerConnection, request: Command) -> Command:
+        header = QueryConsumeQueue.read(request)
+        low, high = core.bounds(header.topic, header.queue_id)
+        count = min(max(0, header.count), MAX_RESULTS, max(0, high - header.index))
+        listed = []
+        if count and header.index >= low:
+            found = core.store.entries(header.topic, header.queue_id, header.index, count)
+            for place, size, code in zip(*(column.tolist() for column in found), strict=True):
+                listed.append({"physicOffset": place, "physicSize": size, "tagsCode": code})
+        return json_body.answer(request, {"maxQueueIndex": high, "minQueueIndex": low, "queueData": listed})
 
     return {
         RequestCode.QUERY_MESSAGE: query,
         RequestCode.VIEW_MESSAGE_BY_ID: view,
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: by_time,
-        RequestCode.GET_MAX_OFFSET: newest,
-        RequestCode.GET_MIN_OFFSET: oldest,
+        RequestCode.QUERY_CONSUME_QUEUE: entries,
     }
 
 
-def _joined(core: BrokerCore, records: Iterable[Record]) -> bytes:
-    return b"".join(core.store.raw_at(record.physical_offset) for record in records)
+def _places(context: BrokerContext) -> dict[int, Handler]:
+    core = context.core
+    consumption = Consumption(core, context.groups, context.statistics)
+
+    def by_time(_: ServerConnection, request: Command) -> Command:
+        header = SearchOffsetByTimestamp.read(request)
+        boundary = header.boundary_type.lower()
+        if boundary not in ("lower", "upper"):
+            raise InvalidInput("boundaryType", "LOWER or UPPER", header.boundary_type)
+        offset = core.offset_at_time(
+            header.topic, header.queue_id, header.timestamp, boundary="upper" if boundary == "upper" else "lower"
+        )
+        return request.response(ResponseCode.SUCCESS, {"offset": offset})
+
+    def newest(_: ServerConnection, request: Command) -> Command:
+        header = GetMaxOffset.read(request)
+        return request.response(ResponseCode.SUCCESS, {"offset": core.bounds(header.topic, header.queue_id)[1]})
+
+    def oldest(_: ServerConnection, request: Command) -> Command:
+        header = GetMinOffset.read(request)
+        return request.response(ResponseCode.SUCCESS, {"offset": core.bounds(header.topic, header.queue_id)[0]})
+
+    def earliest(_: ServerConnection, request: Command) -> Command:
+        header = GetEarliestStoreTime.read(request)
+        low, _high = core.bounds(header.topic, header.queue_id)
+        stored_ms = consumption.store_time(header.topic, header.queue_id, low)
+        return request.response(ResponseCode.SUCCESS, {"timestamp": stored_ms or -1})
+
+    return {
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: by_time,
+        RequestCode.GET_MAX_OFFSET: newest,
+        RequestCode.GET_MIN_OFFSET: oldest,
+        RequestCode.GET_EARLIEST_MSG_STORETIME: earliest,
+    }

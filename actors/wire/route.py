@@ -1,52 +1,66 @@
-"""The name server's family of commands: registration, routes, cluster view, topic list; both directions.
-
-Bodies are strict JSON in RocketMQ's shapes.
-"""
+"""Routes: how brokers register with a name server, and what clients learn from it; both directions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from raymq.actors.core.name_server import RouteTable
-from raymq.actors.errors import InvalidInput, ProtocolError
+from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
+from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Buffer, Command
+from raymq.actors.wire.headers.route import (
+    AddWritePermission,
+    DeleteTopicInNameServer,
+    GetRouteInfo,
+    GetTopicsByCluster,
+    QueryDataVersion,
+    RegisterBroker,
+    UnregisterBroker,
+    WipeWritePermission,
+)
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.storage.json_file import DataVersion
 
 
-def register_command(cluster: str, broker: str, replica: int, address: str, topics: Mapping[str, QueueData]) -> Command:
-    """A broker's heartbeat (REGISTER_BROKER) with all its topics."""
+def register_command(
+    header: RegisterBroker,
+    version: DataVersion,
+    topics: Mapping[str, QueueData],
+    deleted: Collection[str] = (),
+) -> Command:
+    """REGISTER_BROKER with all topics of a broker, or what became of them since the header's `raymq_since`."""
     table = {
         name: {
             "topicName": name,
             "readQueueNums": data.read_queues,
             "writeQueueNums": data.write_queues,
             "perm": data.perm,
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": 0,
-            "order": False,
         }
         for name, data in topics.items()
     }
-    body = {"topicConfigSerializeWrapper": {"topicConfigTable": table}, "filterServerList": []}
-    fields = {
-        "brokerName": broker,
-        "brokerAddr": address,
-        "clusterName": cluster,
-        "haServerAddr": "",
-        "brokerId": replica,
-        "compressed": False,
-    }
-    return Command(RequestCode.REGISTER_BROKER, fields, json.dumps(body).encode())
+    wrapper = {"dataVersion": version.to_json(), "topicConfigTable": table}
+    body = {"topicConfigSerializeWrapper": wrapper, "filterServerList": [], "raymqDeleted": sorted(deleted)}
+    return header.command(json.dumps(body, separators=(",", ":")).encode())
+
+
+def heartbeat_command(header: QueryDataVersion, version: DataVersion) -> Command:
+    """QUERY_DATA_VERSION: a broker lives, and has this version of its topics."""
+    return header.command(json.dumps(version.to_json()).encode())
+
+
+def must_register(answer: Command) -> bool:
+    """Whether a name server's answer to one of these two asks for all topics."""
+    return answer.fields.get("changed") == "true"
 
 
 def read_route(topic: str, body: Buffer) -> TopicRoute:
     """The route in an answer to GET_ROUTEINFO_BY_TOPIC."""
-    data = _json(body)
+    data = json_body.read_object(body)
     queues = tuple(
         QueueData(item["brokerName"], item["readQueueNums"], item["writeQueueNums"], item["perm"])
         for item in data["queueDatas"]
@@ -59,7 +73,7 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
 
 def read_view(body: Buffer) -> ClusterView:
     """The cluster in an answer to GET_BROKER_CLUSTER_INFO."""
-    data = _json(body)
+    data = json_body.read_object(body)
     return ClusterView(
         {
             name: (item["cluster"], {int(replica): address for replica, address in item["brokerAddrs"].items()})
@@ -68,108 +82,151 @@ def read_view(body: Buffer) -> ClusterView:
     )
 
 
-def handlers(table: RouteTable, status: Callable[[], dict[str, Any]]) -> dict[int, Handler]:
-    """What a name server serves. `status` says who it is, for STATUS."""
-
-    def who(_: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, status())
-
-    return {**_registration(table), **_lookup(table), RequestCode.STATUS: who}
+def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
+    """What a name server serves of this family. `order_of` gives an ordered topic's configuration, if it has one."""
+    return {**_registration(table), **_permission(table), **_lookup(table, order_of)}
 
 
 def _registration(table: RouteTable) -> dict[int, Handler]:
-    def register(_: ServerConnection, request: Command) -> Command:
-        fields = request.fields
+    watched: set[ServerConnection] = set()
+
+    def watch(connection: ServerConnection) -> None:
+        if connection not in watched:
+            watched.add(connection)
+            connection.on_close.append(lambda: watched.discard(connection))
+            connection.on_close.append(lambda: table.connection_closed(connection))
+
+    def register(connection: ServerConnection, request: Command) -> Command:
+        header = RegisterBroker.read(request)
+        if header.compressed:
+            raise InvalidInput("compressed", "false", "true")
         try:
-            wrapper = _json(request.body)["topicConfigSerializeWrapper"]
+            body = json_body.read_object(request.body)
+            wrapper = body["topicConfigSerializeWrapper"]
+            version = DataVersion.from_json(wrapper.get("dataVersion"))
             topics = {
                 check_topic(name): QueueData(
-                    fields["brokerName"], item["readQueueNums"], item["writeQueueNums"], item["perm"]
+                    header.broker_name, int(item["readQueueNums"]), int(item["writeQueueNums"]), int(item["perm"])
                 )
                 for name, item in wrapper["topicConfigTable"].items()
             }
-            broker, replica = fields["brokerName"], int(fields["brokerId"])
-            table.register(fields["clusterName"], broker, replica, fields["brokerAddr"], topics)
-        except (KeyError, TypeError) as error:
-            raise InvalidInput("registration", "the fields of REGISTER_BROKER", repr(error)) from error
-        return request.response(ResponseCode.SUCCESS)
+            deleted = [str(name) for name in body.get("raymqDeleted") or []]
+            since = header.raymq_since and DataVersion.from_json(json.loads(header.raymq_since))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidInput("registration", "the body of REGISTER_BROKER", repr(error)) from error
+        accepted = True
+        if since:
+            accepted = table.amend(header.broker_name, header.broker_id, since, version, topics, deleted)
+        else:
+            table.register(
+                header.cluster_name,
+                header.broker_name,
+                header.broker_id,
+                header.broker_addr,
+                topics,
+                version,
+                connection,
+            )
+        watch(connection)
+        return request.response(ResponseCode.SUCCESS, {"changed": not accepted})
+
+    def heartbeat(connection: ServerConnection, request: Command) -> Command:
+        header = QueryDataVersion.read(request)
+        version = DataVersion.from_json(json_body.read_object(request.body))
+        known = table.heartbeat(header.broker_name, header.broker_id, header.broker_addr, version, connection)
+        watch(connection)
+        return request.response(ResponseCode.SUCCESS, {"changed": not known})
 
     def unregister(_: ServerConnection, request: Command) -> Command:
-        table.unregister(request.fields.get("brokerName", ""), int(request.fields.get("brokerId", 0)))
-        return request.response(ResponseCode.SUCCESS)
-
-    def delete_topic(_: ServerConnection, request: Command) -> Command:
-        table.delete_topic(request.fields.get("topic", ""))
+        header = UnregisterBroker.read(request)
+        table.unregister(header.broker_name, header.broker_id)
         return request.response(ResponseCode.SUCCESS)
 
     return {
         RequestCode.REGISTER_BROKER: register,
+        RequestCode.QUERY_DATA_VERSION: heartbeat,
         RequestCode.UNREGISTER_BROKER: unregister,
+    }
+
+
+def _permission(table: RouteTable) -> dict[int, Handler]:
+    def wipe(_: ServerConnection, request: Command) -> Command:
+        count = table.wipe_write_permission(WipeWritePermission.read(request).broker_name)
+        return request.response(ResponseCode.SUCCESS, {"wipeTopicCount": count})
+
+    def add(_: ServerConnection, request: Command) -> Command:
+        count = table.add_write_permission(AddWritePermission.read(request).broker_name)
+        return request.response(ResponseCode.SUCCESS, {"addTopicCount": count})
+
+    def delete_topic(_: ServerConnection, request: Command) -> Command:
+        header = DeleteTopicInNameServer.read(request)
+        table.delete_topic(header.topic, header.cluster_name or None)
+        return request.response(ResponseCode.SUCCESS)
+
+    return {
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER: wipe,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER: add,
         RequestCode.DELETE_TOPIC_IN_NAMESRV: delete_topic,
     }
 
 
-def _lookup(table: RouteTable) -> dict[int, Handler]:
+def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
     def route(_: ServerConnection, request: Command) -> Command:
-        found = table.route(request.fields.get("topic", ""))
-        view = table.view().brokers
+        found = table.route(GetRouteInfo.read(request).topic)
+        brokers = table.view().brokers
         body = {
-            "brokerDatas": [
-                {
-                    "brokerAddrs": {str(i): address for i, address in view[name][1].items()},
-                    "brokerName": name,
-                    "cluster": view[name][0],
-                    "enableActingMaster": False,
-                }
-                for name in found.addresses
-            ],
+            "brokerDatas": [_broker_object(name, *brokers[name]) for name in found.addresses],
             "filterServerTable": {},
             "queueDatas": [
                 {
                     "brokerName": data.broker,
                     "perm": data.perm,
                     "readQueueNums": data.read_queues,
-                    "writeQueueNums": data.write_queues,
                     "topicSysFlag": 0,
+                    "writeQueueNums": data.write_queues,
                 }
                 for data in found.queues
             ],
         }
-        return request.response(ResponseCode.SUCCESS, body=json.dumps(body).encode())
+        order = order_of(found.topic)
+        return json_body.answer(request, body if order is None else body | {"orderTopicConf": order})
 
     def cluster(_: ServerConnection, request: Command) -> Command:
-        view = table.view().brokers
+        brokers = table.view().brokers
         clusters: dict[str, list[str]] = {}
-        for name, (cluster_name, _addresses) in view.items():
+        for name, (cluster_name, _addresses) in brokers.items():
             clusters.setdefault(cluster_name, []).append(name)
         body = {
-            "brokerAddrTable": {
-                name: {
-                    "brokerAddrs": {str(i): address for i, address in addresses.items()},
-                    "brokerName": name,
-                    "cluster": cluster_name,
-                }
-                for name, (cluster_name, addresses) in view.items()
-            },
+            "brokerAddrTable": {name: _broker_object(name, *told) for name, told in brokers.items()},
             "clusterAddrTable": clusters,
         }
-        return request.response(ResponseCode.SUCCESS, body=json.dumps(body).encode())
+        return json_body.answer(request, body)
 
     def topics(_: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, body=json.dumps({"topicList": table.topics()}).encode())
+        return json_body.answer(request, {"topicList": table.topics()})
+
+    def topics_of_cluster(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, {"topicList": table.topics(GetTopicsByCluster.read(request).cluster)})
+
+    def system_topics(_: ServerConnection, request: Command) -> Command:
+        brokers = table.view().brokers
+        names = sorted({cluster_name for cluster_name, _ in brokers.values()} | set(brokers))
+        address = next((a for _, addresses in brokers.values() for a in addresses.values()), None)
+        return json_body.answer(request, {"brokerAddr": address, "topicList": names})
 
     return {
         RequestCode.GET_ROUTEINFO_BY_TOPIC: route,
         RequestCode.GET_BROKER_CLUSTER_INFO: cluster,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: topics,
+        RequestCode.GET_TOPICS_BY_CLUSTER: topics_of_cluster,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: system_topics,
     }
 
 
-def _json(body: Buffer) -> dict[str, Any]:
-    try:
-        data = json.loads(bytes(body))
-    except ValueError as error:
-        raise ProtocolError(f"the body is no JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ProtocolError("the body is no JSON object")
-    return data
+def _broker_object(name: str, cluster: str, addresses: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        "brokerAddrs": {str(replica): address for replica, address in addresses.items()},
+        "brokerName": name,
+        "cluster": cluster,
+        "enableActingMaster": False,
+    }

@@ -3,29 +3,41 @@
 One event loop, one thread: handlers run on it in the order in which a connection's requests arrive. A handler returns
 the answer, or an awaitable of it (the connection goes on reading meanwhile), or None for "no answer". What it raises
 becomes the answer of that error. Whatever can block must be awaited from another thread.
+
+No peer takes more than `ServerLimits` gives it. A connection is not read from while its peer leaves answers unread,
+while it has too much under way, or when it has had its slice of the loop's time; what it has sent stays in its socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
+import math
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
-from raymq.actors.errors import ProtocolError, RayMQError
+from raymq.actors.errors import ConnectionLost, ProtocolError, RayMQError, Timeout
 from raymq.actors.wire import faults, frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import FLAG_ONEWAY, Command, FrameReader
+from raymq.actors.wire.frame import FLAG_ONEWAY, Command
+from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.reader import FrameReader, make_scratch
+from raymq.actors.wire.writing import FrameWriter
 
 Answer = Command | None
 Handler = Callable[["ServerConnection", Command], Answer | Awaitable[Answer]]
+#: Lets a request pass or raises what is answered instead, such as PermissionDenied.
+Authorize = Callable[["ServerConnection", Command], None]
 
-#: A connection that has begun a frame has this long to finish it.
-FRAME_SECONDS = 60.0
-#: A connection that says nothing for this long is closed (RocketMQ's serverChannelMaxIdleTimeSeconds).
-IDLE_SECONDS = 120.0
 _SWEEP_SECONDS = 5.0
+#: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
+_LAST_WITHOUT_GO_AWAY = 441
+#: What a request counts beside its body, for the objects that stand for it.
+_REQUEST_BYTES = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -43,92 +55,221 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One accepted connection. Used on the server's loop only."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, park_seconds: float = math.inf) -> None:
+        #: No request of this connection may be parked for longer, whatever it asks for.
+        self.park_seconds = park_seconds
         self._server = server
-        self._reader = FrameReader(server.max_frame_bytes)
+        self._reader = FrameReader(server.limits.frame_bytes, server.limits.header_bytes, server.scratch)
         self._transport: asyncio.Transport | None = None
+        self._writer: FrameWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._opaque = 0
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._request_bytes = 0
+        self._admitted_bytes = 0
+        self._yielding = False
+        #: The other end, "host:port".
+        self.peer = ""
         self.last_read = 0.0
         self.frame_begun: float | None = None
         #: Called once when the connection is gone; the place to free what belongs to it.
         self.on_close: list[Callable[[], None]] = []
 
+    @property
+    def tasks(self) -> frozenset[asyncio.Task[None]]:
+        """The requests under way whose handlers wait for something."""
+        return frozenset(self._tasks)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        limits = self._server.limits
+        if len(self._server.connections) >= limits.connections:
+            _log.warning("closing a connection: %d are open", limits.connections)
+            transport.abort()
+            return
         self._transport = transport
+        self._writer = FrameWriter(transport, self._server.loop)
+        transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # it may have gone again
+        self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.last_read = self._server.loop.time()
         self._server.connections.add(self)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._transport = None
-        self._server.connections.discard(self)
+        if self._transport is None:
+            return  # it was one too many
+        self._transport = self._writer = None
+        self._writable.set()
+        self._server.left(self)
+        self._server.give_back(self._admitted_bytes)
         for task in self._tasks:
             task.cancel()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLost(self.peer, "the client is gone"))
         for callback in self.on_close:
             callback()
         self.on_close.clear()
 
     def pause_writing(self) -> None:
-        """The peer reads slower than we answer: take no more of its requests until it caught up."""
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._writable.set()
+        self.last_read = self._server.loop.time()  # its peer lives: it reads
+        self._go_on()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
         self.last_read = self._server.loop.time()
-        try:
-            for command in self._reader.feed(data):
-                if not command.is_response:
-                    self._serve(command)
-        except ProtocolError as error:
-            _log.warning("closing a connection: %s", error)
-            self.close()
-            return
-        self.frame_begun = (self.frame_begun or self.last_read) if self._reader.inside_a_frame else None
+        self._reader.received(nbytes)
+        if not self._yielding:
+            self._go_on()
 
     def send(self, command: Command) -> None:
         """Write a command; silently nothing once the peer is gone."""
-        if self._transport is not None:
-            head = frame.encode(command)
-            if len(command.body):
-                self._transport.writelines([head, command.body])
-            else:
-                self._transport.write(head)
+        if self._writer is not None:
+            self._writer.write(command)
 
     def push(self, command: Command) -> None:
         """Send the server's own request, one-way."""
-        self._opaque += 1
-        command.opaque = self._opaque
+        command.opaque = self._next_opaque()
         command.flag |= FLAG_ONEWAY
         self.send(command)
+
+    async def request(self, command: Command, timeout: float) -> Command:
+        """Send the server's own request and return the client's answer, whatever its code.
+
+        Raises:
+            Timeout: no answer within `timeout` seconds.
+            ConnectionLost: the client is gone, or went before it answered.
+        """
+        if self._transport is None:
+            raise ConnectionLost(self.peer, "the client is gone")
+        opaque = command.opaque = self._next_opaque()
+        future: asyncio.Future[Command] = self._server.loop.create_future()
+        self._waiting[opaque] = future
+        try:
+            self.send(command)
+            async with asyncio.timeout(timeout):
+                return await future
+        except TimeoutError as error:
+            raise Timeout(self.peer, f"no answer within {timeout:.3g} s") from error
+        finally:
+            del self._waiting[opaque]
 
     def close(self) -> None:
         """Close at once, unsent answers included."""
         if self._transport is not None:
             self._transport.abort()
 
+    def finish(self) -> None:
+        """Close when what was written has been sent."""
+        if self._transport is not None and self._writer is not None:
+            self._writer.flush()
+            self._transport.close()
+
+    def go_on(self) -> None:
+        """Look again whether there is room for what waits here."""
+        if not self._yielding:
+            self._go_on()
+
+    def _next_opaque(self) -> int:
+        self._opaque = self._opaque % frame.MAX_OPAQUE + 1
+        return self._opaque
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Serve what has arrived, as far as the limits allow, and read on if they do."""
+        self._yielding = False
+        loop = self._server.loop
+        begun = loop.time()
+        try:
+            while self._may_serve() and (command := self._reader.next()) is not None:
+                self._receive(command)
+                if loop.time() - begun > self._server.limits.slice_seconds:
+                    self._yielding = True
+                    loop.call_soon(self._go_on)
+                    break
+        except ProtocolError as error:
+            _log.warning("closing the connection of %s: %s", self.peer, error)
+            self.close()
+        if self._transport is None or self._transport.is_closing():
+            return
+        large = self._reader.large_bytes
+        if not large:
+            self._server.give_back(self._admitted_bytes)
+            self._admitted_bytes = 0
+        elif not self._admitted_bytes and self._server.take(large):
+            self._admitted_bytes = large
+        admitted = large == self._admitted_bytes
+        if not self._yielding and admitted and self._may_serve():
+            inside = self._reader.inside_a_frame
+            self.frame_begun = (self.frame_begun or self.last_read) if inside else None
+            self._server.waiting_for_room.discard(self)
+            if not self._transport.is_reading():
+                self.last_read = loop.time()  # its silence was ours
+                self._transport.resume_reading()
+            return
+        self.frame_begun = None
+        if not (admitted and self._server.has_room):
+            self._server.waiting_for_room.add(self)
+        if self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def _may_serve(self) -> bool:
+        return (
+            self._transport is not None
+            and not self._transport.is_closing()
+            and self._writable.is_set()
+            and self._request_bytes <= self._server.limits.connection_request_bytes
+            and (self._admitted_bytes > 0 or self._server.has_room)
+        )
+
+    def _receive(self, command: Command) -> None:
+        if command.is_response:
+            future = self._waiting.get(command.opaque)
+            if future is not None and not future.done():
+                future.set_result(command)
+        else:
+            self._serve(command)
+
+    # -- serving -------------------------------------------------------------------------------------------------
+
     def _serve(self, request: Command) -> None:
-        handler = self._server.handlers.get(request.code)
+        server = self._server
+        handler = server.handlers.get(request.code)
+        if server.draining:
+            knows = request.version > _LAST_WITHOUT_GO_AWAY
+            code = ResponseCode.GO_AWAY if knows else ResponseCode.SERVICE_NOT_AVAILABLE
+            self._answer(request, request.response(code, remark="the server is stopping"))
+            return
         if handler is None:
             remark = f" request type {request.code} not supported"
             self._answer(request, request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
             return
         try:
+            if server.authorize is not None:
+                server.authorize(self, request)
             result = handler(self, request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
             self._fail(request, error)
             return
         if inspect.isawaitable(result):
-            task = self._server.loop.create_task(self._finish(request, result))
+            held = _REQUEST_BYTES + len(request.body)
+            self._request_bytes += held
+            server.hold(held)
+            task = server.loop.create_task(self._finish(request, result))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda done: self._finished(done, held))
         else:
             self._answer(request, result)
 
@@ -138,7 +279,15 @@ class ServerConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(request, error)
             return
+        await self._writable.wait()  # many parked requests that are woken together must not pile up answers
         self._answer(request, answer)
+
+    def _finished(self, task: asyncio.Task[None], held: int) -> None:
+        self._tasks.discard(task)
+        self._request_bytes -= held
+        self._server.give_back(held)
+        if self._transport is not None and not self._transport.is_reading():
+            self.go_on()
 
     def _fail(self, request: Command, error: Exception) -> None:
         if not isinstance(error, RayMQError):
@@ -150,41 +299,112 @@ class ServerConnection(asyncio.Protocol):
             return
         try:
             self.send(answer)
-        except RayMQError as error:
+        except Exception as error:  # noqa: BLE001 - nothing was written: the peer is told why
+            if not isinstance(error, RayMQError):
+                _log.exception("the answer to request %d cannot be written", request.code, exc_info=error)
             self.send(faults.to_response(request, error))
 
 
 class Server:
     """Listens on one address and serves `handlers`. Made, started and stopped on its event loop."""
 
-    def __init__(self, handlers: Mapping[int, Handler], *, max_frame_bytes: int = frame.MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        *,
+        limits: ServerLimits | None = None,
+        authorize: Authorize | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.handlers = handlers
-        self.max_frame_bytes = max_frame_bytes
+        self.limits = limits or ServerLimits()
+        self.authorize = authorize
         self.connections: set[ServerConnection] = set()
+        #: Those that are not read from until `has_room`.
+        self.waiting_for_room: set[ServerConnection] = set()
+        self.draining = False
         self.loop = asyncio.get_running_loop()
-        self._listener: asyncio.Server | None = None
+        #: Where all connections read into, one after the other.
+        self.scratch = make_scratch()
+        self._tls = tls
+        self._request_bytes = 0
+        self._left = asyncio.Event()
+        self._listeners: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
         """Listen on a socket that `bind` made. Raises OSError if another process listens there."""
-        self._listener = await self.loop.create_server(lambda: ServerConnection(self), sock=bound, backlog=1024)
+        await self.listen(bound)
         self._sweeper = self.loop.create_task(self._sweep())
 
+    async def listen(self, bound: socket.socket) -> None:
+        """Listen on one more socket; raises as `start`."""
+        self._listeners.append(
+            await self.loop.create_server(lambda: ServerConnection(self), sock=bound, backlog=1024, ssl=self._tls)
+        )
+
+    def drain(self) -> None:
+        """Accept no more connections; every new request is answered with GO_AWAY from now on."""
+        self.draining = True
+        for listener in self._listeners:
+            listener.close()
+
     async def stop(self) -> None:
-        """Stop listening and close every connection."""
+        """`drain`, then give what is under way its time to be answered, and close every connection."""
+        self.drain()
+        deadline = self.loop.time() + self.limits.drain_seconds
+        if under_way := [task for connection in self.connections for task in connection.tasks]:
+            await asyncio.wait(under_way, timeout=self.limits.drain_seconds)
+        for connection in list(self.connections):
+            connection.finish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while self.connections:
+                    self._left.clear()
+                    await self._left.wait()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._listener is not None:
-            self._listener.close()
         for connection in list(self.connections):
             connection.close()
         await asyncio.sleep(0)
 
+    def left(self, connection: ServerConnection) -> None:
+        """A connection is gone."""
+        self.connections.discard(connection)
+        self.waiting_for_room.discard(connection)
+        self._left.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all requests under way together are below their limit."""
+        return self._request_bytes <= self.limits.total_request_bytes
+
+    def hold(self, count: int) -> None:
+        """Count the bytes of a request that is under way."""
+        self._request_bytes += count
+
+    def take(self, count: int) -> bool:
+        """`hold`, if there is room; one alone always has."""
+        if self._request_bytes and self._request_bytes + count > self.limits.total_request_bytes:
+            return False
+        self.hold(count)
+        return True
+
+    def give_back(self, count: int) -> None:
+        """The reverse of `hold` and `take`; who waited for room goes on."""
+        if count:
+            self._request_bytes -= count
+            if self.waiting_for_room and self.has_room:
+                for connection in self.waiting_for_room:
+                    self.loop.call_soon(connection.go_on)
+
     async def _sweep(self) -> None:
+        limits = self.limits
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(min(_SWEEP_SECONDS, limits.frame_seconds / 4, limits.idle_seconds / 4))
             now = self.loop.time()
             for connection in list(self.connections):
                 begun = connection.frame_begun
-                if now - connection.last_read > IDLE_SECONDS or (begun is not None and now - begun > FRAME_SECONDS):
+                late = begun is not None and now - begun > limits.frame_seconds
+                if late or now - connection.last_read > limits.idle_seconds:
                     connection.close()

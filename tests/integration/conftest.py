@@ -25,6 +25,7 @@ class Services:
 
     directory: Path
     flush: str = "async"
+    auto_create_topics: bool = False
     loop: EventLoopThread = field(default_factory=lambda: EventLoopThread("services"))
     brokers: dict[str, BrokerService] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -46,6 +47,7 @@ class Services:
             directory=str(self.directory / name),
             host="127.0.0.1",
             name_servers=(self.name_server.address,),
+            auto_create_topics=self.auto_create_topics,
             store={
                 "flush": self.flush,
                 "delay_levels": DELAY_LEVELS,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from raymq.client import (
     BrokerUnavailable,
     InvalidInput,
     Message,
+    MessageNotFound,
     OutcomeUnknown,
     Producer,
     PullConsumer,
@@ -32,6 +36,7 @@ from raymq.storage.store import Store
 from tests.chaos.actors import await_restart, kill, pid_of
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
+from tests.unit.actors.test_pool import certificates
 
 pytestmark = pytest.mark.integration
 
@@ -64,6 +69,50 @@ def test_start_joins_what_runs(mq: Cluster, root: Path) -> None:
         with pytest.raises(InvalidInput, match=NAMESPACE) as caught:
             cluster.start(**{"brokers": 2, "root": root, "namespace": NAMESPACE, **change})  # type: ignore[arg-type]
         assert caught.value.field == next(iter(change))
+
+
+def test_actors_take_commands_where_no_way_leads_to_the_sockets(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = {int(broker.address.rpartition(":")[2]) for broker in Admin(mq).cluster_info().brokers}
+    with cluster.connect(namespace=NAMESPACE) as barred:
+        connect = barred.loop.create_connection
+
+        async def create_connection(factory: Any, host: str, port: int, **options: Any) -> Any:
+            if port in ports:
+                raise OSError(errno.EHOSTUNREACH, "no route to host")
+            return await connect(factory, host, port, **options)
+
+        monkeypatch.setattr(barred.loop, "create_connection", create_connection)
+        Admin(barred).create_topic("by-call", queues=1)
+        sent = Producer(barred, "p", timeout=20.0).send(Message("by-call", bytes(1 << 20), keys="k"))
+        with PullConsumer(barred, "g") as consumer:
+            consumer.seek(sent.queue, "earliest")
+            (received,) = consumer.poll(sent.queue, 10, timeout=20.0)
+            assert (received.message_id, len(received.body)) == (sent.message_id, 1 << 20)
+            began = time.monotonic()
+            assert consumer.poll(sent.queue, 10, timeout=2.0) == []
+            assert time.monotonic() - began < 10.0
+        with pytest.raises(MessageNotFound):
+            Admin(barred).query_by_unique_key("by-call", "F" * 32)
+        assert {int(address.rpartition(":")[2]) for address, peer in barred.pool._peers.items() if peer.no_way} == ports
+
+
+def test_a_cluster_with_tls_is_joined_with_its_own_files(tmp_path: Path) -> None:
+    own, client = certificates(tmp_path)
+    config = {f"tls_{name}": value for name, value in dataclasses.asdict(own).items()}
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="tls", config=config) as started:
+        Admin(started).create_topic("t", queues=1)
+        with cluster.connect(namespace="tls") as joined:
+            Producer(joined, "p").send(Message("t", b"x"))
+            Producer(joined, "p", shared=True).send(Message("t", b"y"))
+        with cluster.connect(name_servers=started.name_servers, tls=client) as by_address:
+            assert [s.max_offset for s in Admin(by_address).topic_stats("t").values()] == [2]
+        options = ["--name-servers", started.name_servers[0], "--tls-ca-file", str(own.ca_file)]
+        listed = CliRunner().invoke(main_group, [*options, "topic", "list", "--json"])
+        assert json.loads(listed.stdout) == [{"topic": "t"}]
+        with cluster.connect(name_servers=started.name_servers) as plain, pytest.raises(BrokerUnavailable):
+            Admin(plain).topics()
+    with pytest.raises(InvalidInput, match="tls"):
+        cluster.start(root=tmp_path / "none", namespace="none", config={**config, "tls_key_file": "missing"})
 
 
 @pytest.mark.parametrize(

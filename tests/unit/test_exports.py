@@ -28,7 +28,7 @@ PUBLIC = {
         "ConsumeFrom", "MessageModel", "MessageQueue", "Admin",
     },
     "client.errors": ERRORS,
-    "cluster": {"start", "connect", "stop"},
+    "cluster": {"start", "connect", "stop", "Tls"},
     "spark_bridge": {"SparkBridge"},
 }  # fmt: skip
 

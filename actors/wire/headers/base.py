@@ -7,7 +7,6 @@ text on the wire: "true" and "false" for booleans, decimal numbers for integers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Callable
@@ -70,12 +69,21 @@ def _truth(value: str) -> bool:
     return str(value).lower() == "true"
 
 
+#: (attribute, wire name, converter, required) of each field.
+_Layout = tuple[tuple[str, str, Callable[[Any], Any], bool], ...]
+_LAYOUTS: dict[type[Header], _Layout] = {}
 _CONVERTERS: dict[type, Callable[[Any], Any]] = {str: str, int: int, bool: _truth}
 
 
-@functools.cache
-def _layout(header: type[Header]) -> tuple[tuple[str, str, Callable[[Any], Any], bool], ...]:
-    """(attribute, wire name, converter, required) of each field."""
+def _layout(header: type[Header]) -> _Layout:
+    """The fields of a header, worked out once."""
+    known = _LAYOUTS.get(header)
+    if known is None:
+        known = _LAYOUTS[header] = _worked_out(header)
+    return known
+
+
+def _worked_out(header: type[Header]) -> _Layout:
     hints = typing.get_type_hints(header)
     rows = []
     for field in dataclasses.fields(header):

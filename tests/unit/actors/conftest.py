@@ -1,11 +1,15 @@
-"""Tests that are coroutine functions run on an event loop of their own."""
+"""Tests that are coroutine functions run on an event loop of their own; the broker's core that many tests use."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.unit.actors.bench import Bench
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -16,3 +20,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     asyncio.run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A core with the topic "t" of two queues."""
+    made = Bench(tmp_path / "broker-a")
+    made.core.topics.create("t", 2)
+    yield made
+    made.core.locks.validate()
+    made.store.close()

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.fetching import Wanted, fetch
 from raymq.actors.errors import (
-    GroupNotFound,
     InvalidInput,
-    MessageNotFound,
     OffsetOutOfRange,
     PermissionDenied,
     QueueNotFound,
@@ -23,79 +16,16 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.client import Message
-from raymq.storage.config import StoreConfig
-from raymq.storage.record import OFFSET_QUEUE_ID, Record
-from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
-from tests.unit.actors.clock import FakeClock
-
-CONFIG = StoreConfig(
-    commitlog_file_bytes=1 << 20,
-    consume_queue_file_entries=1_000,
-    index_slots=100,
-    index_entries=1_000,
-    delay_levels="1s 5s 10s 30s",
-)
-HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
-
-
-class Bench:
-    """A core over a store in `directory` that can be killed and opened again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.clock = FakeClock(1_700_000_000.0)
-        self.open()
-
-    def open(self) -> None:
-        self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
-        self.core = BrokerCore("broker-a", self.store, clock=self.clock)
-        self.arrivals: list[tuple[str, int]] = []
-        self.core.on_arrival = self.arrivals.extend
-
-    def crash(self) -> None:
-        """What a SIGKILL leaves: the abort file stays, nothing is flushed by us."""
-        self.store._flusher.stop()
-        self.store._abandon()
-        self.open()
-
-    def append(self, *messages: Message, queue_id: int = 0, delayed: bool = False) -> Any:
-        records, sizes = encoded(*messages, queue_id=queue_id)
-        return self.core.append(messages[0].topic, queue_id, memoryview(records), sizes, delayed=delayed)
-
-    def records(self, topic: str, queue_id: int = 0) -> list[Record]:
-        if queue_id not in self.store.queues(topic):
-            return []
-        with self.store.read(topic, queue_id, 0, 10_000) as lease:
-            return lease.messages()
-
-    def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
-        return [record.body for record in self.records(topic, queue_id)]
-
-
-def encoded(*messages: Message, queue_id: int = 0) -> tuple[bytes, npt.NDArray[np.int32]]:
-    records = []
-    for message in messages:
-        record = bytearray(message.encode(1_600_000_000_000, HOST))
-        record[OFFSET_QUEUE_ID : OFFSET_QUEUE_ID + 4] = queue_id.to_bytes(4, "big")
-        records.append(bytes(record))
-    return b"".join(records), np.array([len(record) for record in records], np.int32)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path / "broker-a")
-    made.core.create_topic("t", 2)
-    yield made
-    made.store.close()
+from tests.unit.actors.bench import Bench, encoded
 
 
 def test_a_topic_is_made_once_and_kept(bench: Bench) -> None:
-    assert not bench.core.create_topic("t", 2, exclusive=True)
+    assert not bench.core.topics.create("t", 2, exclusive=True)
     with pytest.raises(TopicExists, match="2 queues"):
-        bench.core.create_topic("t", 3, exclusive=True)
+        bench.core.topics.create("t", 3, exclusive=True)
     bench.crash()
-    assert bench.core.topics()["t"].write_queues == 2
+    assert bench.core.topics.all()["t"].write_queues == 2
 
 
 @pytest.mark.parametrize(
@@ -199,71 +129,10 @@ def test_a_crash_between_delivery_and_progress_delivers_nothing_twice(
 
 def test_a_message_whose_topic_is_gone_holds_up_nobody(bench: Bench) -> None:
     bench.append(Message("t", b"x", delay_level=1), delayed=True)
-    bench.core.delete_topic("t")
+    bench.core.topics.delete("t")
     bench.clock.advance(2)
     assert bench.core.schedule.deliver_due().delivered == 1
     assert bench.core.schedule.deliver_due().delivered == 0
-
-
-def test_retries_then_the_dead_letter_queue(bench: Bench) -> None:
-    core = bench.core
-    core.ensure_group("g")
-    placed = bench.append(Message("t", b"bad", tags="x", keys=["k"], properties={"a": "b"}))
-    original = bench.records("t")[0]
-    place = int(placed.physical_offsets[0])
-    waits = []
-    for _ in range(2):
-        core.redelivery.send_back("g", place, 0, 2)
-        waited = 0.0
-        while not core.schedule.deliver_due().delivered:
-            bench.clock.advance(0.5)
-            waited += 0.5
-        waits.append(waited)
-        place = bench.records("%RETRY%g")[-1].physical_offset
-    core.redelivery.send_back("g", place, 0, 2)
-    assert waits == [10.0, 30.0]
-    retried = bench.records("%RETRY%g")
-    assert [record.reconsume_times for record in retried] == [1, 2]
-    dead = bench.records("%DLQ%g")
-    assert len(dead) == 1
-    for record in [*retried, *dead]:
-        assert record.unique_key == original.unique_key
-        assert record.properties["ORIGIN_MESSAGE_ID"] == original.message_id
-        assert record.properties["RETRY_TOPIC"] == "t"
-        assert (record.tags, record.keys, record.properties["a"]) == ("x", ["k"], "b")
-        assert record.born_timestamp_ms == original.born_timestamp_ms
-    assert dead[0].properties["RAYMQ_DLQ_REASON"] == "failed 3 times"
-
-
-def test_an_explicit_level_and_straight_to_the_dead_letters(bench: Bench) -> None:
-    bench.core.ensure_group("g")
-    placed = bench.append(Message("t", b"x"))
-    bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), 1, None)
-    bench.clock.advance(1)
-    assert bench.core.schedule.deliver_due().delivered == 1
-    bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), -1, None)
-    assert bench.bodies("%DLQ%g") == [b"x"]
-
-
-def test_send_back_of_what_is_not_there(bench: Bench) -> None:
-    with pytest.raises(GroupNotFound):
-        bench.core.redelivery.send_back("nobody", 0, 0)
-    bench.core.ensure_group("g")
-    bench.append(Message("t", b"x"))
-    with pytest.raises(MessageNotFound):
-        bench.core.redelivery.send_back("g", 17, 0)
-
-
-def test_committed_offsets_never_go_back_and_survive(bench: Bench) -> None:
-    bench.append(*[Message("t", b"x") for _ in range(5)])
-    bench.core.commit_offset("g", "t", 0, 4)
-    bench.core.commit_offset("g", "t", 0, 2)
-    with pytest.raises(InvalidInput, match=r"0\.\.5"):
-        bench.core.commit_offset("g", "t", 0, 6)
-    bench.crash()
-    assert bench.core.committed("g", "t", 0) == 4
-    assert bench.core.committed("g", "t", 1) is None
-    assert bench.core.consumed_topics("g") == ["%RETRY%g", "t"]
 
 
 def test_a_fetch_of_many_queues(bench: Bench) -> None:

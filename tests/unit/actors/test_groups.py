@@ -1,4 +1,4 @@
-"""Membership of consumer groups, and parked fetches."""
+"""Clients, and the groups that they consume and produce in."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.groups import GRACE_SECONDS, SILENCE_SECONDS, GroupTable
-from raymq.actors.core.long_poll import LongPolls
+from raymq.actors.core.filters import Subscription
+from raymq.actors.core.groups import GRACE_SECONDS, SILENCE_SECONDS, Consumer, GroupTable
 from raymq.actors.errors import GroupNotFound, SubscriptionMismatch
 from tests.unit.actors.clock import FakeClock
+
+
+class Groups(GroupTable):
+    """A table with a heartbeat in one call."""
+
+    def heartbeat(
+        self, client_id: str, connection: str, group: str = "g", strict: bool = False, **topics: str | tuple[str, int]
+    ) -> bool:
+        """Topics are given as name=expression, or name=(expression, version)."""
+        self.greet(client_id, connection, "JAVA", 479)
+        wanted = {}
+        for topic, told in topics.items():
+            expression, version = (told, 0) if isinstance(told, str) else told
+            wanted[topic] = Subscription(topic, expression, version=version)
+        return self.consume(client_id, Consumer(group, wanted), strict=strict)
 
 
 @pytest.fixture
@@ -18,102 +33,134 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def groups(clock: FakeClock) -> Iterator[GroupTable]:
-    made = GroupTable(clock)
+def groups(clock: FakeClock) -> Iterator[Groups]:
+    made = Groups(clock)
     yield made
     made.validate()
 
 
-@pytest.fixture
-def polls(clock: FakeClock) -> Iterator[LongPolls]:
-    made = LongPolls(clock)
-    yield made
-    made.validate()
-
-
-def test_members_are_told_apart_by_client_id(groups: GroupTable) -> None:
-    assert groups.heartbeat("g", "x", {"t": "*"}, "c1")
-    assert groups.heartbeat("g", "y", {"t": "*"}, "c2")
-    assert not groups.heartbeat("g", "x", {"t": "*"}, "c1")
+def test_members_are_told_apart_by_client_id(groups: Groups) -> None:
+    assert groups.heartbeat("x", "c1", t="*")
+    assert groups.heartbeat("y", "c2", t="*")
+    assert not groups.heartbeat("x", "c1", t="*")
     assert groups.members("g") == ["x", "y"]
     assert set(groups.connections("g")) == {"c1", "c2"}
 
 
-def test_a_closed_connection_ends_membership_after_the_grace_time(groups: GroupTable, clock: FakeClock) -> None:
-    groups.heartbeat("g", "x", {"t": "*"}, "c1")
+def test_a_connection_is_new_once(groups: Groups) -> None:
+    assert groups.greet("x", "c1")
+    assert not groups.greet("x", "c1")
+    assert not groups.greet("y", "c1"), "one connection may serve several clients"
+    assert groups.greet("x", "c2")
+
+
+def test_a_closed_connection_ends_membership_after_the_grace_time(groups: Groups, clock: FakeClock) -> None:
+    groups.heartbeat("x", "c1", t="*")
+    groups.produce("x", "p")
     groups.connection_closed("c1")
     clock.advance(GRACE_SECONDS - 0.1)
-    assert groups.expire() == set()
+    assert groups.expire().groups == set()
     assert groups.members("g") == ["x"]
+    assert groups.connection_of("x") is None
     clock.advance(0.2)
-    assert groups.expire() == {"g"}
+    gone = groups.expire()
+    assert (gone.groups, gone.client_ids) == ({"g"}, {"x"})
     with pytest.raises(GroupNotFound):
         groups.members("g")
+    assert groups.producers("p") == []
 
 
-def test_a_client_that_comes_back_in_time_stays(groups: GroupTable, clock: FakeClock) -> None:
-    groups.heartbeat("g", "x", {"t": "*"}, "c1")
+def test_a_client_that_comes_back_in_time_stays(groups: Groups, clock: FakeClock) -> None:
+    groups.heartbeat("x", "c1", t="*")
     groups.connection_closed("c1")
     clock.advance(GRACE_SECONDS - 0.1)
-    assert not groups.heartbeat("g", "x", {"t": "*"}, "c2")
+    assert not groups.heartbeat("x", "c2", t="*")
     clock.advance(GRACE_SECONDS)
-    assert groups.expire() == set()
+    assert groups.expire().client_ids == set()
+    assert groups.connection_of("x") == "c2"
 
 
-def test_a_silent_member_goes(groups: GroupTable, clock: FakeClock) -> None:
-    groups.heartbeat("g", "x", {"t": "*"}, "c1")
+def test_one_of_two_connections_may_close(groups: Groups, clock: FakeClock) -> None:
+    groups.heartbeat("x", "c1", t="*")
+    groups.heartbeat("x", "c2", t="*")
+    assert groups.connection_of("x") == "c2"
+    groups.connection_closed("c2")
+    clock.advance(GRACE_SECONDS)
+    assert groups.expire().client_ids == set()
+    assert groups.connection_of("x") == "c1"
+
+
+def test_a_membership_that_no_heartbeat_renews_goes(groups: Groups, clock: FakeClock) -> None:
+    groups.heartbeat("x", "c1", "g", t="*")
+    groups.heartbeat("x", "c1", "h", t="*")
+    clock.advance(SILENCE_SECONDS - 1)
+    groups.heartbeat("x", "c1", "h", t="*")
+    clock.advance(1)
+    gone = groups.expire()
+    assert (gone.groups, gone.client_ids) == ({"g"}, set())
+    assert groups.members("h") == ["x"]
+
+
+def test_leaving_in_good_order(groups: Groups) -> None:
+    groups.heartbeat("x", "c1", t="*")
+    assert groups.stop_consuming("x", "g")
+    assert not groups.stop_consuming("x", "g")
+    assert groups.clients("g") == []
+
+
+def test_producers(groups: Groups, clock: FakeClock) -> None:
+    groups.greet("x", "c1", "GO", 400)
+    groups.produce("x", "p")
+    assert [(c.client_id, c.language, c.version, c.connections) for c in groups.producers("p")] == [
+        ("x", "GO", 400, ["c1"])
+    ]
+    assert list(groups.producer_groups()) == ["p"]
+    groups.stop_producing("x", "p")
+    assert groups.producers("p") == []
+    groups.produce("x", "p")
     clock.advance(SILENCE_SECONDS)
-    assert groups.expire() == {"g"}
+    groups.expire()
+    assert groups.producer_groups() == {}
 
 
-def test_unregistering_ends_membership_at_once(groups: GroupTable) -> None:
-    groups.heartbeat("g", "x", {"t": "*"}, "c1")
-    assert groups.unregister("g", "x")
-    assert not groups.unregister("g", "x")
-
-
-def test_another_subscription_is_refused_naming_both(groups: GroupTable) -> None:
-    groups.heartbeat("g", "x", {"t": "paid"}, "c1")
+def test_a_strict_member_is_refused_naming_both_subscriptions(groups: Groups) -> None:
+    groups.heartbeat("x", "c1", t="paid")
     with pytest.raises(SubscriptionMismatch, match=r"y subscribes to t \[shipped\].*x subscribes to t \[paid\]"):
-        groups.heartbeat("g", "y", {"t": "shipped"}, "c2")
+        groups.heartbeat("y", "c2", strict=True, t="shipped")
     assert groups.members("g") == ["x"]
 
 
-def test_the_last_member_may_change_its_subscription(groups: GroupTable) -> None:
-    groups.heartbeat("g", "x", {"t": "paid"}, "c1")
-    groups.heartbeat("g", "x", {"t": "shipped"}, "c1")
+def test_a_strict_member_that_is_in_stays_in(groups: Groups) -> None:
+    groups.heartbeat("x", "c1", strict=True, t="paid")
+    groups.heartbeat("y", "c2", t="shipped")
+    assert not groups.heartbeat("x", "c1", strict=True, t="paid")
+
+
+def test_the_retry_topic_makes_no_difference(groups: Groups) -> None:
+    groups.heartbeat("x", "c1", **{"t": "paid", "%RETRY%g": "*"})
+    assert groups.heartbeat("y", "c2", strict=True, t="paid")
+
+
+def test_the_last_member_may_change_its_subscription(groups: Groups) -> None:
+    groups.heartbeat("x", "c1", strict=True, t="paid")
+    assert groups.heartbeat("x", "c1", strict=True, t="shipped"), "the others would have to be told"
     groups.connection_closed("c1")
-    assert groups.heartbeat("g", "y", {"t": "other"}, "c2")
+    assert groups.heartbeat("y", "c2", strict=True, t="other")
 
 
-def test_an_arrival_wakes_who_waits_for_that_queue(polls: LongPolls) -> None:
-    woken: list[str] = []
-    polls.park("s1", [("t", 0), ("t", 1)], 15.0, lambda: woken.append("s1"))
-    polls.park("s2", [("t", 2)], 15.0, lambda: woken.append("s2"))
-    polls.arrived([("t", 1), ("t", 0), ("u", 0)])
-    assert woken == ["s1"]
-    assert len(polls) == 1
+def test_the_last_heartbeat_says_what_the_group_wants(groups: Groups) -> None:
+    groups.heartbeat("x", "c1", t=("paid", 5))
+    groups.heartbeat("y", "c2", t=("shipped", 6))
+    assert groups.subscription("g", "t") == Subscription("t", "shipped", version=6)
+    assert groups.subscription("g", "other") is None
+    with pytest.raises(GroupNotFound):
+        groups.subscription("nobody", "t")
 
 
-def test_the_deadline_wakes(polls: LongPolls, clock: FakeClock) -> None:
-    woken: list[str] = []
-    polls.park("s1", [("t", 0)], 15.0, lambda: woken.append("s1"))
-    clock.advance(14.9)
-    polls.expire()
-    assert woken == []
-    clock.advance(0.2)
-    polls.expire()
-    assert woken == ["s1"]
-
-
-def test_a_newer_fetch_of_the_session_ends_the_older_one(polls: LongPolls) -> None:
-    woken: list[int] = []
-    polls.park("s", [("t", 0)], 15.0, lambda: woken.append(1))
-    second = polls.park("s", [("t", 1)], 15.0, lambda: woken.append(2))
-    assert woken == [1]
-    polls.arrived([("t", 0)])
-    assert woken == [1]
-    polls.remove(second)
-    polls.remove(second)
-    assert woken == [1]
-    assert len(polls) == 0
+def test_a_heartbeat_without_subscriptions_changes_none(groups: Groups, clock: FakeClock) -> None:
+    groups.heartbeat("x", "c1", t="paid")
+    clock.advance(SILENCE_SECONDS - 1)
+    assert not groups.consume("x", Consumer("g", None))
+    clock.advance(SILENCE_SECONDS - 1)
+    assert groups.expire().groups == set()
+    assert groups.consumer_group("g").subscriptions["t"].expression == "paid"

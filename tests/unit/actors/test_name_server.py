@@ -6,10 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.name_server import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
+from raymq.actors.core.name_server import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
 from raymq.actors.errors import ServerBusy, TopicNotFound
 from raymq.actors.protocol import MessageQueue, QueueData
+from raymq.storage.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
+
+ONE, TWO, THREE = (DataVersion(counter, counter) for counter in (1, 2, 3))
+
+
+def topics(*names: str) -> dict[str, QueueData]:
+    return {name: QueueData("a", 1, 1) for name in names}
 
 
 @pytest.fixture
@@ -92,3 +99,76 @@ def test_queues_without_permission_are_not_offered(table: RouteTable) -> None:
     table.register("c", "a", 0, "h:1", {"t": QueueData("a", 1, 1, perm=4)})
     assert table.route("t").writable() == []
     assert table.route("t").readable() == [MessageQueue("t", "a", 0)]
+
+
+def test_a_heartbeat_keeps_a_broker_and_tells_whether_its_topics_are_known(table: RouteTable, clock: FakeClock) -> None:
+    assert not table.heartbeat("a", 0, "h:1", ONE)
+    table.register("c", "a", 0, "h:1", topics("t"), ONE)
+    for _ in range(3):
+        clock.advance(EXPIRY_SECONDS - 0.1)
+        assert table.heartbeat("a", 0, "h:1", ONE)
+        assert table.expire() == []
+    assert not table.heartbeat("a", 0, "h:1", TWO)
+    assert not table.heartbeat("a", 0, "h:9", ONE)
+
+
+def test_a_change_is_told_alone(table: RouteTable) -> None:
+    table.register("c", "a", 0, "h:1", topics("kept", "gone"), ONE)
+    assert table.amend("a", 0, ONE, TWO, topics("new"), ["gone"])
+    assert table.topics() == ["kept", "new"]
+    assert table.heartbeat("a", 0, "h:1", TWO)
+
+
+def test_a_change_of_another_table_is_refused(table: RouteTable) -> None:
+    assert not table.amend("a", 0, ONE, TWO, topics("new"), [])
+    table.register("c", "a", 0, "h:1", topics("kept"), ONE)
+    assert not table.amend("a", 0, TWO, THREE, topics("new"), ["kept"])
+    assert table.topics() == ["kept"]
+
+
+def test_a_broker_whose_connection_closed_is_suspected(table: RouteTable, clock: FakeClock) -> None:
+    first, second = object(), object()
+    table.register("c", "a", 0, "h:1", topics("t"), ONE, first)
+    table.register("c", "b", 0, "h:2", topics("t"), ONE, second)
+    table.connection_closed(first)
+    clock.advance(SUSPECT_SECONDS + 0.1)
+    assert table.expire() == ["a"]
+    assert list(table.route("t").addresses) == ["b"]
+
+
+def test_a_suspected_broker_that_is_heard_again_is_trusted_again(table: RouteTable, clock: FakeClock) -> None:
+    first, second = object(), object()
+    table.register("c", "a", 0, "h:1", topics("t"), ONE, first)
+    table.connection_closed(first)
+    assert table.heartbeat("a", 0, "h:1", ONE, second)
+    table.connection_closed(first)
+    clock.advance(SUSPECT_SECONDS + 0.1)
+    assert table.expire() == []
+
+
+def test_write_permission_stays_wiped_over_registrations(table: RouteTable) -> None:
+    table.register("c", "a", 0, "h:1", topics("t", "u"), ONE)
+    assert table.wipe_write_permission("a") == 2
+    assert table.wipe_write_permission("a") == 0
+    table.register("c", "a", 0, "h:1", topics("t", "u", "v"), TWO)
+    assert table.route("v").queues[0].perm == 4
+    assert table.route("v").readable() != []
+    assert table.add_write_permission("a") == 3
+    assert table.route("v").queues[0].perm == 6
+    assert table.wipe_write_permission("unknown") == 0
+
+
+def test_a_topic_that_its_broker_still_has_comes_back(table: RouteTable) -> None:
+    table.register("c", "a", 0, "h:1", topics("t"), ONE)
+    table.delete_topic("t", "another cluster")
+    assert table.heartbeat("a", 0, "h:1", ONE)
+    table.delete_topic("t", "c")
+    assert table.topics() == []
+    assert not table.heartbeat("a", 0, "h:1", ONE), "it has to register, and so to say what it really has"
+
+
+def test_topics_of_a_cluster(table: RouteTable) -> None:
+    table.register("one", "a", 0, "h:1", topics("t"))
+    table.register("two", "b", 0, "h:2", topics("u"))
+    assert table.topics("one") == ["t"]
+    assert table.topics() == ["t", "u"]

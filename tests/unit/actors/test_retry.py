@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.core.pacing import FAILURE_SECONDS, IDLE_SECONDS, Pace
-from raymq.actors.core.retry import Dead, Later, after_failure
+from raymq.actors.core.retry import Dead, Later, after_failure, after_resending
 from raymq.actors.protocol import DueReport
 from tests.unit.actors.clock import FakeClock
 
@@ -39,6 +39,20 @@ def test_retried(reconsume_times: int, asked_level: int, maximum: int, decision:
 )
 def test_dead(reconsume_times: int, asked_level: int, maximum: int, reason: str) -> None:
     assert after_failure(reconsume_times, asked_level, maximum, LEVELS) == Dead(reason)
+
+
+@pytest.mark.parametrize(
+    ("reconsume_times", "maximum", "ordered", "decision"),
+    [
+        (0, 16, False, None),
+        (16, 16, False, None),
+        (17, 16, False, Dead("failed 17 times")),
+        (1, 0, False, Dead("failed 1 times")),
+        (0, 16, True, Dead("an ordered consumer gave it up")),
+    ],
+)
+def test_sent_again_by_the_client(reconsume_times: int, maximum: int, ordered: bool, decision: Dead | None) -> None:
+    assert after_resending(reconsume_times, maximum, ordered=ordered) == decision
 
 
 @pytest.mark.parametrize("maximum", [0, 1, 5, 16])

@@ -25,7 +25,8 @@ from raymq.actors.errors import (
 from raymq.actors.wire import faults, frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, FrameReader, Serialization
+from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
+from raymq.actors.wire.reader import FrameReader
 from raymq.actors.wire.server import Server, ServerConnection, bind
 
 ECHO, SLOW, FAIL, NEVER, CLOSE = 1, 2, 3, 4, 5

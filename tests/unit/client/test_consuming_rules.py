@@ -16,6 +16,7 @@ from raymq.client.process_queue import MAX_MESSAGES, MAX_SPAN, ProcessQueue
 from raymq.client.rebalance import average
 from raymq.client.subscription import TagFilter, parse_subscriptions
 from raymq.storage.java_hash import tags_code
+from tests.received import message
 
 OK, LATER = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER
 
@@ -88,7 +89,8 @@ def test_a_coroutine_function_is_awaited() -> None:
 def test_a_commit_waits_for_the_lowest_in_flight() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 10)
     for offset in (10, 11, 13):
-        process.add(offset, 5)
+        process.add(message(offset), 5)
+    assert len(process.take(9)) == 3
     assert process.commit_offset == 10
     process.finish(11)
     assert process.commit_offset == 10
@@ -105,8 +107,9 @@ def test_flow_control() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     for offset in range(MAX_MESSAGES):
         assert process.has_room
-        process.add(offset, 1)
+        process.add(message(offset), 1)
     assert not process.has_room
+    process.take(MAX_MESSAGES)
     process.finish(500)
     assert process.has_room
     process.next_offset = MAX_SPAN
@@ -119,7 +122,8 @@ def test_commit_offset_is_never_above_an_unfinished_one(offsets: list[int], rng:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     waiting = sorted(offsets)
     for offset in waiting:
-        process.add(offset, 1)
+        process.add(message(offset), 1)
+        process.take(1)
     rng.shuffle(waiting)
     before = process.commit_offset
     while waiting:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from raymq.actors.protocol import Tls
 from raymq.client import InvalidInput
 from raymq.cluster.config import ClusterConfig
 
@@ -40,6 +41,14 @@ def test_settings_survive_json_for_comparison() -> None:
     assert config.store == {"flush": "sync", "index_slots": 10}
 
 
+def test_tls_is_on_with_a_certificate() -> None:
+    files = {"tls_ca_file": "ca.pem", "tls_cert_file": "own.pem", "tls_key_file": "own.key"}
+    loaded = ClusterConfig.load({**files, "tls_check_host": False})
+    assert loaded.tls == Tls("ca.pem", "own.pem", "own.key", client_auth=False, check_host=False)
+    assert loaded.store == {}
+    assert json.loads(json.dumps(loaded.as_dict())) == loaded.as_dict()
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -55,6 +64,11 @@ def test_settings_survive_json_for_comparison() -> None:
         {"port": -1},
         {"port": True},
         {"store_host": "127.0.0.1:1"},
+        {"tls_ca_file": "ca.pem"},
+        {"tls_cert_file": "own.pem"},
+        {"tls_cert_file": "own.pem", "tls_key_file": 7},
+        {"tls_cert_file": "own.pem", "tls_key_file": "own.key", "tls_client_auth": True},
+        {"tls_cert_file": "own.pem", "tls_key_file": "own.key", "tls_check_host": "no"},
     ],
 )
 def test_refused(config: dict[str, Any]) -> None:

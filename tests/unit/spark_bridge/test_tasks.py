@@ -37,7 +37,7 @@ class FakeReader:
 
     missing: int | None = None
 
-    def __init__(self, name_servers: Any) -> None:
+    def __init__(self, name_servers: Any, tls: None) -> None:
         assert name_servers == ("host:1",)
 
     def __enter__(self) -> Self:
@@ -86,7 +86,7 @@ class FakeWriter:
 
     staged: ClassVar[list[tuple[str, str, int, MessageQueue, list[bytes]]]]
 
-    def __init__(self, name_servers: Any) -> None: ...
+    def __init__(self, name_servers: Any, tls: None) -> None: ...
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,65 @@
+"""Which messages of a topic a consumer wants: its subscription, and the filter that is made of it. Pure.
+
+A filter is applied to the entries of a queue, before a record is read: RocketMQ's tag filter compares hash codes there
+and leaves the comparison of texts to the client. Another language of expressions joins in `filter_of`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from raymq.actors.errors import BadSubscription
+from raymq.storage.java_hash import tags_code
+
+ALL = "*"
+TAG = "TAG"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One consumer's wish for one topic. `version` is the client's; a higher one replaces a lower one."""
+
+    topic: str
+    expression: str = ALL
+    kind: str = TAG
+    version: int = 0
+
+    @property
+    def filter(self) -> Filter:
+        """What the broker applies. Raises BadSubscription."""
+        return filter_of(self.kind, self.expression)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """`tags_codes` are the codes of the entries that pass; None lets all pass."""
+
+    tags_codes: frozenset[int] | None
+
+
+@lru_cache(maxsize=4096)
+def filter_of(kind: str, expression: str) -> Filter:
+    """The filter of an expression; an empty `kind` means tags.
+
+    Raises:
+        BadSubscription: the expression has no tag, or its language is not served.
+    """
+    if kind not in ("", TAG):
+        raise BadSubscription(f"The broker does not support consumer to filter message by {kind}")
+    tags = tags_of(expression)
+    return Filter(None if tags is None else frozenset(map(tags_code, tags)))
+
+
+def tags_of(expression: str) -> frozenset[str] | None:
+    """The tags in "a || b", blanks around them removed; None for "*" and for nothing: all.
+
+    Raises:
+        BadSubscription: there are separators and no tag.
+    """
+    if expression.strip() in ("", ALL):
+        return None
+    tags = frozenset(tag.strip() for tag in expression.split("||")) - {""}
+    if not tags:
+        raise BadSubscription(f"{expression!r} names no tag")
+    return tags

@@ -1,0 +1,56 @@
+"""A name server's key-value configuration: texts by namespace and key, in a file of RocketMQ's form (kvConfig.json)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raymq.actors.errors import InvalidInput, MessageNotFound
+from raymq.storage import json_file
+
+#: The namespace of ordered topics: topic -> "broker:queues;...".
+ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
+
+
+class KeyValues:
+    """Used on one event loop; a change is durable when its call returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Load what is there. Raises StoreCorrupt if it cannot be read."""
+        self._path = path
+        raw = json_file.load(path).get("configTable") or {}
+        self._table: dict[str, dict[str, str]] = {str(name): dict(values) for name, values in raw.items()}
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Create or replace."""
+        if not namespace or not key:
+            raise InvalidInput("namespace" if not namespace else "key", "at least 1 character", "")
+        values = {**self._table.get(namespace, {}), key: value}
+        self._save({**self._table, namespace: values})
+
+    def get(self, namespace: str, key: str) -> str:
+        """The value; MessageNotFound."""
+        try:
+            return self._table[namespace][key]
+        except KeyError:
+            raise MessageNotFound(f"No config item, Namespace: {namespace} Key: {key}") from None
+
+    def find(self, namespace: str, key: str) -> str | None:
+        """The value, or None."""
+        return self._table.get(namespace, {}).get(key)
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Remove; nothing if there is none."""
+        if key in self._table.get(namespace, {}):
+            values = {name: value for name, value in self._table[namespace].items() if name != key}
+            self._save({**self._table, namespace: values})
+
+    def namespace(self, name: str) -> dict[str, str]:
+        """All keys of a namespace with their values; MessageNotFound if there is none."""
+        values = self._table.get(name)
+        if not values:
+            raise MessageNotFound(f"No config item, Namespace: {name}")
+        return dict(values)
+
+    def _save(self, table: dict[str, dict[str, str]]) -> None:
+        json_file.save(self._path, {"configTable": table})
+        self._table = table

@@ -1,0 +1,107 @@
+"""The broker itself: its settings, its figures, its house-keeping."""
+
+from __future__ import annotations
+
+import json
+
+from raymq.actors.core.runtime_figures import runtime_figures
+from raymq.actors.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
+from raymq.actors.errors import ProtocolError
+from raymq.actors.wire import json_body, properties
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.admin import ViewBrokerStats
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    return {**_settings(context), **_figures(context), **_housekeeping(context)}
+
+
+def _settings(context: BrokerContext) -> dict[int, Handler]:
+    settings = context.settings
+
+    def update(_: ServerConnection, request: Command) -> Command:
+        settings.update(properties.read(request.body))
+        return request.response(ResponseCode.SUCCESS)
+
+    def get(_: ServerConnection, request: Command) -> Command:
+        version = json.dumps(settings.version.to_json())
+        return request.response(ResponseCode.SUCCESS, {"version": version}, properties.write(settings.all()))
+
+    return {RequestCode.UPDATE_BROKER_CONFIG: update, RequestCode.GET_BROKER_CONFIG: get}
+
+
+def _figures(context: BrokerContext) -> dict[int, Handler]:
+    core = context.core
+
+    def runtime(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, {"table": runtime_figures(core, context.statistics)})
+
+    def counter(_: ServerConnection, request: Command) -> Command:
+        header = ViewBrokerStats.read(request)
+        found = _counter(context.statistics, header.stats_name, header.stats_key)
+        if found is None:
+            raise ProtocolError(f"The stats <{header.stats_name}> <{header.stats_key}> not exist")
+        now, in_bytes = context.statistics.clock(), header.stats_name.endswith("_SIZE")
+        body = {
+            f"stats{window}": _window_object(found, now, seconds, in_bytes)
+            for window, seconds in (("Minute", MINUTE), ("Hour", HOUR), ("Day", DAY))
+        }
+        return json_body.answer(request, body)
+
+    def replication(_: ServerConnection, request: Command) -> Command:
+        body = {
+            "haClientRuntimeInfo": {},
+            "haConnectionInfo": [],
+            "inSyncSlaveNums": 0,
+            "master": True,
+            "masterCommitLogMaxOffset": core.store.max_physical_offset,
+        }
+        return json_body.answer(request, body)
+
+    def status(_: ServerConnection, request: Command) -> Command:
+        return request.response(ResponseCode.SUCCESS, context.status().as_dict())
+
+    return {
+        RequestCode.GET_BROKER_RUNTIME_INFO: runtime,
+        RequestCode.VIEW_BROKER_STATS_DATA: counter,
+        RequestCode.GET_BROKER_HA_STATUS: replication,
+        RequestCode.STATUS: status,
+    }
+
+
+def _housekeeping(context: BrokerContext) -> dict[int, Handler]:
+    def delete_expired(_: ServerConnection, request: Command) -> Command:
+        context.core.store.delete_expired(asked=request.code == RequestCode.DELETE_EXPIRED_COMMITLOG)
+        return request.response(ResponseCode.SUCCESS)
+
+    return {
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: delete_expired,
+        RequestCode.DELETE_EXPIRED_COMMITLOG: delete_expired,
+    }
+
+
+def _counter(statistics: Statistics, name: str, key: str) -> Counter | None:
+    """The counter of RocketMQ's name and key; the broker's own have its cluster's name as key."""
+    topic, _, group = key.partition("@")
+    match name:
+        case "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE":
+            return statistics.put_of(key)
+        case "GROUP_GET_NUMS" | "GROUP_GET_SIZE":
+            return statistics.get_of(group, topic)
+        case "SNDBCK_PUT_NUMS":
+            return statistics.sent_back_of(group, topic)
+        case "BROKER_PUT_NUMS":
+            return statistics.total_put
+        case "BROKER_GET_NUMS":
+            return statistics.total_get
+    return None
+
+
+def _window_object(counter: Counter, now: float, seconds: float, in_bytes: bool) -> dict[str, float]:
+    sums = counter.sums(now, seconds)
+    total = sums.bytes if in_bytes else sums.messages
+    return {"avgpt": total / max(1, sums.calls), "sum": total, "tps": total / seconds}

@@ -1,0 +1,67 @@
+"""Consumer groups: created, changed, listed, deleted, forbidden a topic."""
+
+from __future__ import annotations
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.admin import (
+    DeleteSubscriptionGroup,
+    GetSubscriptionGroupConfig,
+    UpdateAndGetGroupForbidden,
+)
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    groups = context.core.group_settings
+
+    async def update(_: ServerConnection, request: Command) -> Command:
+        if groups.change([json_body.read_object(request.body)]):
+            await context.announce()
+        return request.response(ResponseCode.SUCCESS)
+
+    async def update_many(_: ServerConnection, request: Command) -> Command:
+        told = json_body.read_object(request.body).get("groupConfigList")
+        if not isinstance(told, list) or not all(isinstance(item, dict) for item in told):
+            raise InvalidInput("groupConfigList", "a list of JSON objects", told)
+        if groups.change(told):
+            await context.announce()
+        return request.response(ResponseCode.SUCCESS)
+
+    def delete(_: ServerConnection, request: Command) -> Command:
+        header = DeleteSubscriptionGroup.read(request)
+        groups.delete(header.group_name, with_offsets=header.clean_offset)
+        context.statistics.forget_group(header.group_name)
+        return request.response(ResponseCode.SUCCESS)
+
+    def all_configs(_: ServerConnection, request: Command) -> Command:
+        configs = context.core.store.group_configs
+        body = {
+            "dataVersion": configs.version.to_json(),
+            "forbiddenTable": configs.forbidden,
+            "subscriptionGroupTable": {name: config.to_json() for name, config in groups.all().items()},
+        }
+        return json_body.answer(request, body)
+
+    def config(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, groups.get(GetSubscriptionGroupConfig.read(request).group).to_json())
+
+    def forbidden(_: ServerConnection, request: Command) -> Command:
+        header = UpdateAndGetGroupForbidden.read(request)
+        if header.readable is not None:
+            groups.set_readable(header.group, header.topic, header.readable)
+        readable = groups.may_read(header.group, header.topic)
+        return json_body.answer(request, {"group": header.group, "readable": readable, "topic": header.topic})
+
+    return {
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_many,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP: delete,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all_configs,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config,
+        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbidden,
+    }

@@ -1,0 +1,167 @@
+"""What groups have consumed: progress, time spans, who consumes what, resets and copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raymq.actors.core.consumption import Consumption, Progress
+from raymq.actors.core.filters import Subscription
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.admin import (
+    CloneGroupOffset,
+    GetBrokerConsumeStats,
+    GetConsumeStats,
+    QueryConsumeTimeSpan,
+    QuerySubscriptionByConsumer,
+    QueryTopicConsumeByWho,
+    QueryTopicsByConsumer,
+    ResetOffset,
+)
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def subscription_object(subscription: Subscription) -> dict[str, Any]:
+    """A subscription as RocketMQ's object."""
+    return {
+        "classFilterMode": False,
+        "codeSet": [],
+        "expressionType": subscription.kind,
+        "subString": subscription.expression,
+        "subVersion": subscription.version,
+        "tagsSet": [],
+        "topic": subscription.topic,
+    }
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    consumption = Consumption(context.core, context.groups, context.statistics)
+    return {**_progress(context, consumption), **_relations(context, consumption), **_changes(consumption)}
+
+
+def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
+    core = context.core
+
+    def of_group(_: ServerConnection, request: Command) -> Command:
+        header = GetConsumeStats.read(request)
+        if not header.strict and header.consumer_group not in core.group_settings:
+            return json_body.answer(request, {"consumeTps": 0.0, "offsetTable": {}})
+        return json_body.answer(request, stats(header.consumer_group, header.topic or None)[0])
+
+    def of_broker(_: ServerConnection, request: Command) -> Command:
+        ordered_only = GetBrokerConsumeStats.read(request).is_order
+        listed: list[dict[str, list[Any]]] = []
+        behind = 0
+        for group in sorted(core.group_settings.all()):
+            of_topics = []
+            for topic in consumption.topics_of(group):
+                if not ordered_only or core.topics.get(topic).order:
+                    told, behind_here = stats(group, topic)
+                    of_topics.append(told)
+                    behind += behind_here
+            listed.append({group: of_topics})
+        address = context.status().address
+        return json_body.answer(
+            request,
+            {"brokerAddr": address, "consumeStatsList": listed, "totalDiff": behind, "totalInflightDiff": 0},
+        )
+
+    def stats(group: str, topic: str | None) -> tuple[dict[str, Any], int]:
+        """RocketMQ's object, and how many messages are behind in all."""
+        table = consumption.progress(group, topic)
+        told = {
+            "consumeTps": consumption.messages_per_second(group, sorted({queue.topic for queue in table})),
+            "offsetTable": {json_body.queue_key(queue): _progress_object(each) for queue, each in table.items()},
+        }
+        return told, sum(each.behind for each in table.values())
+
+    def time_spans(_: ServerConnection, request: Command) -> Command:
+        header = QueryConsumeTimeSpan.read(request)
+        spans = [
+            {
+                "consumeTimeStamp": span.consumed_ms,
+                "delayTime": span.delay_ms,
+                "maxTimeStamp": span.last_ms,
+                "messageQueue": json_body.queue_object(queue),
+                "minTimeStamp": span.first_ms,
+            }
+            for queue, span in consumption.time_spans(header.group, header.topic).items()
+        ]
+        return json_body.answer(request, {"consumeTimeSpanSet": spans})
+
+    return {
+        RequestCode.GET_CONSUME_STATS: of_group,
+        RequestCode.GET_BROKER_CONSUME_STATS: of_broker,
+        RequestCode.QUERY_CONSUME_TIME_SPAN: time_spans,
+    }
+
+
+def _relations(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
+    def groups_of(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(
+            request, {"groupList": consumption.groups_of(QueryTopicConsumeByWho.read(request).topic)}
+        )
+
+    def topics_of(_: ServerConnection, request: Command) -> Command:
+        group = QueryTopicsByConsumer.read(request).group
+        known = group in context.core.group_settings
+        return json_body.answer(request, {"topicList": consumption.topics_of(group) if known else []})
+
+    def subscription(_: ServerConnection, request: Command) -> Command:
+        header = QuerySubscriptionByConsumer.read(request)
+        group = context.groups.consumer_groups().get(header.group)
+        found = None if group is None else group.subscriptions.get(header.topic)
+        body = {
+            "group": header.group,
+            "subscriptionData": None if found is None else subscription_object(found),
+            "topic": header.topic,
+        }
+        return json_body.answer(request, body)
+
+    return {
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: groups_of,
+        RequestCode.QUERY_TOPICS_BY_CONSUMER: topics_of,
+        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: subscription,
+    }
+
+
+def _changes(consumption: Consumption) -> dict[int, Handler]:
+    def reset(_: ServerConnection, request: Command) -> Command:
+        header = ResetOffset.read(request)
+        queue_id = header.queue_id if header.queue_id >= 0 else None
+        targets = consumption.reset(
+            header.group,
+            header.topic,
+            timestamp_ms=header.timestamp,
+            queue_id=queue_id,
+            offset=header.offset if header.offset >= 0 and queue_id is not None else None,
+            back_only=not header.is_force,
+        )
+        return json_body.answer(request, {"offsetTable": _offset_table(targets)})
+
+    def clone(_: ServerConnection, request: Command) -> Command:
+        header = CloneGroupOffset.read(request)
+        consumption.copy(header.src_group, header.dest_group, header.topic or None)
+        return request.response(ResponseCode.SUCCESS)
+
+    return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset, RequestCode.CLONE_GROUP_OFFSET: clone}
+
+
+def _progress_object(progress: Progress) -> dict[str, Any]:
+    """RocketMQ's object. Its clients take a negative offset for a number, so theirs is at least the minimum."""
+    consumed = progress.min_offset if progress.committed is None else progress.committed
+    return {
+        "brokerOffset": progress.max_offset,
+        "consumerOffset": consumed,
+        "lastTimestamp": progress.last_consumed_ms,
+        "pullOffset": consumed,
+        "raymqCommitted": progress.committed,
+    }
+
+
+def _offset_table(offsets: dict[MessageQueue, int]) -> dict[str, int]:
+    return {json_body.queue_key(queue): offset for queue, offset in offsets.items()}

@@ -1,0 +1,137 @@
+"""Topics: created, changed, listed, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raymq.actors.core.statistics import MINUTE
+from raymq.actors.core.topics import FILTER_TYPES, TopicChange
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    return {**_changes(context), **_lists(context)}
+
+
+def _changes(context: BrokerContext) -> dict[int, Handler]:
+    topics = context.core.topics
+
+    async def create(_: ServerConnection, request: Command) -> Command:
+        header = UpdateAndCreateTopic.read(request)
+        if header.exclusive:
+            made = topics.create(header.topic, header.write_queue_nums, ordered=header.order, exclusive=True)
+        else:
+            made = header.topic not in topics
+            topics.change([_change_of(header)])
+        await context.announce()
+        return request.response(ResponseCode.SUCCESS, {"created": made})
+
+    async def create_many(_: ServerConnection, request: Command) -> Command:
+        told = json_body.read_object(request.body).get("topicConfigList")
+        if not isinstance(told, list):
+            raise InvalidInput("topicConfigList", "a list of topics", told)
+        topics.change([_read_change(item) for item in told])
+        await context.announce()
+        return request.response(ResponseCode.SUCCESS)
+
+    async def delete(_: ServerConnection, request: Command) -> Command:
+        topic = DeleteTopicInBroker.read(request).topic
+        if topics.delete(topic):
+            context.statistics.forget_topic(topic)
+            await context.announce()
+        return request.response(ResponseCode.SUCCESS)
+
+    def delete_unused(_: ServerConnection, request: Command) -> Command:
+        """A topic's queues go with it, so there is never anything left to clean."""
+        return request.response(ResponseCode.SUCCESS)
+
+    return {
+        RequestCode.UPDATE_AND_CREATE_TOPIC: create,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: create_many,
+        RequestCode.DELETE_TOPIC_IN_BROKER: delete,
+        RequestCode.CLEAN_UNUSED_TOPIC: delete_unused,
+    }
+
+
+def _lists(context: BrokerContext) -> dict[int, Handler]:
+    core = context.core
+
+    def all_configs(_: ServerConnection, request: Command) -> Command:
+        table = {name: config.to_json() for name, config in core.topics.all().items()}
+        version = core.store.topic_configs.version.to_json()
+        return json_body.answer(request, {"dataVersion": version, "topicConfigTable": table})
+
+    def config(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, core.topics.get(GetTopicConfig.read(request).topic).to_json())
+
+    def system(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, {"topicList": sorted(core.topics.system)})
+
+    def stats(_: ServerConnection, request: Command) -> Command:
+        topic = GetTopicStats.read(request).topic
+        table = {
+            json_body.queue_key(MessageQueue(topic, core.name, queue_id)): {
+                "minOffset": bounds.min_offset,
+                "maxOffset": bounds.max_offset,
+                "lastUpdateTimestamp": bounds.last_store_timestamp_ms,
+            }
+            for queue_id, bounds in core.ranges(topic).items()
+        }
+        counter = context.statistics.put_of(topic)
+        rate = counter.sums(context.statistics.clock(), MINUTE).messages_per_second if counter else 0.0
+        return json_body.answer(request, {"offsetTable": table, "topicPutTps": rate})
+
+    return {
+        RequestCode.GET_ALL_TOPIC_CONFIG: all_configs,
+        RequestCode.GET_TOPIC_CONFIG: config,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system,
+        RequestCode.GET_TOPIC_STATS_INFO: stats,
+    }
+
+
+def _change_of(header: UpdateAndCreateTopic) -> TopicChange:
+    pairs = (each.partition("=") for each in header.attributes.split(",") if each)
+    return TopicChange(
+        header.topic,
+        header.read_queue_nums,
+        header.write_queue_nums,
+        header.perm,
+        header.order,
+        {name.strip(): value.strip() for name, _, value in pairs},
+        header.topic_filter_type,
+        header.topic_sys_flag,
+    )
+
+
+def _read_change(told: Any) -> TopicChange:
+    if not isinstance(told, dict):
+        raise InvalidInput("topicConfigList", "a list of JSON objects", told)
+    attributes = told.get("attributes") or {}
+    if not isinstance(attributes, Mapping):
+        raise InvalidInput("attributes", "a JSON object", attributes)
+    return TopicChange(
+        told.get("topicName", ""),
+        _number(told, "readQueueNums", 16),
+        _number(told, "writeQueueNums", 16),
+        _number(told, "perm", 6),
+        told.get("order") is True,
+        {str(name): str(value) for name, value in attributes.items()},
+        str(told.get("topicFilterType") or FILTER_TYPES[0]),
+        _number(told, "topicSysFlag", 0),
+    )
+
+
+def _number(told: Mapping[str, Any], name: str, default: int) -> int:
+    value = told.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidInput(name, "a whole number", value)
+    return value

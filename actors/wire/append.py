@@ -1,0 +1,101 @@
+"""APPEND_RECORDS (ours): records that their sender has made, of one queue, in one buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import Placed, SendStatus
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext, integer, text
+from raymq.actors.wire.frame import Buffer, Command, Serialization
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def append_command(
+    topic: str,
+    queue_id: int,
+    records: Buffer,
+    sizes: npt.NDArray[np.int32],
+    *,
+    delayed: bool = False,
+    sequenced: bool = False,
+) -> Command:
+    """Records of one queue, made by `raymq.storage.record.encode` or its batch forms.
+
+    Args:
+        sequenced: the first record says which batch of its producer it begins (`raymq.storage.producer_sequence`).
+    """
+    fields = {"topic": topic, "queue_id": queue_id, "sizes": pack(sizes, "<i4"), "delayed": delayed}
+    if sequenced:
+        fields["sequenced"] = True
+    return Command(RequestCode.APPEND_RECORDS, fields, records, serialization=Serialization.MSGPACK)
+
+
+def read_appended(answer: Command) -> tuple[SendStatus, Placed]:
+    """The status and the places in an answer."""
+    fields = answer.fields
+    return SendStatus(fields["status"]), Placed(
+        fields["topic"],
+        np.frombuffer(fields["queue_ids"], "<i4"),
+        np.frombuffer(fields["queue_offsets"], "<i8"),
+        np.frombuffer(fields["physical_offsets"], "<i8"),
+    )
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    core = context.core
+
+    def append(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        topic, queue_id = text(request, "topic"), integer(request, "queue_id")
+        delayed = bool(request.fields.get("delayed"))
+        sizes = read_sizes(request)
+        known = core.store.topic_configs.version
+        append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
+        octets = len(request.body)
+        core.admission.enter(octets)
+        try:
+            placed = append_(topic, queue_id, memoryview(request.body), sizes, delayed=delayed)
+        except BaseException:
+            core.admission.leave(octets)
+            raise
+        context.statistics.put(topic, len(sizes), len(request.body))
+
+        def answer(status: SendStatus) -> Command:
+            fields = {
+                "status": status.value,
+                "topic": placed.topic,
+                "queue_ids": pack(placed.queue_ids, "<i4"),
+                "queue_offsets": pack(placed.queue_offsets, "<i8"),
+                "physical_offsets": pack(placed.physical_offsets, "<i8"),
+            }
+            return request.response(ResponseCode.SUCCESS, fields)
+
+        settled = context.when_settled(answer, new_topic=core.store.topic_configs.version is not known)
+        if isinstance(settled, Command):
+            core.admission.leave(octets)
+            return settled
+        # A task of its own: it goes on, and the append stays under way, if the connection is lost meanwhile.
+        task = asyncio.ensure_future(settled)
+        task.add_done_callback(lambda _: core.admission.leave(octets))
+        return asyncio.shield(task)
+
+    return {RequestCode.APPEND_RECORDS: append}
+
+
+def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: str) -> bytes:
+    """Numbers as a field has them."""
+    return array.astype(dtype, copy=False).tobytes()
+
+
+def read_sizes(request: Command) -> npt.NDArray[np.int32]:
+    """The field `sizes`: how long each record of the body is; InvalidInput where there is none."""
+    packed = request.fields.get("sizes")
+    if not isinstance(packed, bytes) or len(packed) % 4 or not packed:
+        raise InvalidInput("sizes", "the records' sizes, 4 bytes each, at least one", packed)
+    return np.frombuffer(packed, "<i4").astype(np.int32)

@@ -1,0 +1,70 @@
+"""Headers of the group family: membership, locks, committed offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.headers.base import Header, named
+
+
+@dataclass(frozen=True, slots=True)
+class HeartBeat(Header):
+    """The body says who; `strict` is ours: refuse a subscription that differs from the group's."""
+
+    CODE: ClassVar = RequestCode.HEART_BEAT
+    strict: bool = named("raymqStrict", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterClient(Header):
+    """A client leaves its producer group, its consumer group, or both."""
+
+    CODE: ClassVar = RequestCode.UNREGISTER_CLIENT
+    client_id: str = named("clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetConsumerListByGroup(Header):
+    """The members of a consumer group, as the broker that is asked knows them."""
+
+    CODE: ClassVar = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyConsumerIdsChanged(Header):
+    """To a client: the members of its group changed."""
+
+    CODE: ClassVar = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+    consumer_group: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryConsumerOffset(Header):
+    """`set_zero_if_not_found` false: a group without an offset is told so, also on a young queue."""
+
+    CODE: ClassVar = RequestCode.QUERY_CONSUMER_OFFSET
+    consumer_group: str
+    topic: str
+    queue_id: int
+    set_zero_if_not_found: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateConsumerOffset(Header):
+    """Everything below `commit_offset` is done.
+
+    Ours: `forward_only`, a lower offset changes nothing; `overrules_reset`, a waiting reset is over.
+    """
+
+    CODE: ClassVar = RequestCode.UPDATE_CONSUMER_OFFSET
+    consumer_group: str
+    topic: str
+    queue_id: int
+    commit_offset: int
+    forward_only: bool = named("raymqForwardOnly", default=False)
+    overrules_reset: bool = named("raymqOverrulesReset", default=False)

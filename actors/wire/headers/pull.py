@@ -1,0 +1,40 @@
+"""Headers of the pull family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.headers.base import Header
+
+#: Bits of `sys_flag`: commit `commit_offset`; the request may be parked; the subscription is in the request.
+COMMIT_OFFSET = 1
+MAY_PARK = 2
+HAS_SUBSCRIPTION = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PullMessage(Header):
+    """One queue from `queue_offset` on; at most `max_msg_nums` messages and `max_msg_bytes` bytes of them."""
+
+    CODE: ClassVar = RequestCode.PULL_MESSAGE
+    consumer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_msg_nums: int
+    sys_flag: int = 0
+    commit_offset: int = 0
+    suspend_timeout_millis: int = 0
+    subscription: str | None = None
+    sub_version: int = 0
+    expression_type: str | None = None
+    max_msg_bytes: int = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LitePullMessage(PullMessage):
+    """The same, asked by the lite pull consumer."""
+
+    CODE: ClassVar = RequestCode.LITE_PULL_MESSAGE

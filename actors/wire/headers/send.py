@@ -1,0 +1,105 @@
+"""Headers of the sending family. A send comes with long names (10, 324) or with letters (310, 320, 325)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.headers.base import Header, named
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessage(Header):
+    """A message, or with `batch` a sequence of them, in the body; `properties` as a record has them."""
+
+    CODE: ClassVar = RequestCode.SEND_MESSAGE
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str = ""
+    reconsume_times: int = 0
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None
+    batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendMessageV2(SendMessage):
+    """The same with letters for names."""
+
+    CODE: ClassVar = RequestCode.SEND_MESSAGE_V2
+    producer_group: str = named("a")
+    topic: str = named("b")
+    default_topic: str = named("c")
+    default_topic_queue_nums: int = named("d")
+    queue_id: int = named("e")
+    sys_flag: int = named("f")
+    born_timestamp: int = named("g")
+    flag: int = named("h")
+    properties: str = named("i", default="")
+    reconsume_times: int = named("j", default=0)
+    unit_mode: bool = named("k", default=False)
+    max_reconsume_times: int | None = named("l", default=None)
+    batch: bool = named("m", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatchMessage(SendMessageV2):
+    """Always a batch, whatever `batch` says."""
+
+    CODE: ClassVar = RequestCode.SEND_BATCH_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class SendReplyMessage(SendMessage):
+    """The answer to a request of another client."""
+
+    CODE: ClassVar = RequestCode.SEND_REPLY_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class SendReplyMessageV2(SendMessageV2):
+    """The same with letters for names."""
+
+    CODE: ClassVar = RequestCode.SEND_REPLY_MESSAGE_V2
+
+
+@dataclass(frozen=True, slots=True)
+class PushReplyMessage(Header):
+    """To the client that asked: the reply as its sender told it. Hosts are written as Java prints them."""
+
+    CODE: ClassVar = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp: int
+    flag: int
+    properties: str
+    reconsume_times: int
+    unit_mode: bool
+    born_host: str
+    store_host: str
+    store_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSendMsgBack(Header):
+    """The message at the physical offset `offset` failed; see `raymq.actors.core.retry` for `delay_level`."""
+
+    CODE: ClassVar = RequestCode.CONSUMER_SEND_MSG_BACK
+    offset: int
+    group: str
+    delay_level: int
+    origin_msg_id: str = ""
+    origin_topic: str = ""
+    unit_mode: bool = False
+    max_reconsume_times: int | None = None

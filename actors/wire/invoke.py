@@ -1,0 +1,139 @@
+"""The second door to a server: commands that are handed in by a call instead of a socket.
+
+Each session of a caller is a connection of the server like any other, but its bytes pass through memory. So limits,
+order, authorization, draining and the encoding of fields are the same, and what belongs to a connection (membership,
+locks, parked requests) belongs to the session until it has been silent for as long as a socket may be. The server's own
+requests do not reach a session: there is no way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+from raymq.actors.errors import ConnectionLost
+from raymq.actors.wire import frame
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.reader import FrameReader
+from raymq.actors.wire.server import Server, ServerConnection
+
+#: A caller that waits occupies one of the actor's threads: a request is parked no longer than this.
+PARK_SECONDS = 1.0
+
+
+class InvokeDoor:
+    """Used on the server's loop."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._sessions: dict[str, _Session] = {}
+
+    async def invoke(self, session: str, request: Command) -> Command:
+        """Carry out `request`; the answer, whatever its code. One-way requests are answered, too, by an empty success.
+
+        Args:
+            session: any text that names the caller; its requests are carried out in the order of the calls.
+
+        Raises:
+            ConnectionLost: the server has as many connections as it may, or ended the session before it answered.
+        """
+        known = self._sessions.get(session)
+        if known is None or known.closed:
+            known = _Session(self._server, session)
+            if known.closed:
+                raise ConnectionLost(session, "the server has as many connections as it may")
+            self._sessions[session] = known
+            known.connection.on_close.append(functools.partial(self._forget, session, known))
+        return await known.request(request)
+
+    def _forget(self, name: str, session: _Session) -> None:
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
+
+
+class _Session:
+    def __init__(self, server: Server, name: str) -> None:
+        self.connection = ServerConnection(server, park_seconds=PARK_SECONDS)
+        self._transport = _Memory(self.connection, server.loop, name)
+        self._feeding = asyncio.Lock()
+        self._opaque = 0
+        self.connection.connection_made(self._transport)
+
+    @property
+    def closed(self) -> bool:
+        return self._transport.is_closing()
+
+    async def request(self, request: Command) -> Command:
+        self._opaque = self._opaque % frame.MAX_OPAQUE + 1
+        request.opaque = self._opaque
+        data = memoryview(frame.encode(request) + request.in_one_piece().body)
+        answer = self._transport.expect(request.opaque)
+        async with self._feeding:
+            while data:
+                await self._transport.readable.wait()
+                buffer = self.connection.get_buffer(-1)
+                count = min(len(buffer), len(data))
+                buffer[:count] = data[:count]
+                data = data[count:]
+                self.connection.buffer_updated(count)
+        if request.is_oneway:
+            answer.cancel()
+            return request.response(ResponseCode.SUCCESS)
+        return await answer
+
+
+class _Memory(asyncio.Transport):
+    """What a connection writes, as commands; reading is paused and resumed as a socket's is."""
+
+    def __init__(self, connection: ServerConnection, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        super().__init__({"peername": (name, 0)})
+        self.readable = asyncio.Event()
+        self.readable.set()
+        self._connection = connection
+        self._loop = loop
+        self._name = name
+        self._reader = FrameReader()
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._closing = False
+
+    def expect(self, opaque: int) -> asyncio.Future[Command]:
+        """The answer with that opaque."""
+        future = self._waiting[opaque] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._waiting.pop(opaque, None))
+        if self._closing:
+            future.set_exception(ConnectionLost(self._name, "the session was closed"))
+        return future
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        for command in self._reader.feed(data):
+            future = self._waiting.get(command.opaque)
+            if command.is_response and future is not None and not future.done():
+                future.set_result(command.in_one_piece())
+
+    def is_reading(self) -> bool:
+        return self.readable.is_set()
+
+    def pause_reading(self) -> None:
+        self.readable.clear()
+
+    def resume_reading(self) -> None:
+        self.readable.set()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is buffered here."""
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self.readable.set()
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(ConnectionLost(self._name, "the session was closed"))
+            self._loop.call_soon(self._connection.connection_lost, None)

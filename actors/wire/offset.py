@@ -1,0 +1,62 @@
+"""The offset family: what a group has committed in a queue."""
+
+from __future__ import annotations
+
+from raymq.actors.errors import MessageNotFound
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.group import QueryConsumerOffset, UpdateConsumerOffset
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def query_offset_command(group: str, topic: str, queue_id: int) -> Command:
+    """QUERY_CONSUMER_OFFSET; "never committed" is answered with QUERY_NOT_FOUND."""
+    return QueryConsumerOffset(group, topic, queue_id, set_zero_if_not_found=False).command()
+
+
+def update_offset_command(
+    group: str, topic: str, queue_id: int, offset: int, *, overrules_reset: bool = False
+) -> Command:
+    """UPDATE_CONSUMER_OFFSET: everything below `offset` is done; never back.
+
+    Args:
+        overrules_reset: the program itself chose this offset, and means it whatever an administrator did before.
+    """
+    header = UpdateConsumerOffset(group, topic, queue_id, offset, forward_only=True, overrules_reset=overrules_reset)
+    return header.command()
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    core, offsets = context.core, context.core.offsets
+
+    def query_offset(_: ServerConnection, request: Command) -> Command:
+        header = QueryConsumerOffset.read(request)
+        group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+        if header.set_zero_if_not_found:
+            offset: int | None = offsets.start_of(group, topic, queue_id)
+        else:
+            offset = offsets.get(group, topic, queue_id)
+        if offset is None:
+            raise MessageNotFound(f"group {group} has no offset in queue {queue_id} of {topic}")
+        return request.response(ResponseCode.SUCCESS, {"offset": offset})
+
+    def update_offset(_: ServerConnection, request: Command) -> Command:
+        header = UpdateConsumerOffset.read(request)
+        if header.forward_only:
+            core.ensure_group(header.consumer_group)  # our own client's first commit makes its group
+        done = offsets.commit(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.commit_offset,
+            forward_only=header.forward_only,
+            overrules_reset=header.overrules_reset,
+        )
+        return request.response(ResponseCode.SUCCESS, remark=None if done else "Offset has been previously reset")
+
+    return {
+        RequestCode.QUERY_CONSUMER_OFFSET: query_offset,
+        RequestCode.UPDATE_CONSUMER_OFFSET: update_offset,
+    }

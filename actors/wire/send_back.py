@@ -1,0 +1,49 @@
+"""CONSUMER_SEND_MSG_BACK: a consumer failed on a message, which comes again later or goes to the dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from raymq.actors.core.retry import Dead
+from raymq.actors.protocol import SendStatus
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.send import ConsumerSendMsgBack
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def send_back_command(
+    group: str, topic: str, physical_offset: int, message_id: str, delay_level: int, max_reconsume_times: int | None
+) -> Command:
+    """The message at `physical_offset` failed."""
+    return ConsumerSendMsgBack(
+        offset=physical_offset,
+        group=group,
+        delay_level=delay_level,
+        origin_msg_id=message_id,
+        origin_topic=topic,
+        max_reconsume_times=max_reconsume_times,
+    ).command()
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    core = context.core
+
+    def send_back(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        header = ConsumerSendMsgBack.read(request)
+        limit = header.max_reconsume_times
+        known = core.store.topic_configs.version
+        decision = core.redelivery.send_back(
+            header.group, header.offset, header.delay_level, None if limit is None or limit < 0 else limit
+        )
+        context.statistics.sent_back(header.group, header.origin_topic)
+
+        def answer(_: SendStatus) -> Command:
+            # RocketMQ answers without fields; our own consumer tells its watchers what became of the message
+            return request.response(ResponseCode.SUCCESS, {"deadLetter": isinstance(decision, Dead)})
+
+        return context.when_settled(answer, new_topic=core.store.topic_configs.version is not known)
+
+    return {RequestCode.CONSUMER_SEND_MSG_BACK: send_back}

@@ -1,0 +1,83 @@
+"""Staged writes (ours): records that many tasks bring, and that become visible together when their driver commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.wire.append import pack, read_sizes
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext, integer, text
+from raymq.actors.wire.frame import Buffer, Command, Serialization
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def stage_command(
+    transaction: str, part: str, number: int, lane: tuple[str, int], records: Buffer, sizes: npt.NDArray[np.int32]
+) -> Command:
+    """STAGE_RECORDS: keep a chunk until its transaction's commit."""
+    fields = {
+        "transaction": transaction,
+        "part": part,
+        "number": number,
+        "topic": lane[0],
+        "queue_id": lane[1],
+        "sizes": pack(sizes, "<i4"),
+    }
+    return Command(RequestCode.STAGE_RECORDS, fields, records, serialization=Serialization.MSGPACK)
+
+
+def commit_staged_command(transaction: str, parts: Sequence[str]) -> Command:
+    """COMMIT_STAGED: make the chunks of `parts` visible. May be repeated."""
+    fields = {"transaction": transaction, "parts": list(parts)}
+    return Command(RequestCode.COMMIT_STAGED, fields, serialization=Serialization.MSGPACK)
+
+
+def abort_staged_command(transaction: str) -> Command:
+    """ABORT_STAGED: forget the transaction's chunks."""
+    return Command(RequestCode.ABORT_STAGED, {"transaction": transaction}, serialization=Serialization.MSGPACK)
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    core = context.core
+
+    def stage(_: ServerConnection, request: Command) -> Command:
+        topic, queue_id = text(request, "topic"), integer(request, "queue_id")
+        core.check_writable(topic, queue_id)
+        core.staging.stage(
+            text(request, "transaction"),
+            text(request, "part"),
+            integer(request, "number"),
+            (topic, queue_id),
+            memoryview(request.body),
+            read_sizes(request),
+        )
+        return request.response(ResponseCode.SUCCESS)
+
+    async def commit(_: ServerConnection, request: Command) -> Command:
+        parts = request.fields.get("parts")
+        if not isinstance(parts, list):
+            raise InvalidInput("parts", "a list of part names", parts)
+        added = 0
+        for count in core.staging.commit(text(request, "transaction"), [str(part) for part in parts]):
+            added += count
+            await asyncio.sleep(0)
+        waiting = context.durable()
+        if waiting is not None:
+            await waiting
+        return request.response(ResponseCode.SUCCESS, {"added": added})
+
+    def abort(_: ServerConnection, request: Command) -> Command:
+        core.staging.abort(text(request, "transaction"))
+        return request.response(ResponseCode.SUCCESS)
+
+    return {
+        RequestCode.STAGE_RECORDS: stage,
+        RequestCode.COMMIT_STAGED: commit,
+        RequestCode.ABORT_STAGED: abort,
+    }

@@ -1,0 +1,284 @@
+"""From fetched messages to listener calls to outcomes: which call runs when, and what follows from its answer.
+
+Runs on the connection's event loop, listeners on a pool of threads. Queues take turns; a lane says what may go next
+(`raymq.client.lanes`), a token bucket how fast, and an outage whether anything but a probe goes at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from raymq.actors.protocol import MessageQueue
+from raymq.client.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.lanes import Lane, Levels, OrderedLane, UnorderedLane
+from raymq.client.listener import ListenerRunner
+from raymq.client.message import ReceivedMessage
+from raymq.client.outage import Outage
+from raymq.client.process_queue import ProcessQueue
+from raymq.client.rate import TokenBucket
+from raymq.client.trace import TraceEvent, TraceState
+
+#: Calls that are handed to the threads ahead of time, per thread, so that a thread never waits for the loop.
+_CALLS_PER_THREAD = 2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One call of the listener. `started` is set by its thread."""
+
+    lane: Lane
+    messages: list[ReceivedMessage]
+    probe: bool
+    started: float | None = None
+    abandoned: bool = False
+    future: Future[None] | None = None
+
+
+class Delivery:
+    """All listener calls of one consumer.
+
+    Args:
+        send_back: gives a failed message back to its broker and returns whether it went to the dead letters; comes
+            back only when that has succeeded or cannot any more.
+        on_room: called with a queue of which more may be fetched again.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        runner: ListenerRunner,
+        *,
+        send_back: Callable[[ReceivedMessage, int], Awaitable[bool]],
+        on_room: Callable[[ProcessQueue], None],
+    ) -> None:
+        self._settings = settings
+        self._runner = runner
+        self._send_back = send_back
+        self._on_room = on_room
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=f"raymq-{settings.group}")
+        self._most_calls = settings.threads * _CALLS_PER_THREAD
+        self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
+        self._outage = Outage(self._clock)
+        self._lanes: dict[MessageQueue, Lane] = {}
+        self._turns: dict[MessageQueue, Lane] = {}
+        self._calls: set[_Call] = set()
+        self._ended: deque[tuple[_Call, Levels | None]] = deque()
+        self._draining = False
+        self._returning: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = False
+        self._stopping = False
+
+    def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
+        """Take over a queue from `offset` on."""
+        settings = self._settings
+        process = ProcessQueue(queue, offset, settings.fetched_messages)
+        lane: Lane = UnorderedLane(process)
+        if settings.ordered:
+            limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
+            lane = OrderedLane(process, interval, limit, settings.park_failed_keys)
+        self._lanes[queue] = lane
+        return process
+
+    def drop(self, queue: MessageQueue) -> None:
+        """Begin no call with this queue's messages any more; a call that runs still counts."""
+        lane = self._lanes.pop(queue)
+        lane.process.dropped = True
+        self._turns.pop(queue, None)
+
+    async def idle(self, queue: MessageQueue) -> None:
+        """Wait until no call with messages of this queue runs."""
+        for call in [call for call in self._calls if call.lane.process.queue == queue]:
+            if call.future is not None:
+                await asyncio.wait([asyncio.wrap_future(call.future)])
+        self._drain()
+
+    def add(self, process: ProcessQueue, fetched: Sequence[tuple[ReceivedMessage, int]]) -> None:
+        """Messages of one queue arrived, each with its size in bytes."""
+        for message, size in fetched:
+            process.add(message, size)
+            self._trace(TraceState.READY, message)
+        self._take_turn(self._lanes[process.queue])
+        self._pump()
+
+    def pause(self) -> None:
+        """Begin no further call; the queues stay owned, and fill up to their limits."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """The reverse of `pause`."""
+        self._paused = False
+        self._pump()
+
+    async def stop(self, timeout: float) -> None:
+        """Let running calls end, and failed messages go back, for at most `timeout` seconds."""
+        deadline = self._clock() + timeout
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._clock() < deadline:
+            self._drain()
+            running = [c for c in self._calls if c.future is not None and not c.future.done() and not c.abandoned]
+            if not running and not self._returning:
+                break
+            await asyncio.sleep(0.01)
+
+    def expire_calls(self) -> None:
+        """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
+        if self._settings.ordered:
+            return
+        limit = self._settings.consume_timeout
+        now = self._clock()
+        for call in list(self._calls):
+            if call.started is not None and now - call.started > limit:
+                _log.warning("the listener runs for more than %.0f s: counted as failed", limit)
+                call.abandoned = True
+                self._finish(call, [0] * len(call.messages))
+        self._pump()
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _take_turn(self, lane: Lane) -> None:
+        """Queue a lane that may have something now, or wake when its time comes."""
+        wait = lane.wait_seconds(self._clock())
+        if wait is None or lane.process.dropped:
+            return
+        if wait <= 0:
+            self._turns[lane.process.queue] = lane
+        else:
+            self._loop.call_later(wait, self._wake, lane)
+
+    def _wake(self, lane: Lane) -> None:
+        self._take_turn(lane)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Begin as many calls as may run now."""
+        while self._turns and len(self._calls) < self._most_calls and not self._paused and not self._stopping:
+            if self._outage.active and self._calls:
+                return
+            wait = max(self._outage.wait_seconds, self._bucket.wait_seconds if self._bucket else 0.0)
+            if wait > 0:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(wait, self._on_timer)
+                return
+            queue = next(iter(self._turns))
+            lane = self._turns.pop(queue)
+            messages = lane.next_batch(self._settings.batch_size, self._clock())
+            if messages:
+                self._begin(_Call(lane, messages, probe=self._outage.active))
+            self._take_turn(lane)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _begin(self, call: _Call) -> None:
+        if self._bucket is not None:
+            self._bucket.take(len(call.messages))
+        for message in call.messages:
+            self._trace(TraceState.IN_FLIGHT, message)
+        self._calls.add(call)
+        with contextlib.suppress(RuntimeError):  # the pool was shut down meanwhile: they come again
+            call.future = self._threads.submit(self._run, call)
+
+    def _run(self, call: _Call) -> None:
+        """On a thread of the pool."""
+        levels: Levels | None = None
+        # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
+        if not (call.lane.process.dropped or self._stopping) and threading.main_thread().is_alive():
+            call.started = self._clock()
+            levels = self._runner.call(call.messages)
+        self._ended.append((call, levels))
+        if not self._draining:
+            self._draining = True
+            with contextlib.suppress(RuntimeError):  # the loop is gone: so is whom to tell
+                self._loop.call_soon_threadsafe(self._drain)
+
+    # -- outcomes -------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        self._draining = False
+        while self._ended:
+            call, levels = self._ended.popleft()
+            if levels is None:
+                self._calls.discard(call)
+            elif not call.abandoned:
+                self._finish(call, levels)
+        self._pump()
+
+    def _finish(self, call: _Call, levels: Levels) -> None:
+        self._calls.discard(call)
+        lane, process = call.lane, call.lane.process
+        had_room = process.has_room
+        if self._settings.on_outage is not None and self._stays_out(call, levels):
+            lane.put_back(call.messages)
+        else:
+            decision = lane.done(call.messages, levels, self._clock())
+            for message in decision.finished:
+                process.finish(message.queue_offset)
+                self._trace(TraceState.COMMIT, message)
+            for message, level in decision.returned:
+                self._give_back(process, message, level)
+            self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
+        if not had_room and process.has_room:
+            self._on_room(process)
+        self._take_turn(lane)
+
+    def _stays_out(self, call: _Call, levels: Levels) -> bool:
+        """Whether an outage goes on after this call, so that its messages are kept."""
+        for level in levels:
+            self._outage.record(success=level is None)
+        if not self._outage.active or None in levels:
+            return False
+        if call.probe:
+            self._outage.probe_failed()
+        return True
+
+    def _give_back(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+        if self._settings.model is MessageModel.BROADCASTING:
+            _log.warning("broadcast: the listener failed on %s; it is not retried", message.message_id)
+            process.finish(message.queue_offset)
+            return
+        task = self._loop.create_task(self._return(process, message, level))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _return(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+        """It stays in flight, and uncommitted, until its broker has it back."""
+        dead = await self._send_back(message, level)
+        had_room = process.has_room
+        process.finish(message.queue_offset)
+        self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, message)
+        if not had_room and process.has_room:
+            self._on_room(process)
+
+    def _trace_repeats(
+        self, call: _Call, finished: Sequence[ReceivedMessage], returned: Sequence[ReceivedMessage]
+    ) -> None:
+        if self._settings.trace is None or not self._settings.ordered:
+            return
+        ended = {message.queue_offset for message in (*finished, *returned)}
+        for message in call.messages:
+            if message.queue_offset not in ended:
+                self._trace(TraceState.RETRY, message)
+
+    def _trace(self, state: TraceState, message: ReceivedMessage) -> None:
+        if self._settings.trace is None:
+            return
+        try:
+            self._settings.trace(TraceEvent(state, message))
+        except Exception:  # noqa: BLE001 - a watcher's fault must not stop what it watches
+            _log.exception("the trace hook failed")

@@ -1,0 +1,273 @@
+"""One suite over both doors of a broker: its socket, and `invoke`, which takes commands by a call."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, TopicNotFound
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.protocol import BrokerSpec, SendStatus
+from raymq.actors.wire import admin, append, faults, fetch, group, offset
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
+from raymq.actors.wire.invoke import PARK_SECONDS
+from raymq.client import Message
+from raymq.client.errors import RayMQError
+from tests.polling import poll_until
+from tests.served import Peer
+from tests.unit.actors.bench import encoded
+
+pytestmark = pytest.mark.contract
+
+
+class Door(Protocol):
+    """A way to the broker. `ask` gives its answer, whatever its code; `begin` does not wait for it."""
+
+    def ask(self, command: Command, timeout: float = 10.0) -> Command: ...
+
+    def begin(self, command: Command) -> Future[Command]: ...
+
+    def leave(self) -> None:
+        """End what stands for the connection, as an idle time-out would."""
+
+
+class SocketDoor:
+    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
+        self._loop = loop
+        self._peer = loop.run(Peer.connect(broker.address))
+        self._hearing = asyncio.Lock()
+        self._opaque = 0
+
+    def ask(self, command: Command, timeout: float = 10.0) -> Command:
+        return self.begin(command).result(timeout)
+
+    def begin(self, command: Command) -> Future[Command]:
+        self._opaque += 1
+        command.opaque = self._opaque
+        return self._loop.submit(self._exchange(command))
+
+    def leave(self) -> None:
+        self._loop.loop.call_soon_threadsafe(self._peer.close)
+
+    async def _exchange(self, command: Command) -> Command:
+        self._peer.say(command)
+        if command.is_oneway:
+            return command.response(ResponseCode.SUCCESS)
+        async with self._hearing:
+            while not (answer := await self._peer.hear(20.0)).is_response:
+                pass  # the broker's own, such as "your group has changed"
+        assert answer.opaque == command.opaque
+        return answer
+
+
+class InvokeDoor:
+    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
+        self._loop = loop
+        self._broker = broker
+
+    def ask(self, command: Command, timeout: float = 10.0) -> Command:
+        return self.begin(command).result(timeout)
+
+    def begin(self, command: Command) -> Future[Command]:
+        return self._loop.submit(self._broker.invoke("a session", command.in_one_piece()))
+
+    def leave(self) -> None:
+        session = self._broker._door._sessions.get("a session")
+        if session is not None:
+            self._loop.loop.call_soon_threadsafe(session.connection.close)
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoopThread]:
+    made = EventLoopThread("door")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def broker(loop: EventLoopThread, tmp_path: Path) -> Iterator[BrokerService]:
+    store = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
+    made = loop.run(
+        BrokerService.start(BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", (), store=store), "n")
+    )
+    yield made
+    loop.run(made.stop())
+
+
+@pytest.fixture(params=[SocketDoor, InvokeDoor], ids=["socket", "invoke"])
+def door(request: pytest.FixtureRequest, loop: EventLoopThread, broker: BrokerService) -> Iterator[Door]:
+    made: Door = request.param(loop, broker)
+    assert made.ask(admin.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
+    yield made
+    made.leave()
+
+
+def fetching(at: int, wait: float = 0.0, session: str = "s") -> Command:
+    return fetch.fetch_command(session, [Wanted("t", 0, at)], 100, 1 << 23, wait)
+
+
+def error_in(answer: Command) -> RayMQError:
+    assert answer.code != ResponseCode.SUCCESS
+    return faults.to_error(answer)
+
+
+def test_what_is_appended_is_fetched(door: Door) -> None:
+    records, sizes = encoded(*(Message("t", b"%d" % n * 100) for n in range(20)))
+    status, placed = append.read_appended(door.ask(append.append_command("t", 0, records, sizes)))
+    assert status is SendStatus.SEND_OK
+    assert placed.queue_offsets.tolist() == list(range(20))
+    (part,) = fetch.read_fetched(door.ask(fetching(5)))
+    assert (part.next_offset, part.min_offset, part.max_offset, len(part.sizes)) == (20, 0, 20, 15)
+    assert bytes(part.records).count(b"19" * 100) == 1
+
+
+def test_large_bodies_pass(door: Door) -> None:
+    records, sizes = encoded(*(Message("t", bytes([n]) * (1 << 20)) for n in range(4)))
+    append.read_appended(door.ask(append.append_command("t", 0, records, sizes)))
+    (part,) = fetch.read_fetched(door.ask(fetching(0)))
+    assert part.sizes.tolist() == sizes.tolist()
+    assert bytes(part.records[-(1 << 20) :]).count(3) > 1_000_000
+
+
+def test_a_parked_fetch_is_woken_by_an_arrival(door: Door, broker: BrokerService) -> None:
+    parked = door.begin(fetching(0, wait=20.0))
+    poll_until(lambda: len(broker.polls) == 1)
+    records, sizes = encoded(Message("t", b"x"))
+    broker._loop.call_soon_threadsafe(lambda: broker.core.append("t", 0, memoryview(records), sizes))
+    (part,) = fetch.read_fetched(parked.result(5))
+    assert part.next_offset == 1
+
+
+def test_a_parked_fetch_ends_with_its_time(door: Door) -> None:
+    began = time.monotonic()
+    assert fetch.read_fetched(door.ask(fetching(0, wait=0.2))) == []
+    assert 0.15 < time.monotonic() - began < 5.0
+
+
+def test_what_is_parked_ends_with_the_connection(door: Door, broker: BrokerService) -> None:
+    parked = door.begin(fetching(0, wait=20.0))
+    poll_until(lambda: len(broker.polls) == 1)
+    door.leave()
+    poll_until(lambda: len(broker.polls) == 0)
+    with pytest.raises((EOFError, RayMQError)):
+        parked.result(5)
+
+
+@pytest.mark.parametrize("serialization", [Serialization.JSON, Serialization.ROCKETMQ])
+def test_fields_are_read_as_text_whatever_they_were(door: Door, serialization: Serialization) -> None:
+    command = offset.update_offset_command("g", "t", 0, 0)
+    command.serialization = serialization
+    assert door.ask(command).code == ResponseCode.SUCCESS
+    question = offset.query_offset_command("g", "t", 0)
+    question.serialization = serialization
+    answer = door.ask(question)
+    assert (answer.fields["offset"], answer.serialization) == ("0", serialization)
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "none"}), TopicNotFound),
+        (admin.create_topic_command("a/b", 1, ordered=False), InvalidInput),
+        (Command(RequestCode.APPEND_RECORDS, {"topic": "t"}, serialization=Serialization.MSGPACK), InvalidInput),
+    ],
+)
+def test_errors_are_the_same(door: Door, command: Command, error: type[RayMQError]) -> None:
+    assert type(error_in(door.ask(command))) is error
+
+
+def test_the_error_of_one_queue_has_its_fields(door: Door) -> None:
+    (part,) = fetch.read_fetched(door.ask(fetching(7)))
+    assert isinstance(part.error, OffsetOutOfRange)
+    assert (part.error.offset, part.error.min_offset, part.error.max_offset) == (7, 0, 0)
+
+
+def test_a_code_that_is_not_served(door: Door) -> None:
+    answer = door.ask(Command(999_999))
+    assert (answer.code, answer.remark) == (3, " request type 999999 not supported")
+
+
+def test_one_way_requests_are_carried_out(door: Door) -> None:
+    records, sizes = encoded(Message("t", b"x"))
+    command = append.append_command("t", 0, records, sizes)
+    command.flag |= FLAG_ONEWAY
+    door.ask(command)
+    (part,) = fetch.read_fetched(door.ask(fetching(0)))
+    assert part.next_offset == 1
+
+
+def test_requests_are_carried_out_in_order(door: Door) -> None:
+    begun = []
+    for n in range(50):
+        records, sizes = encoded(Message("t", b"%d" % n))
+        begun.append(door.begin(append.append_command("t", 0, records, sizes)))
+    offsets = [append.read_appended(each.result(10))[1].queue_offsets.tolist() for each in begun]
+    assert offsets == [[n] for n in range(50)]
+
+
+def test_membership_lasts_as_long_as_the_connection(door: Door, broker: BrokerService) -> None:
+    heartbeat = group.heartbeat_command("me", "g", {"t": "*"}, model="CLUSTERING", start="CONSUME_FROM_FIRST_OFFSET")
+    assert door.ask(heartbeat).code == ResponseCode.SUCCESS
+    assert group.read_members(door.ask(group.members_command("g"))) == ["me"]
+    door.leave()
+    poll_until(lambda: not broker.groups.connections("g"))
+
+
+def test_status(door: Door, broker: BrokerService) -> None:
+    assert admin.read_status(door.ask(admin.status_command())).address == broker.address
+
+
+def test_json_bodies_pass(door: Door) -> None:
+    answer = door.ask(Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "t"}))
+    assert len(json.loads(bytes(answer.body))["offsetTable"]) == 2
+
+
+# -- the invoke door alone -----------------------------------------------------------------------------------------
+
+
+def test_a_request_is_not_parked_for_long_where_it_occupies_a_thread(
+    loop: EventLoopThread, broker: BrokerService
+) -> None:
+    door = InvokeDoor(loop, broker)
+    door.ask(admin.create_topic_command("t", 1, ordered=False))
+    began = time.monotonic()
+    assert fetch.read_fetched(door.ask(fetching(0, wait=20.0))) == []
+    assert time.monotonic() - began < PARK_SECONDS + 1.0
+
+
+def test_a_frame_that_no_socket_would_carry_is_refused(loop: EventLoopThread, broker: BrokerService) -> None:
+    door = InvokeDoor(loop, broker)
+    with pytest.raises(RayMQError, match="above the limit"):
+        door.ask(Command(RequestCode.STATUS, body=bytes(MAX_FRAME_BYTES)))
+    assert door.ask(admin.status_command()).code == ResponseCode.SUCCESS
+
+
+def test_a_session_is_a_connection_and_counts_as_one(loop: EventLoopThread, broker: BrokerService) -> None:
+    broker._server.limits = dataclasses.replace(broker._server.limits, connections=1)
+    loop.run(broker.invoke("first", admin.status_command()))
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="as many connections"):
+            loop.run(broker.invoke("second", admin.status_command()))
+    first = broker._door._sessions["first"].connection
+    loop.loop.call_soon_threadsafe(first.close)
+    poll_until(lambda: not broker._server.connections)
+    assert not broker._door._sessions
+    assert loop.run(broker.invoke("second", admin.status_command())).code == ResponseCode.SUCCESS
+
+
+def test_sessions_do_not_mix(loop: EventLoopThread, broker: BrokerService) -> None:
+    first = loop.run(broker.invoke("first", admin.status_command()))
+    second = loop.run(broker.invoke("second", admin.status_command()))
+    assert first.opaque == second.opaque == 1
+    assert len(broker._server.connections) == 2

@@ -1,0 +1,114 @@
+"""A client that is not ours: single commands over a socket, whatever they are, and the answers as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from raymq.actors.wire import frame
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.frame import FLAG_ONEWAY, Command
+from raymq.actors.wire.headers.base import Header
+from raymq.actors.wire.reader import FrameReader
+
+
+class Foreign:
+    """One connection. `pushed` holds what the server sent by itself."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), 5.0)
+        self._reader = FrameReader()
+        self._opaques = itertools.count(1)
+        self._answers: dict[int, Command] = {}
+        self.pushed: list[Command] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """Where it connects from, "host:port"."""
+        host, port = self._socket.getsockname()
+        return f"{host}:{port}"
+
+    def send(self, command: Command, *, oneway: bool = False) -> int:
+        """Send a request as a Java client; its opaque."""
+        command.opaque, command.language = next(self._opaques), "JAVA"
+        command.flag |= FLAG_ONEWAY if oneway else 0
+        self._socket.sendall(frame.encode(command) + bytes(command.body))
+        return command.opaque
+
+    def reply(self, answer: Command) -> None:
+        """Answer a request that the server sent by itself."""
+        self._socket.sendall(frame.encode(answer) + bytes(answer.body))
+
+    def ask(self, command: Command, seconds: float = 5.0) -> Command:
+        """Send a request and wait for its answer."""
+        return self.answer(self.send(command), seconds)
+
+    def answer(self, opaque: int, seconds: float = 5.0) -> Command:
+        """The answer to a request; TimeoutError if there is none within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while opaque not in self._answers:
+            self._receive(deadline)
+        return self._answers.pop(opaque)
+
+    def done(self, command: Command | Header) -> Command:
+        """The answer to what must succeed."""
+        answer = self.ask(command if isinstance(command, Command) else command.command())
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        return answer
+
+    def json(self, command: Command | Header) -> Any:
+        """The body of the answer to what must succeed."""
+        return json.loads(bytes(self.done(command).body))
+
+    def refused(self, command: Command | Header) -> int:
+        """The code with which a request is refused; a remark says why."""
+        answer = self.ask(command if isinstance(command, Command) else command.command())
+        assert answer.code != ResponseCode.SUCCESS
+        assert answer.remark
+        return answer.code
+
+    def has_answer(self, opaque: int) -> bool:
+        """Whether a request is answered by now."""
+        with contextlib.suppress(TimeoutError):
+            self._receive(time.monotonic() + 0.01)
+        return opaque in self._answers
+
+    def next_push(self, seconds: float = 5.0) -> Command:
+        """The next request that the server sent by itself; TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not self.pushed:
+            self._receive(deadline)
+        return self.pushed.pop(0)
+
+    def respond(self, answer: Command) -> None:
+        """Answer what the server asked."""
+        self._socket.sendall(frame.encode(answer) + bytes(answer.body))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
+    def _receive(self, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+        data = self._socket.recv(1 << 16)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        for command in self._reader.feed(data):
+            if command.is_response:
+                self._answers[command.opaque] = command
+            else:
+                self.pushed.append(command)

@@ -1,0 +1,28 @@
+"""A name server and a broker in a process of their own: `python own_broker.py DIRECTORY` prints both addresses.
+
+It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosting import allow_many_files
+from raymq.actors.name_server_service import NameServerService
+from raymq.actors.protocol import BrokerSpec, NameServerSpec
+
+if __name__ == "__main__":
+    directory = sys.argv[1]
+    allow_many_files()
+    loop = EventLoopThread("services")
+    name_server = loop.run(NameServerService.start(NameServerSpec(0, directory, "127.0.0.1", 0)))
+    store = {"commitlog_file_bytes": 1 << 26, "index_slots": 1_000, "index_entries": 100_000}
+    spec = BrokerSpec("broker-a", "test", directory, "127.0.0.1", (name_server.address,), store=store)
+    broker = loop.run(BrokerService.start(spec, "node"))
+    print(name_server.address, broker.address, flush=True)
+    sys.stdin.read()
+    loop.run(broker.stop())
+    loop.run(name_server.stop())
+    loop.stop()

@@ -1,0 +1,153 @@
+"""Push consumers under control: time-outs, rates, outages, pauses, the trace, sharing out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    InvalidInput,
+    Message,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    TraceEvent,
+    TraceState,
+)
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_call_that_runs_too_long_has_failed(mq: Connection, admin: Admin) -> None:
+    release = threading.Event()
+    deliveries: list[int] = []
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        deliveries.append(messages[0].reconsume_times)
+        if not messages[0].reconsume_times:
+            release.wait(20)
+        return ConsumeResult.SUCCESS
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener, consume_timeout=0.2):
+        Producer(mq, "p").send(Message("t", b"slow"))
+        poll_until(lambda: deliveries == [0, 1], 20)
+        release.set()
+
+
+def test_what_is_above_the_rate_stays_on_the_broker(mq: Connection, admin: Admin) -> None:
+    taker = Taker()
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(200)])
+    with PushConsumer(mq, "g", {"t": "*"}, taker, rate_limit=20.0) as consumer:
+        begun = time.monotonic()
+        poll_until(lambda: len(taker.taken) >= 30, 20)
+        seconds = time.monotonic() - begun
+        assert len(taker.taken) <= 20 * seconds + 5
+        assert consumer is not None
+    owed = sum(p.lag or 0 for q, p in admin.group_progress("g").items() if q.topic == "t")
+    assert owed >= 200 - 20 * (seconds + 2) - 5
+
+
+def test_an_outage_pauses_instead_of_draining_the_topic(mq: Connection, admin: Admin) -> None:
+    healthy = threading.Event()
+    calls: Counter[bytes] = Counter()
+    lock = threading.Lock()
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        with lock:
+            calls.update(message.body for message in messages)
+        return ConsumeResult.SUCCESS if healthy.is_set() else ConsumeResult.RECONSUME_LATER
+
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(300)])
+    taker_settings = {"on_outage": "pause", "max_reconsume_times": 1, "threads": 2}
+    with PushConsumer(mq, "g", {"t": "*"}, listener, **taker_settings):  # type: ignore[arg-type]
+        poll_until(lambda: calls.total() >= 18, 20)
+        began = time.monotonic()
+        poll_until(lambda: time.monotonic() - began > 1.5, 5)
+        assert calls.total() < 60, "the topic is being drained"
+        healthy.set()
+        poll_until(lambda: len(calls) == 300, 30)
+        poll_until(lambda: all(p.lag == 0 for p in admin.group_progress("g").values()), 30)
+    assert "%DLQ%g" not in admin.topics(system=True)
+
+
+def test_pause_and_resume(mq: Connection, admin: Admin) -> None:
+    taker = Taker()
+    producer = Producer(mq, "p")
+    with PushConsumer(mq, "g", {"t": "*"}, taker) as consumer:
+        producer.send(Message("t", b"before"))
+        poll_until(lambda: taker.taken, 10)
+        consumer.pause()
+        producer.send(Message("t", b"while"))
+        poll_until(lambda: sum(p.lag or 0 for p in admin.group_progress("g").values()) == 1, 10)
+        assert taker.bodies == [b"before"]
+        consumer.resume()
+        poll_until(lambda: len(taker.taken) == 2, 10)
+
+
+def test_the_trace_tells_every_step(mq: Connection, admin: Admin) -> None:
+    events: list[TraceEvent] = []
+    taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
+    with PushConsumer(mq, "g", {"t": "*"}, taker, max_reconsume_times=1, trace=events.append):
+        Producer(mq, "p").send_batch([Message("t", b"good"), Message("t", b"bad")])
+        poll_until(lambda: any(event.state is TraceState.DEAD_LETTER for event in events), 20)
+    ready, flying = TraceState.READY, TraceState.IN_FLIGHT
+    told = {body: [e.state for e in events if e.message.body == body] for body in (b"good", b"bad")}
+    assert told[b"good"] == [ready, flying, TraceState.COMMIT]
+    assert told[b"bad"] == [ready, flying, TraceState.RETRY, ready, flying, TraceState.DEAD_LETTER]
+
+
+def test_a_trace_that_fails_stops_nothing(mq: Connection, admin: Admin) -> None:
+    def broken(_: TraceEvent) -> None:
+        raise ValueError("no")
+
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker, trace=broken):
+        Producer(mq, "p").send(Message("t", b"x"))
+        poll_until(lambda: taker.taken, 10)
+
+
+@pytest.mark.parametrize("strategy", ["average", "sticky", "consistent-hash"])
+def test_members_share_by_every_strategy(mq: Connection, admin: Admin, strategy: str) -> None:
+    admin.create_topic("many", queues=8)
+    first, second = Taker(), Taker()
+    with (
+        PushConsumer(mq, "g", {"many": "*"}, first, strategy=strategy),
+        PushConsumer(mq, "g", {"many": "*"}, second, strategy=strategy),
+    ):
+        producer = Producer(mq, "p")
+        sent = 0
+
+        def both_got_some() -> bool:
+            nonlocal sent
+            for _ in range(16):
+                producer.send(Message("many", b"x"))
+                sent += 1
+            return bool(first.taken and second.taken)
+
+        poll_until(both_got_some, 20)
+        poll_until(lambda: len(first.taken) + len(second.taken) >= sent, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("consume_timeout", 0),
+        ("strategy", "random"),
+        ("ordered_retry_interval", 0.001),
+        ("ordered_retry_interval", 31),
+        ("rate_limit", 0),
+        ("on_outage", "panic"),
+        ("park_failed_keys", True),
+    ],
+)
+def test_settings_are_checked(mq: Connection, name: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=name):
+        PushConsumer(mq, "g", {"t": "*"}, Taker(), **{name: value})  # type: ignore[arg-type]

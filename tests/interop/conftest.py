@@ -1,0 +1,39 @@
+"""The cluster that RocketMQ's own clients are driven against: two brokers on a Ray of the module's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq import cluster
+from raymq.cluster import Cluster
+from tests.ray_cluster import own_ray
+
+JAVA_SUITE = Path(__file__).resolve().parent / "java"
+
+#: What the suite's README asks of a cluster beyond the defaults.
+CONFIG = {"auto_create_topics": True, "index_slots": 10_000, "index_entries": 1_000_000}
+
+
+@pytest.fixture(scope="module")
+def java_suite() -> Path:
+    """The folder of the Java suite, built; without Maven and a JDK the test is skipped and says so."""
+    if shutil.which("mvn") is None or shutil.which("javac") is None:
+        pytest.skip("mvn and a JDK (11 or newer) are needed to run RocketMQ's own clients")
+    if not (JAVA_SUITE / "target" / "interop.jar").is_file() or not (JAVA_SUITE / "target" / "lib").is_dir():
+        subprocess.run(["mvn", "-q", "-B", "package"], cwd=JAVA_SUITE, check=True, timeout=600)
+    return JAVA_SUITE
+
+
+@pytest.fixture(scope="module")
+def mq(java_suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    root = tmp_path_factory.mktemp("interop")
+    # Java's 60 s per case are meant for a machine of its own; names of one run never meet those of another.
+    os.environ.setdefault("INTEROP_TIMEOUT_S", "120")
+    with own_ray(), cluster.start(brokers=2, root=root, namespace="interop", config=CONFIG) as started:
+        yield started

@@ -1,0 +1,80 @@
+"""A broker's core over a real store that takes foreign messages in, for the tests of `raymq.actors.core.accepting`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raymq.actors.core.accepting import Accepted
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.draft import Draft
+from raymq.storage.config import StoreConfig
+from raymq.storage.record import Record, encode_properties
+from raymq.storage.store import Store
+from tests.unit.actors.clock import FakeClock
+
+CLUSTER = "a-cluster"
+BORN_HOST = bytes([10, 1, 2, 3, 0, 0, 0x30, 0x39])
+UNIQUE_KEY = "7F00000156E5251AAF1C0B0A00000000"
+
+
+class Intake:
+    """A core with the topic "t" of 4 queues; any queue is the last one."""
+
+    def __init__(self, directory: Path, *, auto_create_topics: bool = False) -> None:
+        config = StoreConfig(
+            commitlog_file_bytes=1 << 20,
+            consume_queue_file_entries=1_000,
+            index_slots=100,
+            index_entries=1_000,
+            delay_levels="1s 5s 10s 30s",
+            max_message_bytes=4_000,
+            store_host="10.9.8.7:10911",
+        )
+        self.clock = FakeClock(1_700_000_000.0)
+        self.store = Store.open(directory, config, now_ms=lambda: int(self.clock.now * 1000))
+        self.core = BrokerCore(
+            "broker-a", self.store, cluster=CLUSTER, auto_create_topics=auto_create_topics, clock=self.clock
+        )
+        self.core.accepting.choose = lambda below: below - 1
+        self.core.topics.create("t", 4)
+
+    def accept(self, **changes: Any) -> Accepted:
+        return self.core.accepting.accept(draft(**changes))
+
+    def accept_batch(self, *members: bytes, **changes: Any) -> Accepted:
+        return self.core.accepting.accept_batch(draft(**{"body": b"".join(members), **changes}))
+
+    def records(self, topic: str = "t", queue_id: int = 0) -> list[Record]:
+        if queue_id not in self.store.queues(topic):
+            return []
+        with self.store.read(topic, queue_id, 0, 1_000) as lease:
+            return lease.messages()
+
+    def state(self) -> tuple[int, set[str]]:
+        """What a refused message must leave as it was: the log's end and the topics."""
+        return self.store.max_physical_offset, set(self.core.topics.all())
+
+
+def draft(**changes: Any) -> Draft:
+    """A message to queue 0 of "t", with changes."""
+    told: dict[str, Any] = {
+        "topic": "t",
+        "queue_id": 0,
+        "body": b"body",
+        "properties": {"UNIQ_KEY": UNIQUE_KEY},
+        "born_timestamp_ms": 1_600_000_000_123,
+        "born_host": BORN_HOST,
+        "default_topic": "TBW102",
+        "default_queues": 4,
+    }
+    return Draft(**told | changes)
+
+
+def member(body: bytes, properties: Mapping[str, str] | bytes, flag: int = 0) -> bytes:
+    """One message of a batch, as RocketMQ's clients pack it."""
+    told = properties if isinstance(properties, bytes) else encode_properties(properties)
+    size = 22 + len(body) + len(told)
+    return struct.pack(">iiiii", size, 0, 0, flag, len(body)) + body + struct.pack(">H", len(told)) + told

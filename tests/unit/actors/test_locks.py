@@ -1,0 +1,76 @@
+"""Queue locks: who holds what, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.core.locks import LEASE_SECONDS, QueueLocks
+from tests.unit.actors.clock import FakeClock
+
+Q0, Q1, Q2 = ("t", 0), ("t", 1), ("t", 2)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def locks(clock: FakeClock) -> Iterator[QueueLocks]:
+    made = QueueLocks(clock)
+    yield made
+    made.validate()
+
+
+def test_only_what_is_free_is_given(locks: QueueLocks) -> None:
+    assert locks.lock("g", "x", [Q0, Q1]) == {Q0, Q1}
+    assert locks.lock("g", "y", [Q1, Q2]) == {Q2}
+    assert locks.lock("h", "y", [Q0]) == {Q0}, "another group has locks of its own"
+    assert [locks.holder("g", *queue) for queue in (Q0, Q1, Q2)] == ["x", "x", "y"]
+
+
+def test_asking_again_renews(locks: QueueLocks, clock: FakeClock) -> None:
+    locks.lock("g", "x", [Q0])
+    clock.advance(LEASE_SECONDS - 1)
+    assert locks.lock("g", "x", [Q0]) == {Q0}
+    clock.advance(LEASE_SECONDS - 1)
+    assert locks.lock("g", "y", [Q0]) == set()
+    clock.advance(1)
+    assert locks.holder("g", *Q0) is None
+    assert locks.lock("g", "y", [Q0]) == {Q0}
+    assert locks.lock("g", "x", [Q0]) == set()
+
+
+def test_only_the_holder_gives_back(locks: QueueLocks) -> None:
+    locks.lock("g", "x", [Q0, Q1])
+    locks.unlock("g", "y", [Q0])
+    assert locks.holder("g", *Q0) == "x"
+    locks.unlock("g", "x", [Q0])
+    assert [locks.holder("g", *queue) for queue in (Q0, Q1)] == [None, "x"]
+
+
+def test_leaving_a_group_and_being_forgotten(locks: QueueLocks) -> None:
+    for group in ("g", "h"):
+        locks.lock(group, "x", [Q0])
+        locks.lock(group, "y", [Q1])
+    locks.leave("g", "x")
+    assert [locks.holder(group, *Q0) for group in ("g", "h")] == [None, "x"]
+    locks.forget("x")
+    assert [locks.holder(group, *Q0) for group in ("g", "h")] == [None, None]
+    assert [locks.holder(group, *Q1) for group in ("g", "h")] == ["y", "y"]
+
+
+def test_a_group_consumes_in_order_while_a_lock_lasts(locks: QueueLocks, clock: FakeClock) -> None:
+    assert not locks.any_held("g")
+    locks.lock("g", "x", [Q0])
+    assert locks.any_held("g")
+    assert not locks.any_held("h")
+    clock.advance(LEASE_SECONDS)
+    assert not locks.any_held("g")
+
+
+def test_nothing_asked_nothing_kept(locks: QueueLocks) -> None:
+    assert locks.lock("g", "x", []) == set()
+    locks.unlock("nobody", "x", [Q0])

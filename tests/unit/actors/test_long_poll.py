@@ -1,0 +1,97 @@
+"""Parked requests: woken by arrivals, deadlines and their session's next request, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from raymq.actors.core.long_poll import TICK_SECONDS, LongPolls
+from tests.unit.actors.clock import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def polls(clock: FakeClock) -> Iterator[LongPolls]:
+    made = LongPolls(clock)
+    yield made
+    made.validate()
+
+
+@pytest.fixture
+def woken() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def wake(woken: list[str]) -> Callable[[str], Callable[[], None]]:
+    return lambda name: lambda: woken.append(name)
+
+
+Wake = Callable[[str], Callable[[], None]]
+
+
+def test_an_arrival_wakes_who_waits_for_that_queue(
+    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+) -> None:
+    polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"))
+    polls.park([("t", 2)], clock.now + 15, wake("b"))
+    polls.arrived([("t", 1), ("t", 0), ("u", 0)])
+    assert woken == ["a"]
+    assert len(polls) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.04, 0.1, 5.0, 15.0])
+def test_the_deadline_wakes_never_before_and_at_most_a_tick_late(
+    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake, seconds: float
+) -> None:
+    deadline = clock.now + seconds
+    polls.park([("t", 0)], deadline, wake("a"))
+    while not woken:
+        assert clock.now < deadline + 2 * TICK_SECONDS
+        clock.advance(0.01)
+        polls.expire()
+    assert clock.now >= deadline
+
+
+def test_a_sweep_that_comes_late_wakes_all_that_are_over(
+    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+) -> None:
+    for number in range(5):
+        polls.park([("t", number)], clock.now + number, wake(str(number)))
+    clock.advance(2.5)
+    polls.expire()
+    assert woken == ["0", "1", "2"]
+
+
+def test_a_newer_request_of_the_session_ends_the_older_one(
+    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+) -> None:
+    polls.park([("t", 0)], clock.now + 15, wake("a"), session="s")
+    second = polls.park([("t", 1)], clock.now + 15, wake("b"), session="s")
+    assert woken == ["a"]
+    polls.arrived([("t", 0)])
+    assert woken == ["a"]
+    polls.remove(second)
+    polls.remove(second)
+    polls.arrived([("t", 1)])
+    assert woken == ["a"]
+    assert len(polls) == 0
+
+
+def test_who_is_woken_may_park_again_at_once(polls: LongPolls, clock: FakeClock, woken: list[str]) -> None:
+    def again() -> None:
+        woken.append("a")
+        polls.park([("t", 0)], clock.now + 15, again)
+
+    again()
+    polls.arrived([("t", 0)])
+    assert woken == ["a", "a"]
+    clock.advance(16)
+    polls.expire()
+    assert woken == ["a", "a", "a"]
+    assert len(polls) == 1

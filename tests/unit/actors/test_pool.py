@@ -1,0 +1,232 @@
+"""Connections to addresses: back-off, patience, news, the second door, TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.core.backoff import Backoff
+from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
+from raymq.actors.protocol import Tls
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.tls import client_context, server_context
+from tests.served import Peer, serving
+
+ECHO = 1
+
+
+def echo(_: ServerConnection, request: Command) -> Command:
+    return request.response(0, request.fields, bytes(request.body))
+
+
+class Address:
+    """A port that somebody may listen on, now or later."""
+
+    def __init__(self) -> None:
+        self.bound = bind("127.0.0.1", 0)
+        self.name = f"127.0.0.1:{self.bound.getsockname()[1]}"
+
+    async def listen(self) -> Server:
+        server = Server({ECHO: echo})
+        await server.start(self.bound)
+        return server
+
+
+def quick(pool: ConnectionPool, address: str, first: float) -> None:
+    """A back-off with short waits for one address."""
+    pool._peers[address].backoff = Backoff(first=first, jitter=0.0)
+
+
+async def test_the_patient_wait_for_the_next_attempt_the_others_fail_at_once() -> None:
+    address, pool = Address(), ConnectionPool()
+    loop = asyncio.get_running_loop()
+    with pytest.raises(BrokerUnavailable, match="cannot connect"):
+        await pool.get(address.name)
+    assert pool.is_backing_off(address.name)
+    quick(pool, address.name, 0.05)
+    pool._peers[address.name].not_before = loop.time() + 0.1
+    began = loop.time()
+    with pytest.raises(BrokerUnavailable, match="next attempt in"):
+        await pool.request(address.name, Command(ECHO), 5)
+    assert loop.time() - began < 0.05
+    waiting = asyncio.ensure_future(pool.request(address.name, Command(ECHO), 5, patient=True))
+    await asyncio.sleep(0.15)
+    assert not waiting.done(), "its first attempt failed too"
+    server = await address.listen()
+    assert (await waiting).code == 0
+    await pool.close()
+    await server.stop()
+
+
+async def test_patience_ends_with_the_budget() -> None:
+    address, pool = Address(), ConnectionPool()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(BrokerUnavailable):
+        await pool.get(address.name, 0.1, patient=True)
+    assert loop.time() - began < 0.5, "the second attempt is due after 1 s: no use to wait for it"
+    with pytest.raises(BrokerUnavailable):
+        await pool.get(address.name, -1.0, patient=True)
+    address.bound.close()
+    await pool.close()
+
+
+async def test_news_of_an_address_end_its_back_off() -> None:
+    address, pool = Address(), ConnectionPool()
+    with pytest.raises(BrokerUnavailable):
+        await pool.get(address.name)
+    peer = pool._peers[address.name]
+    peer.not_before += 100
+    peer.backoff.failures = 20
+    waiting = asyncio.ensure_future(pool.get(address.name, 200, patient=True))
+    await asyncio.sleep(0.02)
+    server = await address.listen()
+    pool.retry_now(address.name)
+    async with asyncio.timeout(2):
+        assert (await waiting).is_open
+    assert peer.backoff.failures == 0
+    pool.retry_now("127.0.0.1:1")  # nobody asked for it
+    await pool.close()
+    await server.stop()
+    with pytest.raises(ClientClosed):
+        await pool.get(address.name)
+
+
+async def test_the_second_door_is_for_addresses_that_no_way_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, int]] = []
+
+    async def door(address: str, command: Command, timeout: float) -> Command:
+        assert 0 < timeout <= 2
+        taken.append((address, command.code))
+        return command.response(0, {"by": "door"})
+
+    pool = ConnectionPool(second_door=door)
+    refusing = Address()
+    with pytest.raises(BrokerUnavailable):
+        await pool.request(refusing.name, Command(ECHO), 2)
+    assert not taken, "who refuses is there, and may come back"
+    nowhere = "no-such-host.invalid:1"
+    assert (await pool.request(nowhere, Command(ECHO), 2)).fields == {"by": "door"}
+    assert (await pool.request(nowhere, Command(ECHO), 2)).fields == {"by": "door"}, "also while it backs off"
+    assert taken == [(nowhere, ECHO)] * 2
+
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hang)
+    silent = "127.0.0.1:1"
+    assert (await pool.request(silent, Command(ECHO), 0.2, patient=True)).fields == {"by": "door"}
+    refusing.bound.close()
+    await pool.close()
+
+
+# -- TLS -----------------------------------------------------------------------------------------------------------
+
+
+def certificates(directory: Path) -> tuple[Tls, Tls]:
+    """A CA, and a server's and a client's certificate signed by it: (server, client)."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test CA")
+    for who in ("server", "client"):
+        openssl("req", *key, "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN={who}")
+        (directory / "san").write_text("subjectAltName=IP:127.0.0.1,IP:127.0.0.2")
+        openssl(
+            *("x509", "-req", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-out", f"{who}.pem", "-days", "2", "-extfile", "san"),
+        )
+    files = [Tls(*(str(directory / name) for name in ("ca.pem", f"{w}.pem", f"{w}.key"))) for w in ("server", "client")]
+    return files[0], files[1]
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls, Tls]:
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+async def test_tls_carries_small_and_large_frames(tls: tuple[Tls, Tls]) -> None:
+    server, _ = tls
+    async with serving({ECHO: echo}, tls=server_context(server)) as (_, address):
+        pool = ConnectionPool(tls=client_context(Tls(ca_file=server.ca_file)))
+        bodies = [b"x", bytes(100_000), bytes(3 * 1024 * 1024)]
+        answers = await asyncio.gather(*(pool.request(address, Command(ECHO, body=body), 5) for body in bodies))
+        assert [bytes(answer.body) for answer in answers] == bodies
+        await pool.close()
+
+
+async def test_tls_refuses_who_it_does_not_know(tls: tuple[Tls, Tls], tmp_path: Path) -> None:
+    server, client = tls
+    stranger, _ = certificates(tmp_path)
+    async with serving({ECHO: echo}, tls=server_context(server)) as (_, address):
+        pools = [
+            ConnectionPool(tls=client_context(Tls(ca_file=stranger.ca_file))),
+            ConnectionPool(tls=client_context(Tls())),
+        ]
+        for pool in pools:
+            with pytest.raises(BrokerUnavailable, match="certificate verify failed"):
+                await pool.request(address, Command(ECHO), 5)
+        by_name = address.replace("127.0.0.1", "localhost")
+        strict = ConnectionPool(tls=client_context(Tls(ca_file=server.ca_file)))
+        with pytest.raises(BrokerUnavailable, match="not valid for 'localhost'"):
+            await strict.request(by_name, Command(ECHO), 5)
+        lenient = ConnectionPool(tls=client_context(Tls(ca_file=server.ca_file, check_host=False)))
+        assert (await lenient.request(by_name, Command(ECHO), 5)).code == 0
+        plain = ConnectionPool()
+        with pytest.raises(BrokerUnavailable):
+            await plain.request(address, Command(ECHO), 5)
+        for pool in (*pools, strict, lenient, plain):
+            await pool.close()
+    asked = Tls(server.ca_file, server.cert_file, server.key_file, client_auth=True)
+    async with serving({ECHO: echo}, tls=server_context(asked)) as (_, address):
+        known = ConnectionPool(tls=client_context(client))
+        assert (await known.request(address, Command(ECHO), 5)).code == 0
+        nameless = ConnectionPool(tls=client_context(Tls(ca_file=server.ca_file)))
+        with pytest.raises(BrokerUnavailable):
+            await nameless.request(address, Command(ECHO), 5)
+        await known.close()
+        await nameless.close()
+
+
+async def test_who_begins_no_handshake_is_closed(tls: tuple[Tls, Tls]) -> None:
+    async with serving({ECHO: echo}, tls=server_context(tls[0])) as (server, address):
+        peer = await Peer.connect(address)
+        peer.say(Command(ECHO))
+        with contextlib.suppress(ConnectionResetError):
+            await peer.reader.read()
+        assert not server.connections
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        Tls(),
+        Tls(cert_file="missing.pem", key_file="missing.key"),
+        Tls(cert_file="missing.pem"),
+        Tls(ca_file="missing.pem"),
+    ],
+)
+def test_files_that_cannot_be_used(files: Tls) -> None:
+    with pytest.raises(InvalidInput, match="tls"):
+        server_context(files)
+    if files != Tls():
+        with pytest.raises(InvalidInput, match="tls"):
+            client_context(files)
+
+
+def test_client_auth_needs_to_know_who_signs(tls: tuple[Tls, Tls]) -> None:
+    server, _ = tls
+    with pytest.raises(InvalidInput, match="tls_ca_file"):
+        server_context(Tls(None, server.cert_file, server.key_file, client_auth=True))
+    context = client_context(server)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.minimum_version >= ssl.TLSVersion.TLSv1_2

@@ -1,0 +1,49 @@
+"""A broker's port and its VIP channel, on real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.ports import VIP_DISTANCE, bind_broker
+from raymq.actors.wire.server import bind
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def open_sockets() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def ports(open_sockets: contextlib.ExitStack, port: int) -> list[int]:
+    return [int(open_sockets.enter_context(bound).getsockname()[1]) for bound in bind_broker(HOST, port)]
+
+
+def test_a_free_port_has_a_free_vip_channel(open_sockets: contextlib.ExitStack) -> None:
+    for _ in range(5):
+        own, vip = ports(open_sockets, 0)
+        assert own - vip == VIP_DISTANCE
+
+
+def test_a_given_port_comes_back_with_its_vip_channel(open_sockets: contextlib.ExitStack) -> None:
+    with contextlib.ExitStack() as before:
+        own, vip = ports(before, 0)
+    assert ports(open_sockets, own) == [own, vip]
+
+
+def test_a_given_port_is_taken_without_a_vip_channel_that_is_not_free(open_sockets: contextlib.ExitStack) -> None:
+    with contextlib.ExitStack() as before:
+        own, vip = ports(before, 0)
+    open_sockets.enter_context(bind(HOST, vip)).listen()
+    assert ports(open_sockets, own) == [own]
+
+
+def test_a_port_that_is_not_free_is_an_error(open_sockets: contextlib.ExitStack) -> None:
+    taken = open_sockets.enter_context(bind(HOST, 0))
+    taken.listen()
+    with pytest.raises(OSError, match="in use"):
+        bind_broker(HOST, int(taken.getsockname()[1]))

@@ -1,0 +1,166 @@
+"""A pull's four answers with their offsets, commits and resets, over a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.core import offsets as offset_rules
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.core.filters import filter_of
+from raymq.actors.core.pulling import Pulled, PullStatus, pull
+from raymq.actors.errors import (
+    GroupNotFound,
+    InvalidInput,
+    MessageNotFound,
+    PermissionDenied,
+    QueueNotFound,
+    TopicNotFound,
+)
+from raymq.client import Message
+from raymq.storage.topic_config import TopicConfig
+from tests.unit.actors.bench import Bench
+
+FOUND, NEW, MATCHED, MOVED = (
+    PullStatus.FOUND,
+    PullStatus.NOTHING_NEW,
+    PullStatus.NOTHING_MATCHED,
+    PullStatus.OFFSET_MOVED,
+)
+
+
+def ask(
+    bench: Bench, offset: int, tags: str = "*", queue_id: int = 0, messages: int = 32, size: int = 1 << 20
+) -> Pulled:
+    wanted = Wanted("t", queue_id, offset, filter_of("TAG", tags).tags_codes)
+    return pull(bench.core, "g", wanted, messages, size)
+
+
+def bodies(found: Pulled) -> list[bytes]:
+    assert found.lease is not None
+    with found.lease:
+        return [message.body for message in found.lease.messages()]
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [(-1, MOVED, 0), (0, FOUND, 10), (3, FOUND, 10), (10, NEW, 10), (11, MOVED, 10), (1_000, MOVED, 10)],
+)
+def test_by_offset(bench: Bench, offset: int, status: PullStatus, next_offset: int) -> None:
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    found = ask(bench, offset)
+    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, next_offset, 0, 10)
+    assert (found.lease is not None) == (status is FOUND)
+
+
+@pytest.mark.parametrize(("offset", "status"), [(0, NEW), (1, MOVED), (-1, MOVED)])
+def test_a_queue_that_was_never_written(bench: Bench, offset: int, status: PullStatus) -> None:
+    found = ask(bench, offset, queue_id=1)
+    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tags", "offset", "status", "next_offset", "expected"),
+    [
+        ("a", 0, FOUND, 6, [b"0", b"2", b"4"]),
+        ("a || b", 1, FOUND, 6, [b"1", b"2", b"3", b"4", b"5"]),
+        ("z", 0, MATCHED, 6, None),
+        ("a", 5, MATCHED, 6, None),
+        ("a", 6, NEW, 6, None),
+    ],
+)
+def test_by_tags(
+    bench: Bench, tags: str, offset: int, status: PullStatus, next_offset: int, expected: list[bytes] | None
+) -> None:
+    bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(6)])
+    found = ask(bench, offset, tags)
+    assert (found.status, found.next_offset) == (status, next_offset)
+    assert expected is None or bodies(found) == expected
+
+
+@pytest.mark.parametrize(("messages", "size", "count"), [(2, 1 << 20, 2), (32, 1, 1), (32, 2_500, 2), (32, 1 << 20, 5)])
+def test_both_limits_and_at_least_one(bench: Bench, messages: int, size: int, count: int) -> None:
+    bench.append(*[Message("t", bytes(1_000)) for _ in range(5)])
+    found = ask(bench, 0, messages=messages, size=size)
+    assert (len(bodies(found)), found.next_offset) == (count, count)
+
+
+def test_refusals(bench: Bench) -> None:
+    with pytest.raises(QueueNotFound):
+        ask(bench, 0, queue_id=7)
+    with pytest.raises(TopicNotFound):
+        pull(bench.core, "g", Wanted("nothing", 0, 0), 1, 1)
+    bench.store.topic_configs.put(TopicConfig("t", 2, 2, perm=2))
+    with pytest.raises(PermissionDenied):
+        ask(bench, 0)
+
+
+def test_committed_offsets_survive_and_go_back_only_if_asked(bench: Bench) -> None:
+    offsets = bench.core.offsets
+    bench.append(*[Message("t", b"x") for _ in range(5)])
+    with pytest.raises(GroupNotFound):
+        offsets.commit("g", "t", 0, 4)
+    bench.core.ensure_group("g")
+    offsets.commit("g", "t", 0, 4)
+    offsets.commit("g", "t", 0, 2)
+    assert offsets.get("g", "t", 0) == 4
+    for beyond in (6, -1):
+        with pytest.raises(InvalidInput, match=r"0\.\.5"):
+            offsets.commit("g", "t", 0, beyond)
+    bench.crash()
+    assert bench.core.offsets.get("g", "t", 0) == 4
+    assert bench.core.offsets.get("g", "t", 1) is None
+    assert bench.core.consumed_topics("g") == ["%RETRY%g", "t"]
+    bench.core.offsets.commit("g", "t", 0, 2, forward_only=False)
+    assert bench.core.offsets.get("g", "t", 0) == 2
+
+
+def test_a_group_starts_at_0_of_a_young_queue_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = bench.core.offsets
+    bench.append(*[Message("t", bytes(500)) for _ in range(5)])
+    assert [offsets.start_of("g", "t", queue_id) for queue_id in (0, 1)] == [0, 0]
+    monkeypatch.setattr(offset_rules, "YOUNG_BYTES", 1_000)
+    with pytest.raises(MessageNotFound):
+        offsets.start_of("g", "t", 0)
+    bench.core.ensure_group("g")
+    offsets.commit("g", "t", 0, 3)
+    assert offsets.start_of("g", "t", 0) == 3
+
+
+def test_a_reset_is_told_once_and_swallows_commits_until_then(bench: Bench) -> None:
+    core = bench.core
+    core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    core.offsets.commit("g", "t", 0, 8)
+    bench.arrivals.clear()
+    core.reset_offset("g", "t", 0, 3)
+    assert bench.arrivals == [("t", 0)], "who is parked there is woken"
+    assert not core.offsets.commit("g", "t", 0, 9)
+    assert core.offsets.get("g", "t", 0) == 3
+    found = ask(bench, 9)
+    assert (found.status, found.next_offset) == (MOVED, 3)
+    assert ask(bench, 9).status is FOUND
+    assert core.offsets.commit("g", "t", 0, 9)
+
+
+def test_who_starts_at_the_reset_offset_notices_nothing(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    bench.core.reset_offset("g", "t", 0, 3)
+    assert (ask(bench, 3).status, ask(bench, 9).status) == (FOUND, FOUND)
+
+
+@pytest.mark.parametrize(("asked", "offset"), [(-5, 0), (4, 4), (99, 10)])
+def test_a_reset_stays_within_the_queue(bench: Bench, asked: int, offset: int) -> None:
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"x") for _ in range(10)])
+    bench.core.reset_offset("g", "t", 0, asked)
+    assert bench.core.offsets.get("g", "t", 0) == offset
+
+
+def test_a_deleted_topic_takes_its_resets_along(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.append(Message("t", b"x"))
+    bench.core.reset_offset("g", "t", 0, 1)
+    bench.core.topics.delete("t")
+    bench.core.topics.create("t", 1)
+    assert ask(bench, 0).status is NEW

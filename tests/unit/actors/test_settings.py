@@ -1,0 +1,110 @@
+"""Settings under RocketMQ's names, key-value entries, and the lines in which settings travel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.core.key_values import KeyValues
+from raymq.actors.core.settings import MAX_SETTINGS, Settings, truth
+from raymq.actors.errors import InvalidInput, MessageNotFound, StoreCorrupt
+from raymq.actors.wire import properties
+
+
+class Bench:
+    """Settings with one of each kind, and what was applied."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "settings.json"
+        self.applied: list[str] = []
+        self.open()
+
+    def open(self) -> None:
+        fixed, changeable = {"listenPort": "1"}, {"flag": ("false", self._apply)}
+        self.settings = Settings(self.path, fixed, changeable)
+
+    def _apply(self, value: str) -> None:
+        truth(value)
+        self.applied.append(value)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_what_was_changed_is_applied_again_at_the_next_start(bench: Bench) -> None:
+    bench.settings.update({"flag": "true", "somethingOfRocketMQ": "7", "listenPort": "1"})
+    assert bench.settings.all() == {"listenPort": "1", "flag": "true", "somethingOfRocketMQ": "7"}
+    bench.open()
+    assert bench.settings.all() == {"listenPort": "1", "flag": "true", "somethingOfRocketMQ": "7"}
+    assert bench.applied == ["true", "true"]
+    assert bench.settings.version.counter == 1
+
+
+@pytest.mark.parametrize("bad", [{"listenPort": "2"}, {"flag": "maybe"}])
+def test_a_refused_change_changes_nothing(bench: Bench, bad: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(bad))):
+        bench.settings.update({"other": "1", **bad})
+    assert bench.settings.all() == {"listenPort": "1", "flag": "false"}
+    assert not bench.path.exists()
+
+
+def test_strange_names_cannot_fill_the_file(bench: Bench) -> None:
+    with pytest.raises(InvalidInput):
+        bench.settings.update({f"name{number}": "" for number in range(MAX_SETTINGS + 1)})
+
+
+def test_key_values_survive(tmp_path: Path) -> None:
+    path = tmp_path / "kv.json"
+    entries = KeyValues(path)
+    entries.put("space", "key", "value ✓")
+    entries.put("space", "other", "1")
+    entries.delete("space", "other")
+    entries.delete("space", "never there")
+    entries = KeyValues(path)
+    assert entries.get("space", "key") == "value ✓"
+    assert entries.namespace("space") == {"key": "value ✓"}
+    assert entries.find("space", "other") is None
+    for ask in (lambda: entries.get("space", "other"), lambda: entries.namespace("none")):
+        with pytest.raises(MessageNotFound):
+            ask()
+    with pytest.raises(InvalidInput):
+        entries.put("", "key", "value")
+
+
+def test_broken_key_values_are_not_taken_for_none(tmp_path: Path) -> None:
+    path = tmp_path / "kv.json"
+    path.write_text("{")
+    with pytest.raises(StoreCorrupt):
+        KeyValues(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [
+        (b"a=1\nb = 2\r\nc:3\nd 4\n", {"a": "1", "b": "2", "c": "3", "d": "4"}),
+        (b"# comment\n! comment\n\n  a=1\n", {"a": "1"}),
+        (b"a=one \\\n   two\n", {"a": "one two"}),
+        (b"path=C\\:\\\\logs\ntab=\\t\n", {"path": "C:\\logs", "tab": "\t"}),
+        (b"check=\\u2713\nclef=\\ud834\\udd1e\n", {"check": "✓", "clef": "\U0001d11e"}),
+        ("direct=✓\n".encode(), {"direct": "✓"}),
+        (b"empty=\nbare\n", {"empty": "", "bare": ""}),
+        (b"a=b=c\n", {"a": "b=c"}),
+        (b"", {}),
+    ],
+)
+def test_lines_are_read_as_java_reads_them(lines: bytes, settings: dict[str, str]) -> None:
+    assert properties.read(lines) == settings
+
+
+def test_lines_are_written_as_java_reads_them() -> None:
+    settings = {"path": "C:\\x", "check": "✓", "clef": "\U0001d11e", "lines": "a\nb", "plain": "1s 5s"}
+    written = properties.write(settings)
+    assert written.isascii()
+    assert b"plain=1s 5s\n" in written
+    assert b"clef=\\ud834\\udd1e\n" in written
+    assert properties.read(written) == settings
+    with pytest.raises(InvalidInput):
+        properties.read(b"\xff")

@@ -1,0 +1,106 @@
+"""Counters: windows, totals, midnights."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raymq.actors.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
+from tests.unit.actors.clock import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(time.mktime((2024, 3, 5, 12, 0, 0, 0, 0, -1)))
+
+
+@pytest.fixture
+def statistics(clock: FakeClock) -> Statistics:
+    return Statistics(clock)
+
+
+def messages(counter: Counter | None, clock: FakeClock, seconds: float) -> int:
+    assert counter is not None
+    return counter.sums(clock(), seconds).messages
+
+
+def test_each_key_has_its_own_counter(statistics: Statistics, clock: FakeClock) -> None:
+    statistics.put("t", 3, 300)
+    statistics.put("u", 1, 10)
+    statistics.get("g", "t", 2, 200)
+    statistics.sent_back("g", "t")
+    put, got = statistics.put_of("t"), statistics.get_of("g", "t")
+    assert put is not None
+    assert got is not None
+    assert (put.calls, put.messages, put.bytes) == (1, 3, 300)
+    assert (got.calls, got.messages, got.bytes) == (1, 2, 200)
+    assert messages(statistics.sent_back_of("g", "t"), clock, MINUTE) == 1
+    assert (statistics.total_put.messages, statistics.total_get.messages) == (4, 2)
+    assert statistics.put_of("never") is None
+    assert statistics.get_of("g", "u") is None
+
+
+@pytest.mark.parametrize(("age", "minute", "hour", "day"), [(0, 7, 7, 7), (50, 7, 7, 7), (65, 0, 7, 7)])
+def test_what_is_older_than_a_window_is_not_in_it(
+    statistics: Statistics, clock: FakeClock, age: float, minute: int, hour: int, day: int
+) -> None:
+    statistics.put("t", 7, 70)
+    clock.advance(age)
+    counter = statistics.put_of("t")
+    assert [messages(counter, clock, window) for window in (MINUTE, HOUR, DAY)] == [minute, hour, day]
+
+
+def test_long_windows(statistics: Statistics, clock: FakeClock) -> None:
+    for _ in range(30):
+        statistics.put("t", 1, 10)
+        clock.advance(3600)
+    counter = statistics.put_of("t")
+    assert messages(counter, clock, HOUR) == 0
+    assert messages(counter, clock, DAY) == 23
+    assert counter is not None
+    assert counter.messages == 30
+    with pytest.raises(ValueError, match="remembers"):
+        counter.sums(clock(), 2 * DAY)
+
+
+def test_a_rate_is_the_mean_of_its_window(statistics: Statistics, clock: FakeClock) -> None:
+    for _ in range(60):
+        statistics.put("t", 5, 50)
+        clock.advance(1)
+    assert statistics.total_put.sums(clock(), MINUTE).messages_per_second == pytest.approx(5, rel=0.1)
+
+
+def test_a_clock_that_is_set_back_loses_nothing(statistics: Statistics, clock: FakeClock) -> None:
+    statistics.put("t", 1, 1)
+    clock.advance(-30)
+    statistics.put("t", 1, 1)
+    assert messages(statistics.put_of("t"), clock, MINUTE) == 2
+
+
+def test_totals_as_of_the_last_two_midnights(statistics: Statistics, clock: FakeClock) -> None:
+    statistics.put("t", 5, 50)
+    assert statistics.mornings() == ((0, 0), (0, 0))
+    clock.advance(DAY / 2 + 1)
+    statistics.put("t", 3, 30)
+    statistics.get("g", "t", 1, 10)
+    assert statistics.mornings() == ((5, 0), (0, 0))
+    clock.advance(DAY)
+    assert statistics.mornings() == ((8, 1), (5, 0))
+    clock.advance(3 * DAY)
+    assert statistics.mornings() == ((8, 1), (8, 1))
+
+
+def test_what_is_deleted_is_forgotten(statistics: Statistics) -> None:
+    for topic in ("t", "u"):
+        statistics.put(topic, 1, 1)
+        for group in ("g", "h"):
+            statistics.get(group, topic, 1, 1)
+            statistics.sent_back(group, topic)
+    statistics.forget_topic("t")
+    statistics.forget_group("g")
+    assert statistics.put_of("t") is None
+    assert statistics.get_of("h", "t") is None
+    assert statistics.sent_back_of("g", "u") is None
+    assert statistics.put_of("u") is not None
+    assert statistics.get_of("h", "u") is not None

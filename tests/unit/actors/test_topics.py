@@ -1,0 +1,277 @@
+"""Topics and groups as an administrator changes them, and what groups have consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.core.consumption import Consumption
+from raymq.actors.core.fetching import Wanted, fetch
+from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.statistics import Statistics
+from raymq.actors.core.topics import TopicChange
+from raymq.actors.errors import (
+    GroupNotFound,
+    InvalidInput,
+    OffsetReset,
+    PermissionDenied,
+    TopicNotFound,
+    UnknownAttribute,
+)
+from raymq.actors.protocol import MessageQueue
+from raymq.client import Message
+from tests.unit.actors.bench import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def consumption(bench: Bench) -> Consumption:
+    return Consumption(bench.core, GroupTable(bench.clock), Statistics(bench.clock))
+
+
+def test_a_change_survives_a_crash(bench: Bench) -> None:
+    change = TopicChange("t", 3, 2, 4, True, {"+message.type": "FIFO"}, "MULTI_TAG", 1)
+    bench.core.topics.change([change])
+    bench.crash()
+    known = bench.core.topics.get("t")
+    assert (known.read_queues, known.write_queues, known.perm, known.order) == (3, 2, 4, True)
+    assert known.attributes == {"message.type": "FIFO"}
+    assert (known.to_json()["topicFilterType"], known.to_json()["topicSysFlag"]) == ("MULTI_TAG", 1)
+
+
+def test_attributes_are_set_and_removed_one_by_one(bench: Bench) -> None:
+    def altered(**attributes: str) -> Any:
+        named = {name.replace("_", "."): value for name, value in attributes.items()}
+        bench.core.topics.change([TopicChange("t", 1, 1, attributes=named)])
+        return bench.core.topics.get("t").attributes
+
+    def change(changes: dict[str, str]) -> Any:
+        bench.core.topics.change([TopicChange("t", 1, 1, attributes=changes)])
+        return bench.core.topics.get("t").attributes
+
+    assert change({"+message.type": "DELAY", "+reserve.time": "5"}) == {"message.type": "DELAY", "reserve.time": "5"}
+    assert altered() == {"message.type": "DELAY", "reserve.time": "5"}
+    assert change({"-reserve.time": ""}) == {"message.type": "DELAY"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        TopicChange("bad name", 1, 1),
+        TopicChange("t", 0, 1),
+        TopicChange("t", 1, 100_000),
+        TopicChange("t", 1, 1, 9),
+        TopicChange("SELF_TEST_TOPIC", 1, 1),
+        TopicChange("t", 1, 1, filter_type="NO_TAG"),
+        TopicChange("t", 1, 1, attributes={"+colour": "red"}),
+        TopicChange("t", 1, 1, attributes={"message.type": "FIFO"}),
+        TopicChange("t", 1, 1, attributes={"+message.type": "LOUD"}),
+        TopicChange("t", 1, 1, attributes={"+reserve.time": "soon"}),
+    ],
+)
+def test_a_refused_change_changes_nothing(bench: Bench, bad: TopicChange) -> None:
+    before = bench.store.topic_configs.version
+    with pytest.raises(InvalidInput):
+        bench.core.topics.change([TopicChange("good", 1, 1), bad])
+    assert "good" not in bench.core.topics
+    assert bench.store.topic_configs.version == before
+
+
+def test_an_unknown_attribute_is_rocketmqs_system_error(bench: Bench) -> None:
+    with pytest.raises(UnknownAttribute) as caught:
+        bench.core.topics.change([TopicChange("t", 1, 1, attributes={"+colour": "red"})])
+    assert caught.value.wire_code == "SYSTEM_ERROR"
+
+
+def test_what_is_announced_changes_with_the_table(bench: Bench) -> None:
+    version, table = bench.core.topics.announced()
+    assert bench.core.topics.announced() == (version, table)
+    bench.core.topics.create("t", 2)
+    newer, changed = bench.core.topics.announced()
+    assert newer != version
+    assert changed["t"].write_queues == 2
+    assert "t" not in table, "a table that was given never changes"
+
+
+def test_a_deleted_topic_takes_offsets_with_it(bench: Bench) -> None:
+    bench.core.topics.create("t", 1)
+    bench.core.ensure_group("g")
+    bench.append(Message("t", b"1"))
+    bench.core.offsets.commit("g", "t", 0, 1)
+    assert bench.core.topics.delete("t")
+    assert not bench.core.topics.delete("t")
+    bench.core.topics.create("t", 1)
+    assert bench.core.offsets.get("g", "t", 0) is None
+    assert bench.core.bounds("t", 0) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "broker-a", "TBW102"])
+def test_the_systems_own_topics_are_not_deleted(bench: Bench, name: str) -> None:
+    with pytest.raises(PermissionDenied):
+        bench.core.topics.delete(name)
+
+
+def test_a_change_of_a_group_leaves_the_rest(bench: Bench) -> None:
+    groups = bench.core.group_settings
+    assert groups.change([{"groupName": "g", "retryMaxTimes": 5, "retryQueueNums": 2, "consumeEnable": False}])
+    assert not groups.change([{"groupName": "g", "notASetting": "x" * 1000}])
+    bench.crash()
+    known = bench.core.group_settings.get("g")
+    assert (known.retry_max_times, known.retry_queues, known.consume_enable) == (5, 2, False)
+    assert "notASetting" not in known.to_json()
+    assert bench.core.topics.get("%RETRY%g").read_queues == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"groupName": "bad name"},
+        {"groupName": "g", "retryMaxTimes": "5"},
+        {"groupName": "g", "retryQueueNums": -1},
+        {"groupName": "g", "consumeEnable": 1},
+        {"groupName": "g", "attributes": ["x"]},
+    ],
+)
+def test_a_bad_group_is_refused(bench: Bench, bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        bench.core.group_settings.change([{"groupName": "good"}, bad])
+    assert bench.core.group_settings.all() == {}
+
+
+def test_a_group_is_deleted_with_its_offsets_if_asked(bench: Bench) -> None:
+    bench.core.topics.create("t", 1)
+    groups, offsets = bench.core.group_settings, bench.core.offsets
+    for with_offsets in (False, True):
+        groups.change([{"groupName": "g"}])
+        offsets.commit("g", "t", 0, 0)
+        groups.delete("g", with_offsets=with_offsets)
+        assert offsets.get("g", "t", 0) == (None if with_offsets else 0)
+        with pytest.raises(GroupNotFound):
+            groups.get("g")
+
+
+def test_a_group_can_be_forbidden_a_topic(bench: Bench) -> None:
+    bench.core.group_settings.set_readable("g", "t", False)
+    bench.crash()
+    groups = bench.core.group_settings
+    assert not groups.may_read("g", "t")
+    assert groups.may_read("g", "u")
+    groups.set_readable("g", "t", True)
+    assert groups.may_read("g", "t")
+    assert bench.store.group_configs.forbidden == {}
+
+
+def queue(queue_id: int = 0, topic: str = "t") -> MessageQueue:
+    return MessageQueue(topic, "broker-a", queue_id)
+
+
+def filled(bench: Bench, messages: int) -> None:
+    """Topic t of 2 queues, group g, and messages one second apart in queue 0."""
+    bench.core.topics.create("t", 2)
+    bench.core.ensure_group("g")
+    for number in range(messages):
+        bench.append(Message("t", b"%d" % number))
+        bench.clock.advance(1)
+
+
+def test_progress_of_a_group(bench: Bench, consumption: Consumption) -> None:
+    filled(bench, 5)
+    bench.core.offsets.commit("g", "t", 0, 3)
+    found = consumption.progress("g")
+    assert set(found) == {queue(0), queue(1), queue(0, "%RETRY%g")}
+    assert (found[queue(0)].committed, found[queue(0)].max_offset, found[queue(0)].behind) == (3, 5, 2)
+    assert found[queue(0)].last_consumed_ms == 1_700_000_002_000
+    assert found[queue(1)].committed is None
+    assert set(consumption.progress("g", "t")) == {queue(0), queue(1)}
+    assert consumption.topics_of("g") == ["%RETRY%g", "t"]
+    assert consumption.groups_of("t") == ["g"]
+    for ask in (lambda: consumption.progress("none"), lambda: consumption.topics_of("none")):
+        with pytest.raises(GroupNotFound):
+            ask()
+    with pytest.raises(TopicNotFound):
+        consumption.progress("g", "none")
+
+
+def test_time_spans(bench: Bench, consumption: Consumption) -> None:
+    filled(bench, 5)
+    bench.core.offsets.commit("g", "t", 0, 3)
+    start_ms = 1_700_000_000_000
+    span = consumption.time_spans("g", "t")[queue(0)]
+    assert (span.first_ms, span.last_ms, span.consumed_ms) == (start_ms, start_ms + 4000, start_ms + 2000)
+    assert span.delay_ms == 2000
+    empty = consumption.time_spans("g", "t")[queue(1)]
+    assert (empty.first_ms, empty.last_ms, empty.consumed_ms, empty.delay_ms) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"timestamp_ms": 1_700_000_002_000}, {0: 2, 1: 0}),
+        ({"timestamp_ms": -1}, {0: 5, 1: 0}),
+        ({"timestamp_ms": 1_700_000_002_000, "queue_id": 0}, {0: 2}),
+        ({"timestamp_ms": -1, "queue_id": 0, "offset": 4}, {0: 4}),
+        ({"timestamp_ms": -1, "queue_id": 0, "back_only": True}, {0: 3}),
+        ({"timestamp_ms": 0, "queue_id": 0, "back_only": True}, {0: 0}),
+    ],
+)
+def test_a_reset(bench: Bench, consumption: Consumption, asked: dict[str, Any], expected: dict[int, int]) -> None:
+    filled(bench, 5)
+    bench.core.offsets.commit("g", "t", 0, 3)
+    assert consumption.reset("g", "t", **asked) == {queue(number): offset for number, offset in expected.items()}
+    for number, offset in expected.items():
+        assert bench.core.offsets.get("g", "t", number) == offset
+
+
+def test_a_reset_that_cannot_be_changes_nothing(bench: Bench, consumption: Consumption) -> None:
+    filled(bench, 5)
+    with pytest.raises(InvalidInput):
+        consumption.reset("g", "t", timestamp_ms=-1, queue_id=0, offset=6)
+    with pytest.raises(GroupNotFound):
+        consumption.reset("none", "t", timestamp_ms=-1)
+    with pytest.raises(TopicNotFound):
+        consumption.reset("g", "none", timestamp_ms=-1)
+    assert bench.core.offsets.get("g", "t", 0) is None
+
+
+def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: Consumption) -> None:
+    filled(bench, 5)
+    bench.core.ensure_group("h")
+    bench.core.offsets.commit("g", "t", 0, 3)
+    consumption.copy("g", "h", None)
+    assert bench.core.offsets.get("h", "t", 0) == 3
+    assert bench.core.offsets.get("h", "%RETRY%g", 0) is None
+    with pytest.raises(GroupNotFound):
+        consumption.copy("g", "none", "t")
+
+
+def test_a_fetch_is_told_of_a_reset_until_it_is_there(bench: Bench) -> None:
+    filled(bench, 5)
+    bench.core.reset_offset("g", "t", 0, 2)
+
+    def fetched(offset: int, group: str | None = "g") -> Any:
+        (part,) = fetch(bench.core, [Wanted("t", 0, offset)], 10, 1 << 20, group)
+        return part.error.offset if isinstance(part.error, OffsetReset) else part.offsets.tolist()
+
+    assert (fetched(4), fetched(4)) == (2, 2)
+    assert not bench.core.offsets.commit("g", "t", 0, 5), "who has not gone there cannot know what it commits"
+    assert fetched(4, None) == [4]
+    assert fetched(2) == [2, 3, 4]
+    assert fetched(4) == [4]
+    assert bench.core.offsets.commit("g", "t", 0, 5)
+
+
+def test_a_commit_may_overrule_a_reset(bench: Bench) -> None:
+    filled(bench, 5)
+    bench.core.reset_offset("g", "t", 0, 2)
+    assert bench.core.offsets.commit("g", "t", 0, 4, overrules_reset=True)
+    assert bench.core.offsets.get("g", "t", 0) == 4
+    assert bench.core.offsets.heed_reset("g", "t", 0, 0) is None

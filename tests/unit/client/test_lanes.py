@@ -1,0 +1,135 @@
+"""Which messages may go to the listener next, and what becomes of them: unordered, ordered, with parked keys."""
+
+from __future__ import annotations
+
+from raymq.client.lanes import OrderedLane, UnorderedLane
+from raymq.client.message import ReceivedMessage
+from raymq.client.process_queue import ProcessQueue
+from tests.received import QUEUE, message
+
+RETRY_SECONDS = 1.0
+
+
+def filled(keys: str | int) -> ProcessQueue:
+    process = ProcessQueue(QUEUE, 0)
+    for offset, key in enumerate(keys if isinstance(keys, str) else " " * keys):
+        process.add(message(offset, key.strip()), 10)
+    return process
+
+
+def offsets(messages: list[ReceivedMessage]) -> list[int]:
+    return [each.queue_offset for each in messages]
+
+
+def ordered(keys: str | int, *, limit: int | None = None, park: bool = False) -> OrderedLane:
+    return OrderedLane(filled(keys), RETRY_SECONDS, limit, park)
+
+
+def test_unordered_lets_everything_run_and_returns_what_failed() -> None:
+    lane = UnorderedLane(filled(5))
+    first, second = lane.next_batch(2, 0.0), lane.next_batch(2, 0.0)
+    assert (offsets(first), offsets(second)) == ([0, 1], [2, 3])
+    assert lane.wait_seconds(0.0) == 0.0
+    decision = lane.done(first, [None, 4], 0.0)
+    assert offsets(decision.finished) == [0]
+    assert [(m.queue_offset, level) for m, level in decision.returned] == [(1, 4)]
+    lane.put_back(second)
+    assert offsets(lane.next_batch(9, 0.0)) == [2, 3, 4]
+    assert lane.wait_seconds(0.0) is None
+
+
+def test_ordered_runs_one_call_and_repeats_a_failed_list() -> None:
+    lane = ordered(4)
+    first = lane.next_batch(2, 0.0)
+    assert offsets(first) == [0, 1]
+    assert lane.next_batch(2, 0.0) == []
+    assert lane.wait_seconds(0.0) is None
+    decision = lane.done(first, [None, 0], 5.0)
+    assert (decision.finished, decision.returned) == ([], [])
+    assert lane.wait_seconds(5.0) == RETRY_SECONDS
+    assert lane.next_batch(2, 5.9) == []
+    again = lane.next_batch(2, 6.0)
+    assert [(m.queue_offset, m.reconsume_times) for m in again] == [(0, 1), (1, 1)]
+    assert offsets(lane.done(again, [None, None], 6.0).finished) == [0, 1]
+    assert offsets(lane.next_batch(9, 6.0)) == [2, 3]
+
+
+def test_ordered_gives_up_after_the_limit_and_at_once_when_asked() -> None:
+    lane = ordered(3, limit=2)
+    now = 0.0
+    for times in range(2):
+        batch = lane.next_batch(1, now)
+        assert (offsets(batch), batch[0].reconsume_times) == ([0], times)
+        assert lane.done(batch, [0], now).returned == []
+        now += RETRY_SECONDS
+    last = lane.next_batch(1, now)
+    assert [(m.queue_offset, level) for m, level in lane.done(last, [0], now).returned] == [(0, -1)]
+    asked = lane.next_batch(2, now)
+    decision = lane.done(asked, [-1, None], now)
+    assert offsets(decision.finished) == [2]
+    assert [(m.queue_offset, level) for m, level in decision.returned] == [(1, -1)]
+
+
+def test_ordered_without_a_limit_never_gives_up() -> None:
+    lane = ordered(1)
+    for times in range(100):
+        batch = lane.next_batch(1, times * RETRY_SECONDS)
+        assert batch[0].reconsume_times == times
+        assert lane.done(batch, [0], times * RETRY_SECONDS).returned == []
+
+
+def test_an_outage_puts_messages_back_as_they_were() -> None:
+    lane = ordered(2)
+    batch = lane.next_batch(1, 0.0)
+    lane.put_back(batch)
+    assert [(m.queue_offset, m.reconsume_times) for m in lane.next_batch(9, 0.0)] == [(0, 0), (1, 0)]
+
+
+def test_a_parked_key_waits_in_order_while_others_go_on() -> None:
+    lane = ordered("abacab", park=True)
+    seen: list[tuple[int, int]] = []
+    now = 0.0
+    for _ in range(20):
+        batch = lane.next_batch(1, now)
+        if not batch:
+            wait = lane.wait_seconds(now)
+            if wait is None:
+                break
+            now += wait
+            continue
+        seen.append((batch[0].queue_offset, batch[0].reconsume_times))
+        bad = batch[0].keys == ["a"] and now < 2 * RETRY_SECONDS
+        decision = lane.done(batch, [0 if bad else None], now)
+        for finished in decision.finished:
+            lane.process.finish(finished.queue_offset)
+        lane.process.validate()
+    assert seen == [(0, 0), (1, 0), (3, 0), (5, 0), (0, 1), (0, 2), (2, 0), (4, 0)]
+    assert lane.process.commit_offset == 6
+
+
+def test_what_follows_a_failure_under_its_key_is_repeated_after_it() -> None:
+    lane = ordered("abab", park=True)
+    batch = lane.next_batch(4, 0.0)
+    decision = lane.done(batch, [0, None, None, None], 0.0)
+    assert offsets(decision.finished) == [1, 3]
+    assert lane.next_batch(4, 0.5) == []
+    again = lane.next_batch(4, 1.0)
+    assert [(m.queue_offset, m.reconsume_times) for m in again] == [(0, 1), (2, 0)]
+    assert offsets(lane.done(again, [None, None], 1.0).finished) == [0, 2]
+    assert lane.wait_seconds(1.0) is None
+
+
+def test_a_parked_key_dies_alone() -> None:
+    lane = ordered("aab", limit=0, park=True)
+    batch = lane.next_batch(3, 0.0)
+    decision = lane.done(batch, [0, None, None], 0.0)
+    assert offsets(decision.finished) == [1, 2]
+    assert [(m.queue_offset, level) for m, level in decision.returned] == [(0, -1)]
+
+
+def test_an_outage_puts_parked_messages_back_aside() -> None:
+    lane = ordered("ab", park=True)
+    assert offsets(lane.done(lane.next_batch(2, 0.0), [0, None], 0.0).finished) == [1]
+    parked = lane.next_batch(2, 1.0)
+    lane.put_back(parked)
+    assert lane.next_batch(2, 1.0) == parked
