@@ -43,10 +43,15 @@ class Admission:
         self.bytes_under_way = 0
         self.appends_under_way = 0
         self._beat_at: float | None = None
+        self._was_late = 0.0
         self._last_append_seconds = 0.0
 
     def beat(self) -> None:
-        """The event loop came round; due every `BEAT_SECONDS`. Without a first beat nothing counts as late."""
+        """The event loop came round; due every `BEAT_SECONDS`. Without a first beat nothing counts as late.
+
+        After a late one what is looked at until the next may have waited just as long.
+        """
+        self._was_late = self._late()
         self._beat_at = self._clock()
 
     def enter(self, octets: int) -> None:
@@ -60,7 +65,7 @@ class Admission:
             raise ServerBusy(f"{self.appends_under_way} appends wait for the disk, at most that many may")
         if self.appends_under_way and self.bytes_under_way + octets > limits.bytes_under_way:
             raise ServerBusy(f"{self.bytes_under_way} bytes wait for the disk, {limits.bytes_under_way} may")
-        late = 0.0 if self._beat_at is None else self._clock() - self._beat_at - BEAT_SECONDS
+        late = max(self._was_late, self._late())
         if late > limits.age_seconds:
             if self._last_append_seconds > limits.stall_seconds:
                 raise ServerBusy(f"page cache busy: an append took {self._last_append_seconds:.1f} s")
@@ -76,6 +81,9 @@ class Admission:
         """An append that was let in is answered, well or not."""
         self.bytes_under_way -= octets
         self.appends_under_way -= 1
+
+    def _late(self) -> float:
+        return 0.0 if self._beat_at is None else self._clock() - self._beat_at - BEAT_SECONDS
 
     def validate(self) -> None:
         """Nothing leaves that did not enter."""

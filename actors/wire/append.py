@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -55,37 +54,27 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         topic, queue_id = text(request, "topic"), integer(request, "queue_id")
         delayed = bool(request.fields.get("delayed"))
         sizes = read_sizes(request)
-        known = core.store.topic_configs.version
         append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
-        octets = len(request.body)
-        core.admission.enter(octets)
-        try:
+
+        def store() -> Callable[[SendStatus], Command]:
             placed = append_(topic, queue_id, memoryview(request.body), sizes, delayed=delayed)
-        except BaseException:
-            core.admission.leave(octets)
-            raise
-        context.statistics.put(topic, len(sizes), len(request.body))
+            context.statistics.put(topic, len(sizes), len(request.body))
+            return lambda status: _appended(request, status, placed)
 
-        def answer(status: SendStatus) -> Command:
-            fields = {
-                "status": status.value,
-                "topic": placed.topic,
-                "queue_ids": pack(placed.queue_ids, "<i4"),
-                "queue_offsets": pack(placed.queue_offsets, "<i8"),
-                "physical_offsets": pack(placed.physical_offsets, "<i8"),
-            }
-            return request.response(ResponseCode.SUCCESS, fields)
-
-        settled = context.when_settled(answer, new_topic=core.store.topic_configs.version is not known)
-        if isinstance(settled, Command):
-            core.admission.leave(octets)
-            return settled
-        # A task of its own: it goes on, and the append stays under way, if the connection is lost meanwhile.
-        task = asyncio.ensure_future(settled)
-        task.add_done_callback(lambda _: core.admission.leave(octets))
-        return asyncio.shield(task)
+        return context.append(len(request.body), store)
 
     return {RequestCode.APPEND_RECORDS: append}
+
+
+def _appended(request: Command, status: SendStatus, placed: Placed) -> Command:
+    fields = {
+        "status": status.value,
+        "topic": placed.topic,
+        "queue_ids": pack(placed.queue_ids, "<i4"),
+        "queue_offsets": pack(placed.queue_offsets, "<i8"),
+        "physical_offsets": pack(placed.physical_offsets, "<i8"),
+    }
+    return request.response(ResponseCode.SUCCESS, fields)
 
 
 def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: str) -> bytes:

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from raymq.actors.wire.codes import ResponseCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import NotStored
 from raymq.storage.errors import StoreFull
 from tests.integration.conftest import Services
+from tests.integration.foreign import Foreign
+from tests.integration.test_foreign_send import message
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -54,11 +57,10 @@ def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Co
         time.sleep(1.2)
         return real(*arguments, **options)  # type: ignore[arg-type]
 
-    with Producer(mq, "p", timeout=5.0, linger=0.001) as producer:
+    with Producer(mq, "p", timeout=5.0) as producer:
         producer.send(Message("t", b"x"), queue=QUEUE)
         core.store.append = stalled  # type: ignore[method-assign, assignment]
-        slow = Producer(mq, "p", timeout=5.0)
-        futures = [slow.send_async(Message("t", b"x"), queue=QUEUE, retries=0) for _ in range(5)]
+        futures = [producer.send_async(Message("t", b"x"), queue=QUEUE, retries=0) for _ in range(5)]
         outcomes = [future.exception(10) for future in futures]
     refused = [outcome for outcome in outcomes if outcome is not None]
     assert None in outcomes
@@ -79,3 +81,11 @@ def test_a_full_disk(services: Services, mq: Connection, admin: Admin, monkeypat
     with Producer(mq, "p") as producer:
         assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 0
     assert admin.topic_stats("t")[QUEUE].max_offset == 1
+
+
+def test_what_rocketmqs_clients_send_is_bounded_too(services: Services, admin: Admin) -> None:
+    broker = services.brokers["broker-a"]
+    broker.core.admission.limits = replace(broker.core.admission.limits, appends_under_way=0)
+    with Foreign(broker.address) as client:
+        assert client.ask(message(topic="t")).code == ResponseCode.SYSTEM_BUSY
+    assert admin.topic_stats("t")[MessageQueue("t", "broker-a", 1)].max_offset == 0

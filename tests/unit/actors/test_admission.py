@@ -58,6 +58,10 @@ def test_what_may_have_waited_too_long_is_refused(
     if refused:
         with pytest.raises(ServerBusy, match="requests wait"):
             admission.enter(1)
+        admission.beat()  # late: what waited meanwhile is looked at only now
+        with pytest.raises(ServerBusy, match="requests wait"):
+            admission.enter(1)
+        clock.advance(BEAT_SECONDS)
         admission.beat()
     admission.enter(1)
     admission.leave(1)
@@ -71,6 +75,8 @@ def test_a_stalled_append_is_blamed_on_the_page_cache(admission: Admission, cloc
     admission.appended(began)
     with pytest.raises(ServerBusy, match="page cache busy"):
         admission.enter(1)
+    admission.beat()
+    clock.advance(BEAT_SECONDS)
     admission.beat()
     admission.enter(1)
     for _ in range(2):
