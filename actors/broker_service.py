@@ -10,6 +10,7 @@ clients stay valid over restarts; the epoch beside it rises with every start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -32,7 +33,22 @@ from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
 from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
 from raymq.actors.registration import Registration
-from raymq.actors.wire import admin, append, fetch, group, lock, offset, pull, query, reply, send, send_back, staging
+from raymq.actors.wire import (
+    admin,
+    append,
+    dead_letters,
+    fetch,
+    group,
+    lock,
+    offset,
+    pull,
+    query,
+    recall,
+    reply,
+    send,
+    send_back,
+    staging,
+)
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.context import BrokerContext
@@ -42,6 +58,7 @@ from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
 from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
@@ -50,6 +67,8 @@ _GROUP_SWEEP_SECONDS = 0.5
 _RETENTION_SECONDS = 10.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
+#: After a crash the log is looked through from the last checkpoint of the timers on.
+_TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
 
@@ -104,7 +123,22 @@ class BrokerService:
             notify_group=self._notify_group,
             status=self.status,
         )
-        families = (append, staging, send, send_back, reply, pull, fetch, group, lock, offset, query, admin)
+        families = (
+            append,
+            staging,
+            send,
+            send_back,
+            reply,
+            pull,
+            fetch,
+            group,
+            lock,
+            offset,
+            query,
+            admin,
+            recall,
+            dead_letters,
+        )
         self._server = Server(
             {code: h for family in families for code, h in family.handlers(context).items()},
             tls=None if spec.tls is None else server_context(spec.tls),
@@ -158,6 +192,8 @@ class BrokerService:
         await self._server.stop()
         await self._pool.close()
         await self._save_producers()
+        with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
+            self.core.timers.close()
         self.store.close()
 
     async def invoke(self, session: str, request: Command) -> Command:
@@ -166,7 +202,7 @@ class BrokerService:
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Deliver what is due; the scheduler that asks is remembered for `status`."""
-        report = self.core.schedule.deliver_due()
+        report = self.core.deliver_due()
         self._scheduler_pid = scheduler_pid
         self._lateness = report.lateness_ms / 1000
         return report
@@ -210,6 +246,7 @@ class BrokerService:
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
             self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
+            self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
         ]
 
     def _beat(self) -> None:
@@ -235,7 +272,7 @@ class BrokerService:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:
-        deleted = self.store.delete_expired()
+        deleted = self.store.delete_expired(rescue=self.core.timers.rescue)
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
 
@@ -245,6 +282,11 @@ class BrokerService:
         if content["position"] != self._producers_saved_to:
             await asyncio.to_thread(json_file.save, self._producers_file, content)
             self._producers_saved_to = content["position"]
+
+    async def _checkpoint_timers(self) -> None:
+        write = self.core.timers.checkpoint()
+        if write is not None:
+            await asyncio.to_thread(write)
 
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):

@@ -194,6 +194,8 @@ class OffsetReset(RayMQError):
 class NotRecallable(RayMQError):
     """The message is no timer, or its time had passed when it was sent."""
 
+    wire_code = "ILLEGAL_OPERATION"
+
 
 class ClientClosed(RayMQError):
     """The client or its connection was closed."""

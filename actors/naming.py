@@ -20,6 +20,8 @@ MAX_DERIVED_TOPIC_CHARACTERS = 255
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+#: Where messages for a chosen time wait; RocketMQ's TIMER_TOPIC.
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 #: The model of topics that a first message makes.
 AUTO_CREATE_TOPIC = "TBW102"
 
@@ -27,6 +29,7 @@ AUTO_CREATE_TOPIC = "TBW102"
 UNSENDABLE_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",

@@ -64,7 +64,8 @@ class PooledSends:
             while waiting:
                 entries = [waiting.popleft()]
                 octets = len(entries[0].records)
-                while waiting and octets + len(waiting[0].records) <= PART_BYTES:
+                # Delayed ones go alone: some wait for a level and some for a time, which no append may mix.
+                while waiting and not terms.delayed and octets + len(waiting[0].records) <= PART_BYTES:
                     octets += len(waiting[0].records)
                     entries.append(waiting.popleft())
                 await self._send_together(topic, entries, terms)

@@ -37,6 +37,25 @@ class SendStatus(enum.Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
+class RecallStatus(enum.Enum):
+    """What became of a message that was to be delivered at a time of its own and is called back."""
+
+    #: It will never be delivered.
+    WITHDRAWN = "WITHDRAWN"
+    #: It was delivered already.
+    DELIVERED = "DELIVERED"
+    #: The broker does not know it, or not any more.
+    UNKNOWN = "UNKNOWN"
+
+
+class Redriven(enum.Enum):
+    """What was done with a dead letter that its group should get again."""
+
+    REDRIVEN = "redriven"
+    ALREADY = "already"
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueData:
     """How many queues a topic has on one broker, and what may be done with them."""

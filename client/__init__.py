@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, SendStatus
+from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
 from raymq.client.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import MessageModel
+from raymq.client.dead_letters import DeadMessage, RedriveResult
 from raymq.client.errors import (
     Attempt,
     BrokerUnavailable,
@@ -42,6 +43,7 @@ from raymq.client.results import (
     SendResult,
     TableResult,
 )
+from raymq.client.subscription import Sql
 from raymq.client.trace import TraceEvent, TraceState
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "ConsumeFrom",
     "ConsumeResult",
     "Corruption",
+    "DeadMessage",
     "GroupNotFound",
     "InvalidInput",
     "Message",
@@ -75,11 +78,14 @@ __all__ = [
     "QueueProgress",
     "QueueStats",
     "RayMQError",
+    "RecallStatus",
     "ReceivedMessage",
+    "RedriveResult",
     "Retry",
     "SchedulerInfo",
     "SendResult",
     "SendStatus",
+    "Sql",
     "StoreCorrupt",
     "StoreLocked",
     "SubscriptionMismatch",

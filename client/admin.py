@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,8 +21,9 @@ from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
-from raymq.client import rebalance
+from raymq.client import dead_letters, rebalance
 from raymq.client.connection import Connection
+from raymq.client.dead_letters import DeadMessage, RedriveResult
 from raymq.client.fetching import patiently
 from raymq.client.message import ReceivedMessage
 from raymq.client.results import (
@@ -162,6 +163,64 @@ class Admin:
             else SchedulerInfo(None, None)
         )
         return ClusterInfo(brokers, servers, scheduler)
+
+    def dlq_list(self, group: str, limit: int = 1000) -> list[DeadMessage]:
+        """The messages that a group gave up on, the oldest death first, at most `limit` over all brokers.
+
+        Raises:
+            GroupNotFound: no broker knows the group.
+        """
+        if limit < 1:
+            raise InvalidInput("limit", "at least 1", limit)
+        self.group_progress(group)
+
+        async def collect() -> list[DeadMessage]:
+            return [message async for message in dead_letters.read(self._mq, group, limit)]
+
+        found = self._run(collect())
+        return sorted(found, key=lambda message: (message.dead_at, message.queue, message.queue_offset))[:limit]
+
+    def dlq_messages(self, group: str) -> Iterator[DeadMessage]:
+        """All messages that a group gave up on, a page in memory at a time; broker by broker, the oldest death first.
+
+        Raises:
+            GroupNotFound: no broker knows the group; raised by the call, not by the first message.
+        """
+        self.group_progress(group)
+        found = dead_letters.read(self._mq, group)
+
+        async def following() -> DeadMessage | None:
+            return await anext(found, None)
+
+        def messages() -> Iterator[DeadMessage]:
+            while (message := self._run(following())) is not None:
+                yield message
+
+        return messages()
+
+    def dlq_redrive(
+        self,
+        group: str,
+        ids: Iterable[str] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        *,
+        force: bool = False,
+    ) -> RedriveResult:
+        """Send dead letters to their group, and to that group only, once more: with no retry behind them.
+
+        Args:
+            ids: which ones, by the message ids of `dlq_list`; None = all.
+            rate: at most so many a second.
+            dry_run: say what would be done, and do nothing.
+            force: also those that were redriven before.
+
+        Raises:
+            GroupNotFound: no broker knows the group.
+            BrokerUnavailable: a broker did not answer. Asked again, what was redriven meanwhile is in `already`.
+        """
+        self.group_progress(group)
+        return self._run(dead_letters.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
 
     def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
         """Ask no more."""

@@ -11,7 +11,7 @@ from raymq.actors.naming import check_group
 from raymq.client.offsets import ConsumeFrom
 from raymq.client.process_queue import MAX_MESSAGES
 from raymq.client.rebalance import strategy_named
-from raymq.client.subscription import TagFilter
+from raymq.client.subscription import SqlWanted, TagFilter
 from raymq.client.trace import Trace
 
 #: What an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
@@ -35,7 +35,7 @@ class ConsumerSettings:
     """What `PushConsumer` was given; its docstring says what each means."""
 
     group: str
-    filters: Mapping[str, TagFilter]
+    filters: Mapping[str, TagFilter | SqlWanted]
     model: MessageModel = MessageModel.CLUSTERING
     consume_from: ConsumeFrom = ConsumeFrom.FIRST
     consume_timestamp: float | None = None

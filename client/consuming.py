@@ -65,7 +65,7 @@ class Consuming:
             mq,
             self._client_id,
             settings.group,
-            {topic: tag_filter.expression for topic, tag_filter in settings.filters.items()},
+            {topic: wanted.subscription(topic) for topic, wanted in settings.filters.items()},
             model=settings.model.value,
             start=settings.consume_from.value,
             clock=time.monotonic,
@@ -259,7 +259,8 @@ class Consuming:
 
     def _wanted(self, process: ProcessQueue) -> Wanted:
         queue = process.queue
-        return Wanted(queue.topic, queue.queue_id, process.next_offset, self._filters[queue.topic].codes)
+        wanted = self._filters[queue.topic]
+        return Wanted(queue.topic, queue.queue_id, process.next_offset, wanted.codes, wanted.sql)
 
     def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
         if process.dropped:

@@ -37,6 +37,7 @@ RULES: Final = (
     Rule("properties", "names that are not empty and not RocketMQ's or RayMQ's own"),
     Rule("properties", f"at most {MAX_PROPERTIES_BYTES:,} bytes in all, unique key, keys and tags included"),
     Rule("delay_level", "0 or more; what is above the highest level clamps"),
+    Rule("deliver_at", "seconds since the epoch; not together with `delay_level`"),
     Rule("messages", "a batch: at least one message, all of one topic"),
     Rule("messages", "a batch: no delayed message"),
     Rule("sharding_key", "not together with `queue=`"),

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import GroupNotFound, RayMQError
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire.connection import Connection as WireConnection
@@ -31,7 +32,7 @@ class Membership:
         mq: Connection,
         client_id: str,
         group: str,
-        subscriptions: Mapping[str, str],
+        subscriptions: Mapping[str, Subscription],
         *,
         model: str,
         start: str,

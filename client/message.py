@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -29,6 +30,8 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _FORBIDDEN = "\x00\x01\x02"
 _attributes = attrgetter("__dict__")
+#: What a time in milliseconds can express.
+_END_OF_TIME_SECONDS: Final = float(1 << 52)
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -43,6 +46,8 @@ class Message:
         keys: what `Admin.query_by_key` finds it by; one string or several, none with a blank in it.
         properties: text to text; names of the system's own are refused.
         delay_level: 0 at once, 1..18 after that level's wait (higher ones clamp).
+        deliver_at: not before this time, seconds since the epoch, at most 40 days ahead; a time that has passed is
+            at once.
         unique_key: the id given by the producer. The same object sent twice is the same message.
 
     Raises:
@@ -56,6 +61,7 @@ class Message:
     keys: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     delay_level: int = 0
+    deliver_at: float | None = None
 
     #: The unique key: its text, or the number that stands for it in this process, or nothing yet.
     _key: ClassVar[str | int | None] = None
@@ -70,6 +76,7 @@ class Message:
         keys: Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
         delay_level: int = 0,
+        deliver_at: float | None = None,
         *,
         unique_key: str | None = None,
     ) -> None:
@@ -87,8 +94,10 @@ class Message:
         if unique_key is not None:
             _check_text("unique_key", unique_key)
             own["_key"] = unique_key
-        if tags is not None or keys != () or properties or delay_level != 0:
-            self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), dict(properties or {}), delay_level)
+        if delay_level != 0 or deliver_at is not None:
+            self._delay(delay_level, deliver_at)
+        if tags is not None or keys != () or properties or self.is_delayed:
+            self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), dict(properties or {}))
 
     @property
     def unique_key(self) -> str:
@@ -105,7 +114,32 @@ class Message:
         # A number means nothing in another process.
         return {**self.__dict__, "_key": self.unique_key, "properties": dict(self.properties)}
 
-    def _describe(self, tags: str | None, keys: tuple[str, ...], own: dict[str, str], delay_level: int) -> None:
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it asks to wait first."""
+        return self.delay_level > 0 or self.deliver_at is not None
+
+    @property
+    def due_ms(self) -> int | None:
+        """`deliver_at` as the first millisecond that is not before it."""
+        return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
+
+    def _delay(self, delay_level: int, deliver_at: float | None) -> None:
+        """Check and set what it waits for."""
+        if not isinstance(delay_level, int) or isinstance(delay_level, bool):
+            raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
+        if delay_level < 0:
+            raise InvalidInput("delay_level", "at least 0", delay_level)
+        if deliver_at is not None:
+            if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
+                raise TypeError(f"deliver_at must be a number, not {type(deliver_at).__name__}")
+            if not 0 <= deliver_at < _END_OF_TIME_SECONDS:
+                raise InvalidInput("deliver_at", "seconds since the epoch", deliver_at)
+            if delay_level:
+                raise InvalidInput("deliver_at", "not together with delay_level", deliver_at)
+        self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at)
+
+    def _describe(self, tags: str | None, keys: tuple[str, ...], own: dict[str, str]) -> None:
         """Check and set what most messages do not have."""
         stored = dict(own)
         for name, value in own.items():
@@ -124,17 +158,15 @@ class Message:
             if not tags.strip() or "||" in tags:
                 raise InvalidInput("tags", "one tag, not blank, without ||", tags)
             stored[properties.TAGS] = tags
-        if not isinstance(delay_level, int) or isinstance(delay_level, bool):
-            raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
-        if delay_level < 0:
-            raise InvalidInput("delay_level", "at least 0", delay_level)
-        if delay_level:
-            stored[properties.DELAY] = str(delay_level)
+        if self.delay_level:
+            stored[properties.DELAY] = str(self.delay_level)
+        if self.deliver_at is not None:
+            stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
         encoded = encode_properties(stored)
         size = len(encoded) + unique_keys.PAIR_BYTES
         if size > MAX_PROPERTIES_BYTES:
             raise InvalidInput("properties", f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included", size)
-        described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own), "delay_level": delay_level}
+        described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}
         self.__dict__.update(described, own_properties=encoded)
 
 

@@ -12,9 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack
 
 from raymq.actors.core.isolation import STRATEGIES
+from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
-from raymq.actors.naming import check_group, check_sendable
+from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
+from raymq.actors.protocol import RecallStatus
 from raymq.actors.sending import Sends, Sent, Terms, make_sender
 from raymq.client.batcher import Batcher
 from raymq.client.connection import Connection
@@ -24,6 +26,7 @@ from raymq.client.message import Message, key_numbers
 from raymq.client.options import SendDefaults, SendOptions
 from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
+from raymq.client.recalling import handle_of, recall
 from raymq.client.results import SendResult, TableResult
 from raymq.client.sent_results import results_of
 
@@ -127,7 +130,7 @@ class Producer:
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
-        if self._batcher is not None:
+        if self._batcher is not None and not message.is_delayed:
             return await asyncio.wrap_future(self.send_async(message, **options))
         return await self._on_own_loop(self._send_one(message, self._terms(message, options)))
 
@@ -135,8 +138,8 @@ class Producer:
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
         if self._closed:
             raise ClientClosed("the producer is closed")
-        if self._batcher is not None:
-            if not options and not message.delay_level:
+        if self._batcher is not None and not message.is_delayed:
+            if not options:
                 return self._batcher.add(message)
             terms = self._terms(message, options, in_background=True)
             return self._batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
@@ -197,6 +200,25 @@ class Producer:
         ]
         return TableResult(table.num_rows, parts)
 
+    def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
+        """Withdraw a message that waits for its `deliver_at`, by its result or its `recall_handle`.
+
+        Returns:
+            WITHDRAWN: it will never be delivered; asked again: the same. DELIVERED: it was, already. UNKNOWN: the
+            broker does not know it, or not any more.
+
+        Raises:
+            NotRecallable: the message had no `deliver_at`, or one that had passed.
+            InvalidInput: no handle. BrokerUnavailable: no answer; ask again. ClientClosed.
+        """
+        return self._mq.run(self.arecall(sent, timeout=timeout))
+
+    async def arecall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
+        """`recall` for asyncio code, on any event loop."""
+        self._check_open()
+        timeout = self._defaults.timeout if timeout is None else timeout
+        return await self._on_own_loop(recall(self._mq, handle_of(sent), timeout))
+
     def flush(self, timeout: float = 10.0) -> bool:
         """Send what `linger` gathered and wait for the answers; False if `timeout` seconds were not enough."""
         return self._batcher is None or self._batcher.flush(timeout)
@@ -250,16 +272,15 @@ class Producer:
 
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:
         self._check_open()
-        delayed = message.delay_level > 0
-        return self._defaults.terms(message.topic, options, delayed=delayed, in_background=in_background)
+        return self._defaults.terms(message.topic, options, delayed=message.is_delayed, in_background=in_background)
 
     def _batch_terms(self, messages: Sequence[Message], options: Any) -> Terms:
         self._check_open()
         topics = {message.topic for message in messages}
         if len(topics) != 1:
             raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
-        if any(message.delay_level for message in messages):
-            raise InvalidInput("messages", "no delayed message in a batch", "delay_level")
+        if any(message.is_delayed for message in messages):
+            raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
         return self._defaults.terms(messages[0].topic, options)
 
     async def _on_own_loop(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -299,10 +320,18 @@ class Producer:
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], self._born_host())
         sent = await self._sends.send(message.topic, records, sizes, terms)
-        return results_of(sent, key_numbers([message]))[0]
+        result = results_of(sent, key_numbers([message]))[0]
+        return result._replace(recall_handle=_recall_handle(message, sent)) if message.is_delayed else result
 
     async def _forget(self, message: Message, terms: Terms) -> None:
         try:
             await self._send_one(message, terms)
         except RayMQError:
             return
+
+
+def _recall_handle(message: Message, sent: Sent) -> str | None:
+    """None unless the message waits for a time of its own."""
+    if message.due_ms is None or sent.placed.topic != TIMER_TOPIC:
+        return None
+    return RecallHandle(message.topic, sent.queue.broker, message.due_ms, message.unique_key).encode()

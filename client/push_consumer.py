@@ -15,7 +15,7 @@ from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.consuming import Consuming
 from raymq.client.listener import Listener, ListenerRunner
 from raymq.client.offsets import ConsumeFrom
-from raymq.client.subscription import parse_subscriptions
+from raymq.client.subscription import Sql, parse_subscriptions
 from raymq.client.trace import Trace
 
 
@@ -28,7 +28,7 @@ class PushConsumer:
     Args:
         mq: the connection to the cluster.
         group: members of one group share the messages; all must subscribe to the same.
-        subscriptions: topic to tag expression: "*", "paid", "paid || shipped".
+        subscriptions: topic to tag expression: "*", "paid", "paid || shipped"; or to `Sql("price > 3")`.
         listener: gets a list of at most `batch_size` messages of one queue, on one of `threads` threads; may be a
             coroutine function. It returns `ConsumeResult.SUCCESS`, `ConsumeResult.RECONSUME_LATER` or `Retry(level)`,
             one for all or a list with one per message. What it raises, and None, is a failure.
@@ -55,7 +55,7 @@ class PushConsumer:
         self,
         mq: Connection,
         group: str,
-        subscriptions: Mapping[str, str],
+        subscriptions: Mapping[str, str | Sql],
         listener: Listener,
         *,
         ordered: bool = False,
@@ -113,12 +113,15 @@ class PushConsumer:
         """Join the group; returns when the brokers know this member and its start positions are fixed.
 
         Raises:
+            InvalidInput: an SQL expression cannot be read.
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
             ClientClosed: it was shut down.
         """
         if self._closed:
             raise ClientClosed("the consumer was shut down")
         if self._consuming is None:
+            for wanted in self._settings.filters.values():
+                wanted.check()
             runner = ListenerRunner(self._listener)
             try:
                 self._consuming = self._mq.run(self._begin(runner))

@@ -63,6 +63,8 @@ DELIVERED_FROM: Final = "RAYMQ_DELIVERED_FROM"
 DLQ_REASON: Final = "RAYMQ_DLQ_REASON"
 #: Ours: which of its producer's batches this record begins; see `raymq.storage.producer_sequence`.
 PRODUCER_SEQUENCE: Final = "RAYMQ_SEQUENCE"
+#: Ours: a message that was sent to its group again says from which dead letter, by that one's message id.
+REDRIVEN_FROM: Final = "RAYMQ_REDRIVEN_FROM"
 
 SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
     {
@@ -114,6 +116,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         DELIVERED_FROM,
         DLQ_REASON,
         PRODUCER_SEQUENCE,
+        REDRIVEN_FROM,
     }
 )
 

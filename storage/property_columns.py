@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.storage import properties as names
+from raymq.storage import record_batch
 from raymq.storage.errors import InvalidInput
+from raymq.storage.record import Buffer
 
 Int64s = npt.NDArray[np.int64]
 
@@ -144,6 +146,20 @@ def split_properties(properties: pa.Array) -> PropertyColumns:
         codes=np.asarray(encoded.indices),
         names=encoded.dictionary,
     )
+
+
+def properties_of_records(records: Buffer, sizes: npt.NDArray[np.int32]) -> PropertyColumns:
+    """The properties of contiguous, sound records.
+
+    Raises:
+        BadRecord: a record is not sound; bodies are not looked at.
+    """
+    return properties_of_batch(record_batch.parse(records, sizes, check_crc=False))
+
+
+def properties_of_batch(batch: record_batch.Batch) -> PropertyColumns:
+    """The properties of records that are checked."""
+    return split_properties(gather(pa.py_buffer(batch.records), batch.properties_at, batch.ends, pa.binary()))
 
 
 def spans(array: pa.Array) -> tuple[Int64s, Int64s, pa.Buffer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -216,7 +216,7 @@ class Store:
         failpoint("delete_topic.before_settings")
         self.topic_configs.delete(topic)
 
-    def delete_expired(self, *, asked: bool = False) -> Deleted:
+    def delete_expired(self, *, asked: bool = False, rescue: Callable[[int], int] = lambda log_min: log_min) -> Deleted:
         """Let go of the log files that `retention` says may go, and of queue and index files that follow the log.
 
         Quick, and to be called every few seconds: a run takes at most ten log files and looks at some queues. What is
@@ -225,6 +225,8 @@ class Store:
 
         Args:
             asked: expired files go whatever the hour is.
+            rescue: told where the log would begin, stores anew what must outlive the files before that place, and
+                says up to where there is nothing of that kind (any more); what lies behind stays.
         """
         self._check_open()
         files = self._log.expirable(FILES_A_RUN)
@@ -234,7 +236,9 @@ class Store:
         removals: list[Removal] = []
         if decision.files:
             failpoint("retention.before_detach")
-            removals += self._log.files.detach_before(files[decision.files - 1][0])
+            with self._writer.room_is_coming():
+                end = rescue(files[decision.files - 1][0])
+            removals += self._log.files.detach_before(end)
         of_queues, of_index = self._dispatcher.follow(self._log.min_offset, _QUEUES_A_RUN)
         failpoint("retention.before_add")
         self._remover.add([*removals, *of_queues, *of_index])
@@ -281,6 +285,10 @@ class Store:
     def raw_at(self, physical_offset: int) -> bytes:
         """The bytes of the record at a place of the log; raises as `read_at`."""
         return bytes(self._log.view(physical_offset, self._log.record(physical_offset).size))
+
+    def raw_many(self, physical_offsets: Sequence[int], sizes: Sequence[int]) -> bytes:
+        """The bytes at several places of the log in one piece, unchecked; each lies within minimum..maximum."""
+        return b"".join(map(self._log.view, physical_offsets, sizes))
 
     def walk(self, physical_offset: int) -> Iterator[Record]:
         """The records in log order from a record's place (or the minimum) to the end; raises as `read_at`."""

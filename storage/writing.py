@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -62,6 +63,7 @@ class Writer:
         self._topics: dict[bytes, str] = {}
         self._disk_checked_at = float("-inf")
         self._disk_full = ""
+        self._refuse_ratio = config.disk_refuse_ratio
 
     def append(
         self,
@@ -185,13 +187,24 @@ class Writer:
         if limit:
             raise InvalidInput("records", f"record {index}: {limit}", actual)
 
+    @contextlib.contextmanager
+    def room_is_coming(self) -> Iterator[None]:
+        """Write although the disk is fuller than it may be: what is written now lets files go."""
+        limit, self._refuse_ratio = self._refuse_ratio, float("inf")
+        self._disk_full = ""
+        try:
+            yield
+        finally:
+            self._refuse_ratio = limit
+            self._disk_checked_at = float("-inf")
+
     def check_ready(self) -> None:
         """StoreFailed after a failure of the disk, StoreFull while it is too full (looked at once a second)."""
         self._log.health.check()
         now = time.monotonic()
         if now - self._disk_checked_at >= _DISK_CHECK_EVERY_S:
             self._disk_checked_at = now
-            ratio, limit = Disk.of(self._directory).ratio, self._config.disk_refuse_ratio
+            ratio, limit = Disk.of(self._directory).ratio, self._refuse_ratio
             self._disk_full = f"the disk is {ratio:.1%} full, writes end at {limit:.1%}" if ratio >= limit else ""
         if self._disk_full:
             raise StoreFull(self._disk_full)

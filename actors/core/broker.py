@@ -16,14 +16,18 @@ import numpy.typing as npt
 
 from raymq.actors.core.accepting import Accepting
 from raymq.actors.core.admission import Admission
+from raymq.actors.core.dead_letters import DeadLetters
+from raymq.actors.core.draft import Kind
 from raymq.actors.core.group_settings import GroupSettings
 from raymq.actors.core.idempotence import ProducerTable, StoredBatch
 from raymq.actors.core.locks import QueueLocks
 from raymq.actors.core.offsets import GroupOffsets
+from raymq.actors.core.recall import Recall
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.schedule import Schedule
 from raymq.actors.core.staging import Staging
 from raymq.actors.core.system_topics import install, system_topics
+from raymq.actors.core.timers import Timers
 from raymq.actors.core.topics import Topics
 from raymq.actors.errors import (
     GroupNotFound,
@@ -32,10 +36,11 @@ from raymq.actors.errors import (
     QueueNotFound,
 )
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
-from raymq.actors.protocol import PERM_WRITE, Placed
+from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage import producer_sequence
+from raymq.storage import properties as names
 from raymq.storage.group_config import GroupConfig
-from raymq.storage.record import Record
+from raymq.storage.record import Record, decode
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.topic_config import TopicConfig
 
@@ -76,6 +81,9 @@ class BrokerCore:
         #: Called with the (topic, queue id) pairs that got messages; the service wakes parked fetches by it.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
         self.schedule = Schedule(store, clock, self._append)
+        self.timers = Timers(name, store, clock, self._append)
+        self.recall = Recall(name, store, self.timers, clock, self._append).recall
+        self.dead_letters = DeadLetters(store, self.ensure_group, self._append)
         self.locks = QueueLocks(monotonic)
         self.group_settings = GroupSettings(store, self.ensure_group)
         self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
@@ -88,6 +96,7 @@ class BrokerCore:
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
+        self.accepting.detours[Kind.TIMER] = self.timers.detour
         install(store.topic_configs, own)
 
     # -- topics --------------------------------------------------------------------------------------------------
@@ -136,15 +145,16 @@ class BrokerCore:
         """Store ready-made records of one queue. All or nothing: what is refused leaves no trace.
 
         Args:
-            delayed: the records carry a DELAY property and wait in the schedule topic first; the result then names
-                their places there.
+            delayed: the records carry a delay level or a time, all the same of the two, and wait elsewhere first; the
+                result then names their places there.
 
         Raises:
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, StoreFull, StoreFailed.
         """
         self.check_writable(topic, queue_id)
         if delayed:
-            return self.schedule.defer(records, sizes, (topic, queue_id))
+            keeper = self.schedule if names.DELAY in decode(records).properties else self.timers
+            return keeper.defer(records, sizes, (topic, queue_id))
         result = self._append(records, sizes, (topic, queue_id))
         queue_ids = np.full(len(sizes), queue_id, np.int32)
         return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
@@ -205,6 +215,15 @@ class BrokerCore:
     def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
         if not 0 <= queue_id < queues:
             raise QueueNotFound(f"topic {topic} has queues 0..{queues - 1} on {self.name}, not {queue_id}")
+
+    def deliver_due(self) -> DueReport:
+        """Put everything whose time has come into its real queue, as much as one pass may."""
+        reports = (self.timers.deliver_due(), self.schedule.deliver_due())
+        return DueReport(
+            sum(report.delivered for report in reports),
+            min((report.next_due_ms for report in reports if report.next_due_ms is not None), default=None),
+            max(report.lateness_ms for report in reports),
+        )
 
     # -- groups --------------------------------------------------------------------------------------------------
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.filtered_reading import read_filtered
+from raymq.actors.core.filters import Filter
+from raymq.actors.core.sql_filter import SqlFilter
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, PermissionDenied, QueueNotFound, RayMQError
 from raymq.actors.protocol import PERM_READ
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One queue of a fetch: from `offset` on, only entries whose tags code is in `tags_codes` (None: all)."""
+    """One queue of a fetch: from `offset` on, only what has a tags code of these (None: all) and passes `sql`."""
 
     topic: str
     queue_id: int
     offset: int
-    tags_codes: Collection[int] | None = None
+    tags_codes: frozenset[int] | None = None
+    sql: SqlFilter | None = None
+
+    @property
+    def filter(self) -> Filter:
+        """What is wanted of the queue."""
+        return Filter(self.tags_codes, self.sql)
 
 
 @dataclass(slots=True)
@@ -72,7 +81,9 @@ def _read(core: BrokerCore, index: int, want: Wanted, max_messages: int, max_byt
     try:
         if not core.topic(want.topic).perm & PERM_READ:
             raise PermissionDenied(f"topic {want.topic} may not be read on {core.name}")
-        with core.store.read(want.topic, want.queue_id, want.offset, max_messages, max_bytes, want.tags_codes) as lease:
+        with read_filtered(
+            core.store, want.topic, want.queue_id, want.offset, max_messages, max_bytes, want.filter
+        ) as lease:
             low = core.store.min_offset(want.topic, want.queue_id)
             high = core.store.max_offset(want.topic, want.queue_id)
             return Part(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)

@@ -1,7 +1,8 @@
 """Which messages of a topic a consumer wants: its subscription, and the filter that is made of it. Pure.
 
-A filter is applied to the entries of a queue, before a record is read: RocketMQ's tag filter compares hash codes there
-and leaves the comparison of texts to the client. Another language of expressions joins in `filter_of`.
+A tag filter is applied to the entries of a queue, before a record is read: it compares hash codes there, as RocketMQ's
+does, and leaves the comparison of texts to the client. An SQL92 filter reads the properties of records, a batch at a
+time.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from raymq.actors.errors import BadSubscription
+from raymq.actors.core.sql_filter import SqlFilter, compile_sql
+from raymq.actors.errors import BadSubscription, InvalidInput
 from raymq.storage.java_hash import tags_code
 
 ALL = "*"
 TAG = "TAG"
+SQL92 = "SQL92"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """`tags_codes` are the codes of the entries that pass; None lets all pass."""
+    """`tags_codes` are the codes of the entries that may pass, None: all; of their records those that `sql` passes."""
 
     tags_codes: frozenset[int] | None
+    sql: SqlFilter | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -43,8 +47,13 @@ def filter_of(kind: str, expression: str) -> Filter:
     """The filter of an expression; an empty `kind` means tags.
 
     Raises:
-        BadSubscription: the expression has no tag, or its language is not served.
+        BadSubscription: the expression has no tag or cannot be read, or its language is not served.
     """
+    if kind == SQL92:
+        try:
+            return Filter(None, compile_sql(expression))
+        except InvalidInput as error:
+            raise BadSubscription(str(error)) from None
     if kind not in ("", TAG):
         raise BadSubscription(f"The broker does not support consumer to filter message by {kind}")
     tags = tags_of(expression)

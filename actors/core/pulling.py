@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.fetching import Wanted
+from raymq.actors.core.filtered_reading import read_filtered
 from raymq.actors.errors import OffsetOutOfRange, PermissionDenied, QueueNotFound
 from raymq.actors.protocol import PERM_READ
 from raymq.storage.lease import Lease
@@ -51,7 +52,7 @@ def pull(core: BrokerCore, group: str, want: Wanted, max_messages: int, max_byte
     if reset is not None and reset != offset:
         return Pulled(PullStatus.OFFSET_MOVED, reset, low, high)
     try:
-        lease = core.store.read(topic, queue_id, offset, max_messages, max_bytes, want.tags_codes)
+        lease = read_filtered(core.store, topic, queue_id, offset, max_messages, max_bytes, want.filter)
     except QueueNotFound:  # nothing was ever written to it
         status = PullStatus.NOTHING_NEW if offset == 0 else PullStatus.OFFSET_MOVED
         return Pulled(status, 0, 0, 0)

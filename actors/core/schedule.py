@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.delivered import delivered_since
 from raymq.actors.core.draft import TIMER_NAMES, Draft, delay_level
 from raymq.actors.core.rewriting import Append, encode_again, join
 from raymq.actors.naming import SCHEDULE_TOPIC
@@ -128,15 +129,12 @@ class Schedule:
 
     def _recover(self) -> None:
         """Move each level's position past what was delivered and not journaled before a crash."""
-        if self._store.recovery.clean:
+        if self._store.recovery.clean or SCHEDULE_TOPIC not in self._store.topics():
             return
         start = self._store.delay_progress.log_end
-        for record in self._store.walk(max(start, self._store.min_physical_offset)):
-            source = record.properties.get(DELIVERED_FROM)
-            if source is not None:
-                level, offset = (int(part) for part in source.split(":"))
-                if offset >= (self._store.delay_progress.get(level) or 0):
-                    self._store.delay_progress.commit(level, offset + 1, start)
+        for origin, _ in delivered_since(self._store, start):
+            if origin.level and origin.offset >= (self._store.delay_progress.get(origin.level) or 0):
+                self._store.delay_progress.commit(origin.level, origin.offset + 1, start)
 
 
 def _decoded(records: memoryview, sizes: npt.NDArray[np.int32]) -> Iterable[Record]:

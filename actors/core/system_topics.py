@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.actors.naming import AUTO_CREATE_TOPIC, NAME_PATTERN, SCHEDULE_TOPIC, reply_topic
+from raymq.actors.naming import AUTO_CREATE_TOPIC, NAME_PATTERN, SCHEDULE_TOPIC, TIMER_TOPIC, reply_topic
 from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE
 from raymq.storage.topic_config import TopicConfig, TopicConfigs
 
@@ -36,6 +36,7 @@ def system_topics(cluster: str, broker: str, *, delay_levels: int, auto_create: 
     table = [
         # name, queues, permission
         (SCHEDULE_TOPIC, delay_levels, _READ_WRITE),
+        (TIMER_TOPIC, 1, _READ_WRITE),
         ("SELF_TEST_TOPIC", 1, _READ_WRITE),
         ("BenchmarkTest", 1024, _READ_WRITE),
         ("OFFSET_MOVED_EVENT", 1, _READ_WRITE),

@@ -111,6 +111,8 @@ class RequestCode(enum.IntEnum):
     COMMIT_STAGED = 900_004
     ABORT_STAGED = 900_005
     STATUS = 900_006
+    RECALL_TIMER = 900_030
+    REDRIVE_DEAD_LETTERS = 900_031
 
 
 class ResponseCode(enum.IntEnum):
@@ -139,6 +141,7 @@ class ResponseCode(enum.IntEnum):
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
+    ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
 
 

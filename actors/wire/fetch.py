@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.fetching import Part, Wanted, fetch
+from raymq.actors.core.sql_filter import compile_sql
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.naming import check_group
 from raymq.actors.wire import faults
@@ -49,7 +50,7 @@ def fetch_command(
 
     With a `group` it is counted for it, and told where the group was reset to.
     """
-    queues = [[w.topic, w.queue_id, w.offset, None if w.tags_codes is None else list(w.tags_codes)] for w in wanted]
+    queues = [[w.topic, w.queue_id, w.offset, _packed_filter(w)] for w in wanted]
     fields = {
         "session": session,
         "queues": queues,
@@ -126,11 +127,24 @@ def _group(request: Command) -> str | None:
 def _wanted(request: Command) -> list[Wanted]:
     try:
         return [
-            Wanted(str(topic), int(queue_id), int(offset), None if codes is None else frozenset(map(int, codes)))
-            for topic, queue_id, offset, codes in request.fields["queues"]
+            _one_wanted(str(topic), int(queue_id), int(offset), filtered)
+            for topic, queue_id, offset, filtered in request.fields["queues"]
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("queues", "a list of [topic, queue id, offset, tags codes or nil]", str(error)) from error
+        limit = "a list of [topic, queue id, offset, tags codes or an SQL92 expression or nil]"
+        raise InvalidInput("queues", limit, str(error)) from error
+
+
+def _packed_filter(want: Wanted) -> list[int] | str | None:
+    if want.sql is not None:
+        return want.sql.expression
+    return None if want.tags_codes is None else list(want.tags_codes)
+
+
+def _one_wanted(topic: str, queue_id: int, offset: int, filtered: list[int] | str | None) -> Wanted:
+    if isinstance(filtered, str):
+        return Wanted(topic, queue_id, offset, sql=compile_sql(filtered))
+    return Wanted(topic, queue_id, offset, None if filtered is None else frozenset(map(int, filtered)))
 
 
 def _packed(part: Part) -> list[object]:

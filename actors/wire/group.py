@@ -35,9 +35,9 @@ _LATE_NOTICES_SECONDS = (2.0, 5.0)
 
 
 def heartbeat_command(
-    client_id: str, group: str, subscriptions: Mapping[str, str], *, model: str, start: str
+    client_id: str, group: str, subscriptions: Mapping[str, Subscription], *, model: str, start: str
 ) -> Command:
-    """HEART_BEAT of one consumer; `subscriptions` maps topic to expression, `start` is RocketMQ's consumeFromWhere."""
+    """HEART_BEAT of one consumer; `subscriptions` are by topic, `start` is RocketMQ's consumeFromWhere."""
     consumer = {
         "groupName": group,
         "consumeType": "CONSUME_PASSIVELY",
@@ -45,8 +45,8 @@ def heartbeat_command(
         "consumeFromWhere": start,
         "unitMode": False,
         "subscriptionDataSet": [
-            {"topic": topic, "subString": expression, "expressionType": TAG}
-            for topic, expression in sorted(subscriptions.items())
+            {"topic": topic, "subString": subscription.expression, "expressionType": subscription.kind}
+            for topic, subscription in sorted(subscriptions.items())
         ],
     }
     body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}

@@ -94,7 +94,7 @@ class _Pull:
         self._turns = turns
         self._request = request
         self._header = header
-        self._want = Wanted(header.topic, header.queue_id, header.queue_offset, wanted.tags_codes)
+        self._want = Wanted(header.topic, header.queue_id, header.queue_offset, wanted.tags_codes, wanted.sql)
 
     def attempt(self) -> Pulled:
         """Pull now. Raises as `pulling.pull`; a queue that is not there is an invalid parameter here."""

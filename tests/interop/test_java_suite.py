@@ -48,14 +48,6 @@ NOT_YET: dict[str, str] = {
             "transaction.check_back_commit",
             "transaction.check_back_rollback",
         ],
-        "delivery at any time": [
-            "timer.deliver_at",
-            "timer.delay_sec_and_ms",
-            "timer.past_is_now",
-            "timer.too_far_refused",
-            "timer.recall",
-        ],
-        "SQL filters": ["consume.push_sql92", "pull.sql_filter"],
     }.items()
     for name in names
 }

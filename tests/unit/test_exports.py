@@ -26,6 +26,7 @@ PUBLIC = {
     "client": ERRORS | {
         "Message", "Producer", "SendStatus", "SendResult", "PushConsumer", "PullConsumer", "ConsumeResult", "Retry",
         "ConsumeFrom", "MessageModel", "MessageQueue", "Admin",
+        "Sql", "RecallStatus", "DeadMessage", "RedriveResult",
     },
     "client.errors": ERRORS,
     "cluster": {"start", "connect", "stop", "Tls"},

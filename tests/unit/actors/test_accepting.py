@@ -111,7 +111,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[RayMQError], str]] = {
     "a rolled back message": ({"sys_flag": 12}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a delay level that is no number": ({"properties": {"DELAY": "soon"}}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a transaction": ({"properties": HALF, "sys_flag": 4}, PermissionDenied, "NO_PERMISSION"),
-    "a chosen time": ({"properties": {"TIMER_DELAY_SEC": "1"}}, RayMQError, "SYSTEM_ERROR"),
 }
 
 

@@ -31,6 +31,7 @@ def table(*, auto_create: bool = False, cluster: str = "blue") -> dict[str, tupl
 def test_what_tools_expect_is_there() -> None:
     assert table() == {
         "SCHEDULE_TOPIC_XXXX": (3, 6),
+        "rmq_sys_wheel_timer": (1, 6),
         "SELF_TEST_TOPIC": (1, 6),
         "BenchmarkTest": (1024, 6),
         "OFFSET_MOVED_EVENT": (1, 6),

@@ -62,6 +62,7 @@ EDGES: list[tuple[Calls, Calls]] = [
         [message(properties={"a": "x" * FULL})],
     ),
     ([message(delay_level=-1)], [message(delay_level=0), message(delay_level=99)]),
+    ([message(deliver_at=-1), message(deliver_at=9, delay_level=1)], [message(deliver_at=0), message(deliver_at=9.5)]),
     ([batch(), batch(Message("t", b"x"), Message("u", b"x"))], [batch(Message("t", b"x"))]),
     ([batch(Message("t", b"x", delay_level=1))], [batch(Message("t", b"x"))]),
     ([options(queue=MessageQueue("t", "a", 0), sharding_key="k")], [options(sharding_key="k")]),

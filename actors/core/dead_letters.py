@@ -1,0 +1,104 @@
+"""Dead letters of one broker: sending them to their group once more, each entry once unless it is forced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow.compute as pc
+
+from raymq.actors.core.rewriting import Append, encode_again, join
+from raymq.actors.errors import GroupNotFound, MessageNotFound, OffsetOutOfRange, QueueNotFound
+from raymq.actors.naming import check_group, dlq_topic, retry_topic
+from raymq.actors.protocol import Redriven
+from raymq.storage import properties as names
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.property_columns import properties_of_records
+from raymq.storage.record import Record
+from raymq.storage.store import Store
+
+_SCAN_MESSAGES = 4_096
+_SCAN_BYTES = 8 << 20
+#: What a redriven message does not take along: how it came to its entry.
+_LEFT_BEHIND = frozenset({names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID})
+
+
+class DeadLetters:
+    """The dead-letter queues of one broker.
+
+    That an entry was redriven is said by its copy in the group's retry topic alone, which names it and expires after
+    it; so it is known after any crash. What was read of these topics is remembered.
+    """
+
+    def __init__(self, store: Store, ensure_group: Callable[[str], bool], append: Append) -> None:
+        """`ensure_group` makes a group's retry topic where it is missing."""
+        self._store = store
+        self._ensure_group = ensure_group
+        self._append = append
+        #: By retry topic and queue: up to where it was read, and the entries that its messages name.
+        self._seen: dict[tuple[str, int], tuple[int, set[str]]] = {}
+
+    def redrive(self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> list[Redriven]:
+        """Give entries of a group's dead-letter queue to the group again; what was done, for each offset.
+
+        The copies go to the group's retry topic and begin there with no retry behind them. One append stores them all.
+
+        Args:
+            force: also those that were redriven before.
+            dry_run: say what would be done, and do nothing.
+
+        Raises:
+            GroupNotFound: this broker does not know the group.
+        """
+        if self._store.group_configs.get(check_group(group)) is None:
+            raise GroupNotFound(f"consumer group {group} does not exist")
+        known = set() if force else self._redriven(group)
+        told, copies = [], []
+        for offset in offsets:
+            entry = self._entry(group, offset)
+            if entry is None:
+                told.append(Redriven.UNKNOWN)
+            elif entry.message_id in known:
+                told.append(Redriven.ALREADY)
+            else:
+                told.append(Redriven.REDRIVEN)
+                known.add(entry.message_id)
+                copies.append(_copy(entry, group))
+        if copies and not dry_run:
+            self._ensure_group(group)
+            self._append(*join(copies), (retry_topic(group), 0))
+        return told
+
+    def _entry(self, group: str, offset: int) -> Record | None:
+        try:
+            with self._store.read(dlq_topic(group), 0, offset, 1) as lease:
+                return lease.messages()[0] if len(lease) else None
+        except (QueueNotFound, OffsetOutOfRange, MessageNotFound, StoreCorrupt):
+            return None
+
+    def _redriven(self, group: str) -> set[str]:
+        """The message ids of the entries that messages of the group's retry topic name."""
+        topic = retry_topic(group)
+        found: set[str] = set()
+        for queue_id in self._store.queues(topic):
+            offset, entries = self._seen.get((topic, queue_id), (0, set()))
+            offset = max(offset, self._store.min_offset(topic, queue_id))
+            while offset < self._store.max_offset(topic, queue_id):
+                try:
+                    with self._store.read(topic, queue_id, offset, _SCAN_MESSAGES, _SCAN_BYTES) as lease:
+                        column = properties_of_records(lease.records, lease.sizes).last(names.REDRIVEN_FROM)
+                        entries.update(pc.drop_null(column).to_pylist())
+                        offset = lease.next_offset
+                except StoreCorrupt:
+                    offset += 1
+            self._seen[topic, queue_id] = offset, entries
+            found |= entries
+        return found
+
+
+def _copy(entry: Record, group: str) -> bytes:
+    kept = {name: value for name, value in entry.properties.items() if name not in _LEFT_BEHIND}
+    kept.setdefault(names.ORIGIN_MESSAGE_ID, entry.message_id)
+    kept.setdefault(names.RETRY_TOPIC, entry.topic)
+    kept[names.REDRIVEN_FROM] = entry.message_id
+    entry.reconsume_times = 0
+    return encode_again(entry, retry_topic(group), 0, kept)

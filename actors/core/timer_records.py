@@ -1,0 +1,135 @@
+"""What the records of the timer topic say, and the properties by which they say it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.actors.core.delivered import origin_of
+from raymq.actors.errors import MessageIllegal
+from raymq.actors.naming import TIMER_TOPIC
+from raymq.storage import properties as names
+from raymq.storage import record_batch
+from raymq.storage.property_columns import properties_of_batch
+from raymq.storage.record import MAX_PROPERTIES_BYTES, encode_properties
+from raymq.storage.timer_log import ENTRY, HOUR_MS, Entries, Kind, key_of
+
+#: Where all of them wait.
+LANE: Final = (TIMER_TOPIC, 0)
+#: The level that `DELIVERED_FROM` names for these messages: no delay level has it.
+TIMER_LEVEL: Final = 0
+#: How far ahead a message may be due.
+MAX_AHEAD_MS: Final = 40 * 24 * HOUR_MS
+#: What is left free of a message's properties for those that its copies get.
+_PROPERTIES_ROOM_BYTES: Final = 1_024
+
+
+def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
+    """When a message with these properties is due; None: it names no time.
+
+    Raises:
+        MessageIllegal: a time is no number, or too far ahead.
+    """
+    for name, unit_ms, since_ms in (
+        (names.TIMER_DELAY_SEC, 1_000, now_ms),
+        (names.TIMER_DELAY_MS, 1, now_ms),
+        (names.TIMER_DELIVER_MS, 1, 0),
+    ):
+        text = told.get(name)
+        if text is None:
+            continue
+        try:
+            due_ms = since_ms + int(text) * unit_ms
+        except ValueError:
+            raise MessageIllegal(name, "a whole number", text) from None
+        if due_ms > now_ms + MAX_AHEAD_MS:
+            raise MessageIllegal(name, "at most 40 days ahead", text)
+        return due_ms
+    return None
+
+
+def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, due_ms: int) -> dict[str, str]:
+    """The properties of what waits for (`topic`, `queue_id`). MessageIllegal: there is no room for them."""
+    kept = {name: value for name, value in told.items() if name != names.DELIVERED_FROM}
+    kept |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id), names.TIMER_OUT_MS: str(due_ms)}
+    limit = MAX_PROPERTIES_BYTES - _PROPERTIES_ROOM_BYTES
+    length = len(encode_properties(kept))
+    if length > limit:
+        raise MessageIllegal("properties", f"at most {limit} bytes of a message for a chosen time", length)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Messages of that key that are due then, and came before this one, are not to be delivered."""
+
+    key: int
+    due_ms: int
+    queue_offset: int
+    physical_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What records of the timer topic say: these wait, these were withdrawn, these moved."""
+
+    waits: Entries
+    withdrawals: Sequence[Withdrawal]
+    moved: Entries
+
+
+def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offsets: npt.NDArray[np.int64]) -> Told:
+    """What contiguous records of the timer queue say; those that name no time say nothing."""
+    batch = record_batch.parse(records, sizes, check_crc=False)
+    columns = properties_of_batch(batch)
+    due_ms = numbers(columns.last(names.TIMER_OUT_MS))
+    topics = columns.last(names.REAL_TOPIC).to_pylist()
+    unique_keys = columns.first(names.UNIQ_KEY).to_pylist()
+    deletes = columns.last(names.TIMER_DEL_UNIQKEY).to_pylist()
+    origins = [
+        origin_of({names.DELIVERED_FROM: text}) if text else None
+        for text in columns.last(names.DELIVERED_FROM).to_pylist()
+    ]
+    entries = np.empty(len(sizes), ENTRY)
+    entries["due_ms"] = due_ms
+    entries["queue_offset"] = queue_offsets
+    entries["physical_offset"] = batch.physical_offsets
+    entries["key"] = [
+        key_of(delete or delete_key(topic, unique_key))
+        for topic, unique_key, delete in zip(topics, unique_keys, deletes, strict=True)
+    ]
+    entries["size"] = sizes
+    entries["kind"] = Kind.WAITS
+    is_delete = np.array([delete is not None for delete in deletes])
+    withdrawals = [
+        Withdrawal(*(int(entry[name]) for name in ("key", "due_ms", "queue_offset", "physical_offset")))
+        for entry in entries[is_delete]
+    ]
+    moved = entries[np.array([origin is not None for origin in origins])]
+    moved["kind"] = Kind.MOVED
+    moved["queue_offset"] = [origin.offset for origin in origins if origin is not None]
+    return Told(entries[~is_delete & (due_ms >= 0)], withdrawals, moved)
+
+
+def delete_key(topic: str | None, unique_key: str | None) -> str:
+    """What RocketMQ calls a waiting message by that is to be withdrawn."""
+    return f"{topic}_{unique_key}"
+
+
+def origins_of(entries: Entries) -> list[bytes]:
+    """The property that says what a copy was made from, of each, as it is stored."""
+    pattern = encode_properties({names.DELIVERED_FROM: f"{TIMER_LEVEL}:%d"})
+    return [pattern % offset for offset in entries["queue_offset"].tolist()]
+
+
+def numbers(texts: pa.Array) -> npt.NDArray[np.int64]:
+    """Decimal numbers; -1 for what is none."""
+    return np.array(
+        [int(text) if text is not None and text.isdecimal() and len(text) < 19 else -1 for text in texts.to_pylist()],
+        np.int64,
+    )

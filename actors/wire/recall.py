@@ -1,0 +1,49 @@
+"""Calling back messages that wait for a chosen time: RocketMQ's command, and ours, which answers definitely."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.errors import InvalidInput, NotRecallable
+from raymq.actors.protocol import RecallStatus
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.context import BrokerContext, text
+from raymq.actors.wire.frame import Command, Serialization
+from raymq.actors.wire.headers.recall import RecallMessage
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def recall_command(handle: str) -> Command:
+    """RECALL_TIMER (ours)."""
+    return Command(RequestCode.RECALL_TIMER, {"handle": handle}, serialization=Serialization.MSGPACK)
+
+
+def read_recalled(answer: Command) -> RecallStatus:
+    """What became of the message, from the answer to RECALL_TIMER."""
+    return RecallStatus(answer.fields["status"])
+
+
+def handlers(context: BrokerContext) -> dict[int, Handler]:
+    """What a broker serves of this family."""
+    core = context.core
+
+    def recall(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        status = core.recall(RecallHandle.decode(text(request, "handle")))
+        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"status": status.value}))
+
+    def recall_message(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        header = RecallMessage.read(request)
+        core.topic(header.topic)
+        try:
+            handle = RecallHandle.decode(header.recall_handle)
+            if handle.topic != header.topic:
+                raise InvalidInput("topic", f"the handle's, {handle.topic}", header.topic)
+            status = core.recall(handle)
+        except InvalidInput as error:
+            raise NotRecallable(f"recall failed, {error}") from None
+        if status is not RecallStatus.WITHDRAWN:
+            raise NotRecallable(f"recall failed, the message is {status.value.lower()}")
+        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"msgId": handle.unique_key}))
+
+    return {RequestCode.RECALL_TIMER: recall, RequestCode.RECALL_MESSAGE: recall_message}

@@ -1,0 +1,80 @@
+"""`raymq dlq ...`: what consumer groups gave up on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from raymq.client import Admin
+from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.output import message_fields, print_fields, print_json, print_rows
+
+
+@click.group("dlq")
+def dlq_commands() -> None:
+    """List, send again and export the dead letters of a group."""
+
+
+@dlq_commands.command("list")
+@click.argument("group")
+@click.option("--limit", default=1000, show_default=True)
+@json_option
+@click.pass_obj
+def list_dead_letters(finder: Finder, group: str, limit: int, as_json: bool) -> None:
+    """The dead letters of GROUP, the oldest death first."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        found = admin.dlq_list(group, limit)
+    if as_json:
+        print_json([message_fields(message) for message in found])
+        return
+    rows = [
+        {
+            "message_id": message.message_id,
+            "topic": message.topic,
+            "keys": " ".join(message.keys),
+            "dead_at": message.dead_at,
+            "reason": message.reason,
+        }
+        for message in found
+    ]
+    print_rows(rows, as_json=False, empty=f"no dead letter of {group}")
+
+
+@dlq_commands.command("redrive")
+@click.argument("group")
+@click.option("--id", "ids", multiple=True, help="A message id; may be given several times. Without: all.")
+@click.option("--rate", type=float, help="At most so many messages a second.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@click.option("--force", is_flag=True, help="Also those that were sent again before.")
+@json_option
+@click.pass_obj
+def redrive_dead_letters(
+    finder: Finder, group: str, ids: tuple[str, ...], rate: float | None, dry_run: bool, force: bool, as_json: bool
+) -> None:
+    """Send dead letters of GROUP to it once more."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        result = admin.dlq_redrive(group, list(ids) or None, rate, dry_run, force=force)
+    told = {"redriven": result.redriven, "already": result.already, "unknown": result.unknown}
+    if as_json:
+        print_json(told)
+        return
+    print_fields({name: len(found) for name, found in told.items()} | {"dry_run": dry_run}, as_json=False)
+
+
+@dlq_commands.command("export")
+@click.argument("group")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+@click.pass_obj
+def export_dead_letters(finder: Finder, group: str, file: Path, as_json: bool) -> None:
+    """Write the dead letters of GROUP to FILE, one JSON object a line."""
+    count = 0
+    with finder.connect() as mq, Admin(mq) as admin:
+        messages = admin.dlq_messages(group)
+        with file.open("w", encoding="utf-8") as stream:
+            for message in messages:
+                stream.write(json.dumps(message_fields(message), ensure_ascii=False) + "\n")
+                count += 1
+    print_fields({"group": group, "file": str(file), "messages": count}, as_json=as_json)

@@ -1,0 +1,56 @@
+"""A broker that is killed again and again while messages for a chosen time become due: each comes once, none early."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.store import Store
+from tests.crash import timer_broker
+
+pytestmark = pytest.mark.crash
+
+#: In which pass the broker dies between the copies and the note of them, and after how many lines it is killed at the
+#: latest.
+LIVES = [(3, 1_000), (1_000, 60), (10, 1_000)]
+
+
+def serve_until_killed(directory: Path, first: int, passes: int, lines: int) -> int:
+    """Run the broker until it dies; the number behind the last message that it said it has."""
+    command = [sys.executable, timer_broker.__file__, str(directory), str(first), str(passes)]
+    sent = first
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith(b"sent"):
+                sent = int(line.split()[1])
+                lines -= 1
+                if lines == 0:
+                    child.send_signal(signal.SIGKILL)
+    return sent
+
+
+def test_each_message_comes_once_and_none_early(tmp_path: Path) -> None:
+    acknowledged: set[int] = set()
+    first = 0
+    for passes, lines in LIVES:
+        sent = serve_until_killed(tmp_path, first, passes, lines)
+        acknowledged.update(range(first, sent))
+        first = sent + 1_000  # what was stored without a word about it has numbers of its own
+    command = [sys.executable, timer_broker.__file__, str(tmp_path), str(first), "drain"]
+    subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    with Store.open(tmp_path, timer_broker.CONFIG) as store:
+        assert store.recovery.clean
+        arrived: list[int] = []
+        for record in store.walk(0):
+            if record.topic == "t":
+                number, due_ms = map(int, record.body.split())
+                arrived.append(number)
+                assert record.store_timestamp_ms >= due_ms
+    assert len(set(arrived)) == len(arrived)
+    assert acknowledged <= set(arrived)
+    assert len(set(arrived) - acknowledged) <= 30 * len(LIVES)

@@ -1,0 +1,169 @@
+"""Dead letters over real sockets: listed, sent again once, exported."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from raymq.client import (
+    Admin,
+    Connection,
+    DeadMessage,
+    GroupNotFound,
+    InvalidInput,
+    Message,
+    Producer,
+    PushConsumer,
+    RedriveResult,
+    Retry,
+)
+from raymq.cluster.cli import main_group
+from tests.integration.conftest import Services
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def dead(mq: Connection, admin: Admin) -> list[DeadMessage]:
+    """Ten messages that group g has refused, as they are listed."""
+    producer = Producer(mq, "p")
+    for number in range(10):
+        body = b"\xff" if number == 9 else b"m%d" % number
+        producer.send(Message("t", body, tags="a", keys=[f"k{number}"], properties={"p": str(number)}))
+    return give_up(mq, admin, 10)
+
+
+def give_up(mq: Connection, admin: Admin, count: int) -> list[DeadMessage]:
+    """Let group g refuse what it gets, until so many more messages are dead; these."""
+    known = {(message.queue, message.queue_offset) for message in listed(admin)}
+
+    def new() -> list[DeadMessage]:
+        return [message for message in listed(admin) if (message.queue, message.queue_offset) not in known]
+
+    with PushConsumer(mq, "g", {"t": "*"}, Taker(lambda message: Retry(-1))):
+        poll_until(lambda: len(new()) >= count, 20, "deaths")
+    return new()
+
+
+def listed(admin: Admin) -> list[DeadMessage]:
+    try:
+        return admin.dlq_list("g")
+    except GroupNotFound:
+        return []
+
+
+def ids(messages: list[DeadMessage]) -> list[str]:
+    return [message.message_id for message in messages]
+
+
+def test_a_list_names_the_originals(mq: Connection, admin: Admin, dead: list[DeadMessage]) -> None:
+    assert {message.queue.topic for message in dead} == {"%DLQ%g"}
+    assert {message.queue.broker for message in dead} == {"broker-a", "broker-b"}
+    for message in dead:
+        original = admin.query_by_id(message.message_id)
+        for name in ("topic", "unique_key", "keys", "tags", "properties", "body", "born_timestamp"):
+            assert getattr(message, name) == getattr(original, name)
+        assert message.reason == "the listener asked for it"
+        assert original.store_timestamp <= message.dead_at <= time.time()
+    assert [message.dead_at for message in dead] == sorted(message.dead_at for message in dead)
+    assert ids(admin.dlq_list("g", limit=3)) == ids(dead)[:3]
+    assert sorted(ids(list(admin.dlq_messages("g")))) == sorted(ids(dead))
+
+
+def test_an_unknown_group_and_one_without_deaths(mq: Connection, admin: Admin) -> None:
+    for call in (admin.dlq_list, admin.dlq_redrive, admin.dlq_messages):
+        with pytest.raises(GroupNotFound):
+            call("nobody")
+    with PushConsumer(mq, "happy", {"t": "*"}, Taker()):
+        assert admin.dlq_list("happy") == []
+        assert admin.dlq_redrive("happy") == RedriveResult([], [], [])
+        assert admin.dlq_redrive("happy", ["AB"]) == RedriveResult([], [], ["AB"])
+    with pytest.raises(InvalidInput):
+        admin.dlq_list("happy", limit=0)
+    with pytest.raises(InvalidInput):
+        admin.dlq_redrive("happy", rate=0)
+
+
+def test_redrive_reaches_the_group_once_and_no_other(mq: Connection, admin: Admin, dead: list[DeadMessage]) -> None:
+    chosen = ids(dead)[:4]
+    with PushConsumer(mq, "other", {"t": "*"}, other := Taker()):
+        poll_until(lambda: len(other.taken) == 10, 10)
+        assert admin.dlq_redrive("g", chosen, dry_run=True) == RedriveResult(chosen, [], [])
+        assert admin.dlq_redrive("g", [chosen[0].lower(), *chosen[1:], "F" * 32]) == RedriveResult(
+            chosen, [], ["F" * 32]
+        )
+        assert admin.dlq_redrive("g", chosen) == RedriveResult([], chosen, [])
+        rest = admin.dlq_redrive("g")
+        assert sorted(rest.already) == sorted(chosen)
+        assert sorted(rest.redriven + rest.already) == sorted(ids(dead))
+        with PushConsumer(mq, "g", {"t": "*"}, taker := Taker()):
+            poll_until(lambda: len(taker.taken) == 10, 10)
+            mark = Producer(mq, "p").send(Message("t", b"mark"))
+            poll_until(lambda: b"mark" in taker.bodies and b"mark" in other.bodies, 10)
+    assert len(other.taken) == 11
+    again = {message.message_id: message for message in taker.taken if message.message_id != mark.message_id}
+    assert len(again) == 10
+    for message in dead:
+        copy = again[message.message_id]
+        assert (copy.topic, copy.body, copy.keys, copy.tags) == ("t", message.body, message.keys, message.tags)
+        assert copy.properties == message.properties
+        assert copy.unique_key == message.unique_key
+        assert copy.born_timestamp == message.born_timestamp
+        assert copy.reconsume_times == 0
+        assert admin.query_by_id(copy.system_properties["RAYMQ_REDRIVEN_FROM"]).queue == message.queue
+
+
+def test_what_dies_again_is_a_new_entry(mq: Connection, admin: Admin, dead: list[DeadMessage]) -> None:
+    first = ids(dead)[:2]
+    assert admin.dlq_redrive("g", first).redriven == first
+    died_again = give_up(mq, admin, 2)
+    assert sorted(ids(died_again)) == sorted(first)
+    assert admin.dlq_redrive("g", first) == RedriveResult(first, [], [])
+    assert admin.dlq_redrive("g", first) == RedriveResult([], first, [])
+    assert admin.dlq_redrive("g", first[:1], force=True) == RedriveResult(first[:1], [], [])
+
+
+def test_a_restart_forgets_nothing(mq: Connection, admin: Admin, dead: list[DeadMessage], services: Services) -> None:
+    assert len(admin.dlq_redrive("g").redriven) == 10
+    for name in ("broker-a", "broker-b"):
+        services.stop_broker(name)
+        services.start_broker(name)
+    assert len(admin.dlq_redrive("g").already) == 10
+
+
+def test_rate(mq: Connection, admin: Admin, dead: list[DeadMessage]) -> None:
+    began = time.monotonic()
+    assert len(admin.dlq_redrive("g", rate=10).redriven) == 10
+    assert 0.9 <= time.monotonic() - began < 5.0
+
+
+def test_the_command_line(
+    mq: Connection, admin: Admin, dead: list[DeadMessage], services: Services, tmp_path: Path
+) -> None:
+    def call(*arguments: str) -> Any:
+        name_server = services.name_server.address
+        found = CliRunner().invoke(main_group, ["--name-servers", name_server, "dlq", *arguments, "--json"])
+        assert found.exit_code == 0, found.output
+        return json.loads(found.stdout)
+
+    rows = call("list", "g")
+    assert [row["message_id"] for row in rows] == ids(dead)
+    assert {"topic", "body", "keys", "dead_at", "reason"} <= rows[0].keys()
+    assert [row["body_base64"] for row in rows if "body" not in row] == ["/w=="]
+    path = tmp_path / "dead.jsonl"
+    assert call("export", "g", str(path)) == {"group": "g", "file": str(path), "messages": 10}
+    exported = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(exported, key=lambda row: row["message_id"]) == sorted(rows, key=lambda row: row["message_id"])
+    nothing = {"redriven": [], "already": [], "unknown": []}
+    one = ids(dead)[0]
+    assert call("redrive", "g", "--id", one, "--dry-run") == nothing | {"redriven": [one]}
+    assert call("redrive", "g", "--id", one) == nothing | {"redriven": [one]}
+    assert call("redrive", "g", "--id", one, "--id", "AB") == nothing | {"already": [one], "unknown": ["AB"]}
+    assert len(call("redrive", "g")["redriven"]) == 9

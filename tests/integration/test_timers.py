@@ -1,0 +1,105 @@
+"""Messages for a chosen time, and calling them back, over real sockets."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raymq.client import (
+    Admin,
+    Connection,
+    InvalidInput,
+    Message,
+    MessageQueue,
+    NotRecallable,
+    Producer,
+    PushConsumer,
+    RecallStatus,
+)
+from tests.integration.conftest import Services
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_message_comes_at_its_time_and_not_before(mq: Connection, admin: Admin) -> None:
+    producer, taker = Producer(mq, "p"), Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        start = time.time()
+        dues = {b"%d" % n: start + 2.0 + n * 0.1 for n in (3, 1, 2, 0)}
+        sent = [
+            producer.send(Message("t", body, tags="a", keys=["k"], properties={"p": "v"}, deliver_at=due))
+            for body, due in dues.items()
+        ]
+        assert {result.queue.topic for result in sent} == {"rmq_sys_wheel_timer"}
+        assert all(result.recall_handle for result in sent)
+        poll_until(lambda: len(taker.taken) >= len(dues), 10)
+    for message in taker.taken:
+        assert dues[message.body] <= message.store_timestamp < dues[message.body] + 1.0
+        assert (message.topic, message.tags, message.keys, message.properties) == ("t", "a", ["k"], {"p": "v"})
+        assert message.reconsume_times == 0
+    assert {message.unique_key for message in taker.taken} == {result.unique_key for result in sent}
+    assert taker.bodies == sorted(dues)
+
+
+def test_a_time_that_has_passed_is_now(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    sent = producer.send(Message("t", b"late", deliver_at=time.time() - 10))
+    assert sent.queue.topic == "t"
+    with pytest.raises(NotRecallable):
+        producer.recall(sent)
+    assert admin.query_by_id(sent.message_id).body == b"late"
+
+
+def test_times_that_are_refused(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+    with pytest.raises(InvalidInput, match="40 days"):
+        producer.send(Message("t", b"m", deliver_at=time.time() + 41 * 86_400))
+    with pytest.raises(InvalidInput):
+        Message("t", b"m", delay_level=1, deliver_at=time.time())
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(InvalidInput):
+            Message("t", b"m", deliver_at=wrong)
+    with pytest.raises(TypeError):
+        Message("t", b"m", deliver_at="tomorrow")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        producer.send_batch([Message("t", b"m", deliver_at=time.time() + 5)])
+
+
+def test_recall_says_definitely_what_became_of_a_message(mq: Connection, admin: Admin) -> None:
+    producer, taker = Producer(mq, "p"), Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        soon = producer.send(Message("t", b"soon", deliver_at=time.time() + 2.0))
+        gone = producer.send(Message("t", b"gone", deliver_at=time.time() + 2.1))
+        assert producer.recall(gone) is RecallStatus.WITHDRAWN
+        assert producer.recall(gone.recall_handle or "") is RecallStatus.WITHDRAWN
+        mark = producer.send(Message("t", b"mark", deliver_at=time.time() + 2.2))
+        poll_until(lambda: b"mark" in taker.bodies, 10)
+        assert producer.recall(soon) is RecallStatus.DELIVERED
+        assert producer.recall(mark) is RecallStatus.DELIVERED
+        assert producer.recall(gone) is RecallStatus.WITHDRAWN
+    assert taker.bodies == [b"mark", b"soon"]
+    with pytest.raises(NotRecallable):
+        producer.recall(producer.send(Message("t", b"m", delay_level=1)))
+    with pytest.raises(InvalidInput):
+        producer.recall("no handle")
+
+
+def test_what_waits_outlives_a_restart_of_its_broker(mq: Connection, admin: Admin, services: Services) -> None:
+    producer, taker = Producer(mq, "p"), Taker()
+    queue = MessageQueue("t", "broker-a", 1)
+    at = time.time() + 3.0
+    kept = producer.send(Message("t", b"kept", deliver_at=at), queue=queue)
+    gone = producer.send(Message("t", b"gone", deliver_at=at), queue=queue)
+    assert producer.recall(gone) is RecallStatus.WITHDRAWN
+    services.stop_broker("broker-a")
+    services.start_broker("broker-a")
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        assert producer.recall(gone, timeout=10) is RecallStatus.WITHDRAWN
+        poll_until(lambda: taker.taken, 10)
+        assert producer.recall(kept) is RecallStatus.DELIVERED
+    assert taker.bodies == [b"kept"]
+    assert taker.taken[0].queue == queue
+    assert taker.taken[0].store_timestamp >= at

@@ -1,0 +1,84 @@
+"""Reading a queue through an SQL filter: limits, progress, neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.core import filtered_reading
+from raymq.actors.core.filtered_reading import read_filtered
+from raymq.actors.core.filters import SQL92, TAG, Filter, filter_of
+from raymq.actors.errors import BadSubscription
+from raymq.storage.config import StoreConfig
+from raymq.storage.lease import Lease
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.store import Store
+from tests.stored import append
+
+EVERYTHING = (1_000, 1 << 20)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path, StoreConfig(commitlog_file_bytes=1 << 16, disk_refuse_ratio=1.0)) as made:
+        append(made, *(numbered(n) for n in range(100)))
+        yield made
+
+
+def numbered(number: int) -> bytes:
+    own = encode_properties({"n": str(number), "TAGS": "even" if number % 2 == 0 else "odd"})
+    return encode("t", 0, b"%d" % number, own, born_timestamp_ms=1, born_host=("127.0.0.1", 1))
+
+
+def numbers(lease: Lease) -> list[int]:
+    assert [record.queue_offset for record in lease.messages()] == lease.queue_offsets.tolist()
+    assert [record.size for record in lease.messages()] == lease.sizes.tolist()
+    return [int(record.body) for record in lease.messages()]
+
+
+def sql(expression: str) -> Filter:
+    return filter_of(SQL92, expression)
+
+
+def test_only_what_passes_is_read(store: Store) -> None:
+    lease = read_filtered(store, "t", 0, 0, *EVERYTHING, sql("n between 10 and 15 or n = 50"))
+    assert numbers(lease) == [10, 11, 12, 13, 14, 15, 50]
+    assert len(lease.parts) == 2, "neighbours are one piece"
+    assert lease.next_offset == 100
+
+
+def test_limits_say_where_to_go_on(store: Store) -> None:
+    wanted = sql("TAGS = 'odd'")
+    found, offset = [], 0
+    while offset < 100:
+        lease = read_filtered(store, "t", 0, offset, 7, 1 << 20, wanted)
+        found += numbers(lease)
+        assert len(lease) <= 7
+        offset = lease.next_offset
+    assert found == list(range(1, 100, 2))
+    assert numbers(read_filtered(store, "t", 0, 0, 100, 1, wanted)) == [1], "one message whatever its size"
+    two = 2 * len(numbered(11))
+    assert numbers(read_filtered(store, "t", 0, 10, 100, two, wanted)) == [11, 13]
+
+
+def test_a_queue_without_a_match_is_gone_through_step_by_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtered_reading, "_BATCH_MESSAGES", 10)
+    monkeypatch.setattr(filtered_reading, "SCAN_MESSAGES", 30)
+    nothing = sql("n > 1000")
+    steps = [0]
+    while (lease := read_filtered(store, "t", 0, steps[-1], *EVERYTHING, nothing)).next_offset != steps[-1]:
+        assert not len(lease)
+        steps.append(lease.next_offset)
+    assert steps == [0, 30, 60, 90, 100]
+
+
+def test_tags_are_looked_up_in_the_queue(store: Store) -> None:
+    assert numbers(read_filtered(store, "t", 0, 0, 3, 1 << 20, filter_of(TAG, "even"))) == [0, 2, 4]
+
+
+def test_a_language_that_is_not_served(store: Store) -> None:
+    for kind, expression in (("LUA", "x"), (SQL92, "n > > 3")):
+        with pytest.raises(BadSubscription):
+            filter_of(kind, expression)

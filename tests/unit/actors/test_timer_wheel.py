@@ -1,0 +1,57 @@
+"""The near part of the timers, as a table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raymq.actors.core.timer_wheel import TimerWheel
+from raymq.storage.timer_log import ENTRY, NO_ENTRIES, Entries, Kind
+
+
+def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:
+    """Entries of (due time, queue offset)."""
+    return np.array([(due, offset, 0, 0, size, Kind.WAITS) for due, offset in pairs], ENTRY)
+
+
+def offsets(found: Entries) -> list[int]:
+    return found["queue_offset"].tolist()
+
+
+@pytest.fixture
+def wheel() -> TimerWheel:
+    made = TimerWheel()
+    made.add(entries((30, 0), (10, 2), (10, 1)))
+    made.add(entries((20, 3), (10, 1)))
+    made.validate()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "most", "most_bytes", "expected"),
+    [
+        (9, 9, 999, []),
+        (10, 9, 999, [1, 2]),
+        (29, 9, 999, [1, 2, 3]),
+        (30, 9, 999, [1, 2, 3, 0]),
+        (30, 3, 999, [1, 2, 3]),
+        (30, 9, 250, [1, 2]),
+        (30, 9, 1, [1]),
+    ],
+)
+def test_what_is_due(wheel: TimerWheel, now_ms: int, most: int, most_bytes: int, expected: list[int]) -> None:
+    assert offsets(wheel.due(now_ms, most, most_bytes)) == expected
+
+
+def test_what_is_left_when_some_were_taken_out(wheel: TimerWheel) -> None:
+    for gone, next_due_ms, left in (([1, 2], 20, 2), ([0], 20, 1), ([7], 20, 1), ([3], None, 0)):
+        wheel.discard(gone)
+        wheel.validate()
+        assert (wheel.next_due_ms, len(wheel)) == (next_due_ms, left)
+    wheel.add(NO_ENTRIES)
+    assert wheel.next_due_ms is None
+
+
+def test_clear(wheel: TimerWheel) -> None:
+    wheel.clear()
+    assert len(wheel) == 0

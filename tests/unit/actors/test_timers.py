@@ -1,0 +1,485 @@
+"""Messages for a chosen time, with a clock of ours: when they come, that they come once, that they can be withdrawn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.core import timers
+from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.core.timer_records import MAX_AHEAD_MS, due_of
+from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
+from raymq.actors.naming import TIMER_TOPIC
+from raymq.actors.protocol import RecallStatus
+from raymq.client import Message
+from raymq.storage.record import OFFSET_BODY
+from raymq.storage.timer_log import HOUR_MS, TimerLog
+from raymq.storage.topic_config import TopicConfig
+from tests.unit.actors.timer_bench import TimerBench
+
+HOUR = 3_600.0
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[TimerBench]:
+    made = TimerBench(tmp_path)
+    yield made
+    made.close()
+
+
+# -- when
+
+
+def test_never_early_and_in_the_order_of_due_times(bench: TimerBench) -> None:
+    for after in (3.0, 1.0, 2.0, 1.0):
+        bench.send(b"%d" % after, after=after)
+    seen = []
+    for tenths in range(1, 40):
+        bench.clock.now = 1_700_000_000.0 + tenths / 10
+        seen += [(body, tenths / 10) for body in bench.deliver()]
+    assert seen == [(b"1", 1.0), (b"1", 1.0), (b"2", 2.0), (b"3", 3.0)]
+
+
+def test_due_at_its_millisecond(bench: TimerBench) -> None:
+    [message] = bench.send(b"m", after=1.2345)
+    assert message.due_ms == bench.now_ms() + 1_235
+    bench.clock.advance(1.2344)
+    assert bench.deliver() == []
+    assert bench.core.deliver_due().next_due_ms == message.due_ms
+    bench.clock.now = message.due_ms / 1000
+    assert bench.deliver() == [b"m"]
+    assert bench.core.deliver_due().next_due_ms is None
+
+
+@pytest.mark.parametrize("after", [59.0, 61.0, HOUR - 1, HOUR, 25 * HOUR, 39.9 * DAY])
+def test_far_and_near(bench: TimerBench, after: float) -> None:
+    bench.send(b"m", after=after)
+    for step in (after - 120, 60.0, 59.9):
+        bench.clock.advance(step)
+        assert bench.deliver() == [] or after < 120
+    bench.clock.now = 1_700_000_000.0 + after - 0.001
+    assert bench.deliver() == []
+    bench.clock.now = 1_700_000_000.0 + after
+    assert bench.deliver() == [b"m"]
+
+
+def test_all_that_became_due_during_a_long_silence(bench: TimerBench) -> None:
+    afters = [random.Random(1).uniform(1, 5 * HOUR) for _ in range(300)]
+    for after in afters:
+        bench.send(b"%012.3f" % after, after=after)
+    bench.clock.advance(6 * HOUR)
+    assert bench.deliver() == [b"%012.3f" % after for after in sorted(afters)]
+    assert bench.core.deliver_due().lateness_ms == 0
+
+
+def test_a_pass_is_bounded_and_says_how_late_it_was(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "_MAX_PER_PASS", 10)
+    bench.send(*(b"%02d" % n for n in range(25)), after=1.0)
+    bench.clock.advance(1.5)
+    reports = [bench.core.deliver_due() for _ in range(4)]
+    assert [report.delivered for report in reports] == [10, 10, 5, 0]
+    assert [report.lateness_ms for report in reports] == [500, 500, 500, 0]
+    assert reports[0].next_due_ms == bench.now_ms() - 500
+    assert [record.body for record in bench.delivered()] == [b"%02d" % n for n in range(25)]
+
+
+@pytest.mark.parametrize("jump", [-10.0, -2 * HOUR, -3 * DAY])
+def test_the_clock_is_set_back(bench: TimerBench, jump: float) -> None:
+    bench.send(b"before", after=30.0)
+    bench.clock.advance(20.0)
+    assert bench.deliver() == []
+    bench.clock.advance(jump)
+    bench.send(b"after", after=5.0)
+    assert bench.deliver() == []
+    bench.clock.advance(5.0)
+    assert bench.deliver() == [b"after"]
+    bench.clock.now = 1_700_000_030.0
+    assert bench.deliver() == [b"before"]
+
+
+def test_the_clock_is_set_forth_and_back(bench: TimerBench) -> None:
+    bench.send(b"a", after=10.0)
+    bench.send(b"b", after=2 * HOUR)
+    bench.clock.advance(3 * HOUR)
+    assert bench.deliver() == [b"a", b"b"]
+    bench.clock.advance(-3 * HOUR)
+    bench.send(b"c", after=10.0)
+    bench.send(b"d", after=2 * HOUR)
+    assert bench.deliver() == []
+    bench.clock.advance(3 * HOUR)
+    assert bench.deliver() == [b"c", b"d"]
+
+
+def test_hours_that_are_over_leave_no_file(bench: TimerBench) -> None:
+    bench.send(b"a", after=10.0)
+    bench.send(b"b", after=HOUR + 10.0)
+    bench.deliver()
+    assert len(bench.core.timers.log.hours) == 2
+    bench.clock.advance(3 * HOUR)
+    assert bench.deliver() == [b"a", b"b"]
+    bench.store.flush()
+    bench.deliver()
+    assert bench.core.timers.log.hours == []
+    assert {path.name for path in (bench.directory / "raymq" / "timers").iterdir()} <= {"state.json"}
+
+
+# -- what
+
+
+def test_what_comes_is_the_message(bench: TimerBench) -> None:
+    sent = Message("t", b"b", tags="x", keys=["k"], properties={"p": "ü"}, deliver_at=bench.clock.now + 1)
+    placed = bench.append(sent, queue_id=1)
+    assert (placed.topic, placed.queue_ids.tolist()) == (TIMER_TOPIC, [0])
+    bench.clock.advance(1)
+    bench.deliver()
+    [record] = bench.delivered()
+    assert (record.topic, record.queue_id, record.body, record.tags, record.keys) == ("t", 1, b"b", "x", ["k"])
+    assert record.properties["p"] == "ü"
+    assert record.unique_key == sent.unique_key
+    assert record.born_timestamp_ms == 1
+    assert (record.properties["REAL_TOPIC"], record.properties["REAL_QID"]) == ("t", "1")
+    assert record.store_timestamp_ms >= int(record.properties["TIMER_OUT_MS"]) == sent.due_ms
+
+
+def test_what_has_passed_comes_at_once(bench: TimerBench) -> None:
+    placed = bench.append(Message("t", b"now", deliver_at=bench.clock.now))
+    assert placed.topic == "t"
+    assert [record.body for record in bench.delivered()] == [b"now"]
+
+
+def test_a_batch_stays_together(bench: TimerBench) -> None:
+    placed = bench.append(
+        Message("t", b"past", deliver_at=bench.clock.now - 5), Message("t", b"future", deliver_at=bench.clock.now + 5)
+    )
+    assert placed.topic == TIMER_TOPIC
+    assert bench.deliver() == [b"past"]
+    bench.clock.advance(5)
+    assert bench.deliver() == [b"future"]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"TIMER_DELIVER_MS": "5000"}, 5_000),
+        ({"TIMER_DELAY_MS": "5000"}, 1_005_000),
+        ({"TIMER_DELAY_SEC": "5"}, 1_005_000),
+        ({"TIMER_DELIVER_MS": "5000", "TIMER_DELAY_SEC": "1"}, 1_001_000),
+        ({}, None),
+        ({"TIMER_DELIVER_MS": str(1_000_000 + MAX_AHEAD_MS)}, 1_000_000 + MAX_AHEAD_MS),
+    ],
+)
+def test_the_times_that_clients_name(told: dict[str, str], expected: int | None) -> None:
+    assert due_of(told, 1_000_000) == expected
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"TIMER_DELIVER_MS": str(1_000_001 + MAX_AHEAD_MS)},
+        {"TIMER_DELAY_SEC": str(10**30)},
+        {"TIMER_DELAY_MS": "soon"},
+    ],
+)
+def test_times_that_are_refused(told: dict[str, str]) -> None:
+    with pytest.raises(MessageIllegal):
+        due_of(told, 1_000_000)
+
+
+def test_what_is_refused_leaves_nothing(bench: TimerBench) -> None:
+    with pytest.raises(MessageIllegal):
+        bench.append(Message("t", b"m", deliver_at=bench.clock.now + 41 * DAY))
+    with pytest.raises(MessageIllegal, match="properties"):
+        bench.append(Message("t", b"m", properties={"p": "x" * 32_000}, deliver_at=bench.clock.now + 1))
+    with pytest.raises(InvalidInput):
+        bench.append(Message("t", b"m", deliver_at=bench.clock.now + 1), Message("t", b"no time"))
+    assert TIMER_TOPIC not in bench.store.topics()
+
+
+def test_a_topic_that_is_gone_and_a_record_that_is_damaged_hold_nobody_up(bench: TimerBench) -> None:
+    bench.store.topic_configs.put(TopicConfig("gone", 1, 1))
+    waiting = [Message(topic, topic.encode(), deliver_at=bench.clock.now + 1) for topic in ("gone", "t")]
+    encoded = [message.encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0])) for message in waiting]
+    for message, record in zip(waiting, encoded, strict=True):
+        bench.core.append(message.topic, 0, memoryview(record), np.array([len(record)], np.int32), delayed=True)
+    [damaged] = bench.send(b"damaged", after=1.0)
+    place = bench.store.max_physical_offset
+    bench.store.delete_topic("gone")
+    bench.core.timers.absorb()
+    log = bench.directory / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as stream:
+        at = log.read_bytes()[:place].rfind(b"damaged")
+        stream.seek(at)
+        stream.write(b"D")
+    bench.clock.advance(1)
+    assert bench.deliver() == [b"t"]
+    bench.clock.advance(HOUR)
+    assert bench.deliver() == []
+    assert bench.recall(damaged) is RecallStatus.UNKNOWN
+
+
+# -- once
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_once_over_kills(bench: TimerBench, checkpoint: bool) -> None:
+    bench.send(b"a", after=1.0)
+    bench.send(b"b", after=2.0)
+    if checkpoint:
+        bench.checkpoint()
+    bench.clock.advance(1)
+    assert bench.deliver() == [b"a"]
+    bench.kill()
+    assert bench.deliver() == []
+    bench.clock.advance(1)
+    assert bench.deliver() == [b"b"]
+    for _ in range(2):
+        bench.kill()
+        assert bench.deliver() == []
+    bench.restart()
+    bench.clock.advance(2 * HOUR)
+    assert bench.deliver() == []
+
+
+def test_once_if_it_dies_between_the_copies_and_the_note_of_them(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(*(b"%02d" % n for n in range(30)), after=1.0)
+    bench.deliver()
+    bench.checkpoint()
+    bench.clock.advance(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        with pytest.raises(StoreFull):
+            bench.core.deliver_due()
+        assert len(bench.delivered()) == 30
+        with pytest.raises(StoreFull):  # as long as it cannot be noted nothing more is delivered
+            bench.core.deliver_due()
+    bench.kill()
+    assert bench.deliver() == []
+    bench.kill()
+    assert bench.deliver() == []
+    assert len(bench.delivered()) == 30
+
+
+def test_a_full_disk_between_the_copies_and_the_note_of_them(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(b"a", after=1.0)
+    bench.deliver()
+    bench.clock.advance(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        with pytest.raises(StoreFull):
+            bench.core.deliver_due()
+    bench.clock.advance(2 * HOUR)
+    assert bench.deliver() == []
+    assert len(bench.delivered()) == 1
+
+
+def test_the_timer_log_can_be_made_again(bench: TimerBench) -> None:
+    bench.send(b"a", after=1.0)
+    [gone] = bench.send(b"gone", after=3.0)
+    bench.send(b"b", after=3 * HOUR)
+    assert bench.recall(gone) is RecallStatus.WITHDRAWN
+    bench.clock.advance(1)
+    assert bench.deliver() == [b"a"]
+    bench.close()
+    for path in (bench.directory / "raymq" / "timers").iterdir():
+        path.unlink()
+    bench.open()
+    assert bench.recall(gone) is RecallStatus.WITHDRAWN
+    bench.clock.advance(4 * HOUR)
+    assert bench.deliver() == [b"b"]
+
+
+def test_what_waits_outlives_the_log_files(bench: TimerBench) -> None:
+    early = bench.send(*(b"%03d" % n for n in range(100)), after=30 * HOUR)
+    assert bench.recall(early[7]) is RecallStatus.WITHDRAWN
+    first = bench.store.min_physical_offset
+    for _ in range(6):
+        bench.clock.advance(3 * HOUR)
+        filler = Message("t", b"x" * 50_000)
+        for _ in range(3):
+            record = filler.encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0]))
+            bench.core.append("t", 0, memoryview(record), np.array([len(record)], np.int32))
+        bench.store.flush()
+        bench.store.delete_expired(rescue=bench.core.timers.rescue)
+        bench.kill()
+    assert bench.store.min_physical_offset > first + 10 * CONFIG_FILE_BYTES
+    assert bench.recall(early[8]) is RecallStatus.WITHDRAWN
+    assert bench.recall(early[7]) is RecallStatus.WITHDRAWN
+    before = {record.body for record in bench.delivered()}
+    assert before == {b"x" * 50_000}
+    bench.clock.now = 1_700_000_000.0 + 30 * HOUR
+    assert sorted(bench.deliver()) == [b"%03d" % n for n in range(100) if n not in (7, 8)]
+    bench.kill()
+    assert bench.deliver() == []
+
+
+CONFIG_FILE_BYTES = 1 << 16
+
+
+def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: TimerBench) -> None:
+    bench.send(b"m", after=30 * HOUR)
+    for _ in range(3):
+        record = Message("t", b"x" * 50_000).encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0]))
+        bench.core.append("t", 0, memoryview(record), np.array([len(record)], np.int32))
+    bench.store.flush()
+    bench.config = replace(bench.config, disk_refuse_ratio=0.000001)
+    bench.kill()
+    with pytest.raises(StoreFull):
+        bench.send(b"refused", after=1.0)
+    bench.clock.advance(2 * HOUR)
+    bench.store.delete_expired(rescue=bench.core.timers.rescue)
+    assert bench.store.min_physical_offset > 0
+    with pytest.raises(StoreFull):
+        bench.send(b"refused", after=1.0)
+    bench.config = replace(bench.config, disk_refuse_ratio=1.0)
+    bench.kill()
+    bench.clock.advance(28 * HOUR)
+    assert bench.deliver() == [b"m"]
+
+
+def test_a_rescue_of_many_goes_on_in_the_next_run(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "_MAX_RESCUED", 30)
+    bench.send(*(b"%03d" % n for n in range(100)), after=30 * HOUR)
+    end = bench.store.max_physical_offset
+    places = []
+    while not places or places[-1] < end:
+        places.append(bench.core.timers.rescue(end))
+    assert len(places) == 4
+    assert places == sorted(places)
+    bench.clock.advance(30 * HOUR)
+    assert len(bench.deliver()) == 100
+
+
+def test_a_damaged_record_does_not_keep_a_broker_from_knowing_what_it_delivered(bench: TimerBench) -> None:
+    bench.send(*(b"%02d" % n for n in range(20)), after=1.0)
+    bench.send(b"later", after=2.0)
+    bench.clock.advance(1)
+    assert len(bench.deliver()) == 20
+    place = bench.delivered()[5].physical_offset
+    log = bench.directory / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as stream:
+        stream.seek(place + OFFSET_BODY)
+        stream.write(b"X")
+    bench.kill()
+    bench.clock.advance(1)
+    before = bench.store.max_offset("t", 0)
+    assert bench.core.deliver_due().delivered == 1
+    assert bench.store.max_offset("t", 0) == before + 1
+
+
+# -- withdrawn
+
+
+def test_recall(bench: TimerBench) -> None:
+    near, far = bench.send(b"near", after=5.0) + bench.send(b"far", after=20 * DAY)
+    for message in (near, far):
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+    bench.kill()
+    assert bench.recall(far) is RecallStatus.WITHDRAWN
+    bench.clock.advance(21 * DAY)
+    assert bench.deliver() == []
+    bench.store.flush()
+    bench.deliver()
+    assert bench.core.timers.log.hours == []
+    for message in (near, far):
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+
+
+def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
+    [message] = bench.send(b"m", after=5.0)
+    bench.clock.advance(5)
+    bench.deliver()
+    assert bench.recall(message) is RecallStatus.DELIVERED
+    bench.kill()
+    assert bench.recall(message) is RecallStatus.DELIVERED
+    bench.clock.advance(2 * HOUR)
+    bench.store.flush()
+    bench.deliver()
+    assert bench.core.timers.log.hours == []
+    assert bench.recall(message) is RecallStatus.DELIVERED
+
+
+def test_recall_of_what_nobody_knows(bench: TimerBench) -> None:
+    assert bench.recall(Message("t", b"m", deliver_at=bench.clock.now + 5)) is RecallStatus.UNKNOWN
+    plain = Message("t", b"m")
+    handle = RecallHandle("t", "broker-a", bench.now_ms(), plain.unique_key)
+    assert bench.core.recall(handle) is RecallStatus.UNKNOWN
+    with pytest.raises(InvalidInput, match="broker-b"):
+        bench.core.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
+
+
+def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> None:
+    [message] = bench.send(b"m", after=5.0)
+    bench.append(message)  # a try that was repeated
+    assert bench.recall(message) is RecallStatus.WITHDRAWN
+    bench.append(message)
+    bench.kill()
+    bench.clock.advance(5)
+    assert bench.deliver() == [b"m"]
+
+
+def test_handles() -> None:
+    handle = RecallHandle("t", "broker-a", 1_700_000_000_000, "7F000001")
+    assert RecallHandle.decode(handle.encode()) == handle
+    for text in ("", "no base64!", "djEgdA==", "djIgdCBiIDEgaw==", "djEgdCBiIHggaw=="):
+        with pytest.raises(InvalidInput):
+            RecallHandle.decode(text)
+
+
+# -- everything together
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 60))])
+def test_random_lives(tmp_path: Path, seed: int) -> None:
+    """Whatever happens: each message once, not before its time, unless it was withdrawn; then never."""
+    dice = random.Random(seed)
+    bench = TimerBench(tmp_path)
+    sent: dict[bytes, Message] = {}
+    withdrawn: set[bytes] = set()
+    for turn in range(80):
+        action = dice.choice(["send", "send", "deliver", "deliver", "recall", "kill", "restart", "checkpoint", "jump"])
+        if action == "send":
+            for message in bench.send(
+                *(b"%d-%d" % (turn, n) for n in range(dice.randint(1, 20))),
+                after=dice.choice([0.0, 0.5, 30.0, 90.0, 2 * HOUR, 3 * DAY]) * dice.uniform(0.5, 1),
+                queue_id=dice.randrange(2),
+            ):
+                sent[message.body] = message
+        elif action == "deliver":
+            bench.clock.advance(dice.choice([0.1, 1.0, 60.0, HOUR, DAY]))
+            bench.deliver()
+        elif action == "recall" and sent:
+            message = sent[dice.choice(sorted(sent))]
+            status = bench.recall(message)
+            known = any(record.body == message.body for record in bench.delivered())
+            assert known == (status is not RecallStatus.WITHDRAWN), status
+            if status is RecallStatus.WITHDRAWN:
+                withdrawn.add(message.body)
+        elif action == "kill":
+            bench.kill()
+        elif action == "restart":
+            bench.restart()
+        elif action == "checkpoint":
+            bench.checkpoint()
+        elif action == "jump":
+            bench.clock.advance(dice.choice([-100.0, -HOUR, -DAY]))
+    bench.clock.now += 100 * DAY
+    bench.deliver()
+    delivered = bench.delivered()
+    assert len({record.body for record in delivered}) == len(delivered), "something came twice"
+    assert {record.body for record in delivered} == set(sent) - withdrawn
+    bench.close()
+
+
+def test_hours_are_those_of_the_clock() -> None:
+    assert HOUR_MS == HOUR * 1000

@@ -1,0 +1,101 @@
+"""A broker's core whose timers a test drives: its clock is the test's, and it can be killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.protocol import Placed, RecallStatus
+from raymq.client import Message
+from raymq.storage.config import StoreConfig
+from raymq.storage.record import Record
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
+from tests.unit.actors.clock import FakeClock
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
+CONFIG = StoreConfig(
+    commitlog_file_bytes=1 << 16,
+    consume_queue_file_entries=1_000,
+    index_slots=100,
+    index_entries=10_000,
+    disk_refuse_ratio=1.0,
+    retention_hours=1.0,
+    delete_at_hour="*",
+)
+
+
+class TimerBench:
+    """One broker with the topic "t" of two queues."""
+
+    def __init__(self, directory: Path, config: StoreConfig = CONFIG) -> None:
+        self.directory = directory
+        self.config = config
+        self.clock = FakeClock(1_700_000_000.0)
+        self.open()
+        self.store.topic_configs.put(TopicConfig("t", 2, 2))
+
+    def open(self) -> None:
+        self.store = Store.open(self.directory, self.config, now_ms=self.now_ms)
+        self.core = BrokerCore("broker-a", self.store, clock=self.clock)
+
+    def now_ms(self) -> int:
+        return int(self.clock.now * 1000)
+
+    def kill(self) -> None:
+        """What a SIGKILL leaves: nothing is closed in good order."""
+        self.store.wait_for_removals()
+        self.store._flusher.stop()
+        self.store._abandon()
+        self.open()
+
+    def restart(self) -> None:
+        self.close()
+        self.open()
+
+    def close(self) -> None:
+        self.core.timers.close()
+        self.store.close()
+
+    def checkpoint(self) -> None:
+        write = self.core.timers.checkpoint()
+        if write is not None:
+            write()
+
+    def send(self, *bodies: bytes, after: float, queue_id: int = 0) -> list[Message]:
+        """Messages that are due `after` seconds from now."""
+        messages = [Message("t", body, deliver_at=self.clock.now + after) for body in bodies]
+        self.append(*messages, queue_id=queue_id)
+        return messages
+
+    def append(self, *messages: Message, queue_id: int = 0) -> Placed:
+        records = [bytearray(message.encode(1, HOST)) for message in messages]
+        for record in records:
+            record[12:16] = queue_id.to_bytes(4, "big")
+        sizes = np.array([len(record) for record in records], np.int32)
+        return self.core.append("t", queue_id, memoryview(b"".join(records)), sizes, delayed=True)
+
+    def deliver(self) -> list[bytes]:
+        """What all passes of this moment deliver."""
+        before = len(self.delivered())
+        while self.core.deliver_due().delivered:
+            self.core.timers._wheel.validate()
+        return [record.body for record in self.delivered()[before:]]
+
+    def recall(self, message: Message) -> RecallStatus:
+        assert message.due_ms is not None
+        return self.core.recall(RecallHandle("t", "broker-a", message.due_ms, message.unique_key))
+
+    def delivered(self) -> list[Record]:
+        """What is in the topic, in the order of the log."""
+        found: list[Record] = []
+        for queue_id in self.store.queues("t"):
+            offset = self.store.min_offset("t", queue_id)
+            while offset < self.store.max_offset("t", queue_id):
+                with self.store.read("t", queue_id, offset, 10_000) as lease:
+                    found += lease.messages()
+                    offset = lease.next_offset
+        return sorted(found, key=lambda record: record.physical_offset)
