@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-interop lint fix types bench bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit test-interop lint fix types bench bench-produce bench-store soak lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-interop  RocketMQ's Java client, admin client and mqadmin against a cluster (needs Maven)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
+	@echo "make bench-produce the producer beside an echo, a socket and an empty Ray call (ARGS=--json for JSON)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
 	@echo "make clean      caches and build outputs; make distclean: .venv too"
@@ -115,6 +116,9 @@ fix: env
 types: env links
 	@$(PY) -m mypy
 
+bench-produce: env
+	@$(PY) tests/bench/bench_produce.py $(ARGS)
+
 # RocketMQ's own clients and tools against a cluster of ours; Maven and a JDK are needed. make test runs them too.
 test-interop: env
 	@$(PYTEST) tests/interop -s $(ARGS)
@@ -128,12 +132,12 @@ bench: env
 soak: env
 	@$(PYTEST) -m soak -s $(ARGS)
 
-# uv resolves for every Python and platform at once, which pip cannot; it lives in a directory of its own and is not
+# Without the extra uvloop: what is tested is asyncio. uv resolves for every Python and platform at once, which pip cannot; it lives in a directory of its own and is not
 # needed to install. --upgrade takes the newest versions that pyproject.toml allows. No index or host gets into the file.
 lock:
 	@$(find_python); "$$python" -m venv --clear .lock-env
 	@.lock-env/bin/python -m pip install --quiet "uv>=0.9"
-	@.lock-env/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade --quiet \
+	@.lock-env/bin/uv pip compile pyproject.toml --extra spark --extra dev --universal --python-version 3.11 --upgrade --quiet \
 	    --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock
 	@rm -rf .lock-env
 	@echo "lock: requirements.lock is new; make env installs it"

@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from raymq.actors.core import producer_history
+from raymq.actors.core.admission import BEAT_SECONDS
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.groups import GroupTable
@@ -67,6 +69,8 @@ _POP_SWEEP_SECONDS = 0.05
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
+#: How often what is known of idempotent producers is saved; a restart reads the log from there on.
+_PRODUCERS_SECONDS = 5.0
 #: After a crash the log is looked through from the last checkpoint of the timers on.
 _TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
@@ -96,6 +100,9 @@ class BrokerService:
         self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         self._commits = GroupCommit(store.flush, _SYNC_FLUSH_SECONDS)
         self.core = BrokerCore(spec.name, store, cluster=spec.cluster, auto_create_topics=spec.auto_create_topics)
+        self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
+        self._producers_saved_to = -1
+        producer_history.restore(self.core.producers, store, self._producers_file)
         self.groups = GroupTable(time.monotonic)
         self.polls = LongPolls(self._loop.time)
         self.core.on_arrival = self.polls.arrived
@@ -186,11 +193,13 @@ class BrokerService:
         """A clean stop: leave the routes, close the socket, flush and close the store."""
         for duty in self._duties:
             duty.cancel()
+        self._beating.cancel()
         self._server.drain()
         self.polls.close()
         await self._registration.leave()
         await self._server.stop()
         await self._pool.close()
+        await self._save_producers()
         with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
             self.core.timers.close()
         self.store.close()
@@ -232,6 +241,7 @@ class BrokerService:
     async def _listen(self, bound: list[socket.socket]) -> None:
         own, *vip_channel = bound
         await self._server.start(own)
+        self._beat()
         for each in vip_channel:
             try:
                 await self._server.listen(each)
@@ -244,8 +254,13 @@ class BrokerService:
             self._loop.create_task(self._every(_POP_SWEEP_SECONDS, self._sweep_pop)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
+            self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
         ]
+
+    def _beat(self) -> None:
+        self.core.admission.beat()
+        self._beating = self._loop.call_later(BEAT_SECONDS, self._beat)
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -275,6 +290,13 @@ class BrokerService:
         deleted = self.store.delete_expired(rescue=self.core.timers.rescue)
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
+
+    async def _save_producers(self) -> None:
+        self.core.producers.expire()
+        content = producer_history.snapshot(self.core.producers, self.store)
+        if content["position"] != self._producers_saved_to:
+            await asyncio.to_thread(json_file.save, self._producers_file, content)
+            self._producers_saved_to = content["position"]
 
     async def _checkpoint_timers(self) -> None:
         write = self.core.timers.checkpoint()

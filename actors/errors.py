@@ -7,13 +7,14 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     |   +-- MessageIllegal             a message cannot be stored as it is
     +-- SendError                      .attempts: what every try met
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
+    |   |   +-- BufferFull             the producer holds as many messages as it may
     |   +-- OutcomeUnknown (TimeoutError)   one try got no answer: the message may be stored
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
     +-- UnknownAttribute (InvalidInput)
     +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
-    +-- PermissionDenied  ServerBusy  NothingToPop  StaleHandle  ProtocolError
+    +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  ProtocolError
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ __all__ = [
     "Attempt",
     "BadSubscription",
     "BrokerUnavailable",
+    "BufferFull",
     "ClientClosed",
     "ConnectionLost",
     "ConsumerNotOnline",
@@ -64,6 +66,7 @@ __all__ = [
     "QueueNotFound",
     "RayMQError",
     "SendError",
+    "SequenceGap",
     "ServerBusy",
     "StaleHandle",
     "StoreCorrupt",
@@ -94,7 +97,12 @@ class Attempt:
 
 
 class SendError(RayMQError):
-    """A send failed; `.attempts` lists each try."""
+    """A send failed; `.attempts` lists each try.
+
+    `.kept` says that the producer's outbox has the messages and will send them: sending them again would do so twice.
+    """
+
+    kept: bool = False
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         lines = "".join(
@@ -117,6 +125,13 @@ class NotStored(SendError):
     """Surely not stored: every try was refused by a broker's answer or never reached a socket."""
 
     retriable = True
+
+
+class BufferFull(NotStored):
+    """A producer that gathers messages holds as many as it may; the message was not taken."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
 
 
 class OutcomeUnknown(SendError, TimeoutError):
@@ -211,6 +226,12 @@ class ServerBusy(RayMQError):
 
     retriable = True
     wire_code = "SYSTEM_BUSY"
+
+
+class SequenceGap(RayMQError):
+    """An idempotent producer's batch is not the one that follows what the broker has of it; nothing was stored."""
+
+    retriable = True
 
 
 class ProtocolError(RayMQError):

@@ -7,6 +7,7 @@ Source of the rules: RocketMQ's TopicValidator and Validators.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from raymq.storage.errors import InvalidInput
 
@@ -64,8 +65,9 @@ def check_group(name: object, field: str = "group") -> str:
     return check_name(field, name, MAX_GROUP_CHARACTERS)
 
 
+@lru_cache(maxsize=1024)
 def check_sendable(topic: object) -> str:
-    """A topic that a user may send to."""
+    """A topic that a user may send to. What was good once is found good at once: producers ask for every message."""
     name = check_topic(topic)
     if name in UNSENDABLE_TOPICS:
         raise InvalidInput("topic", "not one of the system's own topics", name)

@@ -5,6 +5,7 @@ It keeps connections, routes and what it learned of slow brokers; its callers ha
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.pooling import PooledSends
 from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
-from raymq.actors.sending import Sender, SendOptions, Sent, make_sender
+from raymq.actors.sending import Sent, Terms, make_sender
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.tls import client_context
 
@@ -34,20 +36,20 @@ class Producer:
 
     def __init__(self, spec: ProducerSpec) -> None:
         self._loop = EventLoopThread("producer")
-        self._sender = self._loop.run(self._open(spec))
+        self._sends = self._loop.run(self._open(spec))
 
     def pid(self) -> int:
         """Its process."""
         return os.getpid()
 
-    def send(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], options: SendOptions) -> Sent:
-        """Send contiguous records of one topic; errors as `Sender.send` says."""
-        return self._loop.run(self._sender.send(topic, bytearray(records), sizes, options))
+    async def send(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
+        """Send contiguous records of one topic, joined with what others send; errors as `Sender.send` says."""
+        return await asyncio.wrap_future(self._loop.submit(self._sends.send(topic, bytearray(records), sizes, terms)))
 
     def stop(self) -> None:
         """Close its sockets; the actor is killed next."""
         self._loop.stop()
 
-    async def _open(self, spec: ProducerSpec) -> Sender:
+    async def _open(self, spec: ProducerSpec) -> PooledSends:
         pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
-        return make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)
+        return PooledSends(make_sender(pool, Routes(pool, spec.name_servers), spec.isolation))

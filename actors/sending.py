@@ -9,20 +9,28 @@ import asyncio
 import random
 import struct
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.producing import SendPlan, is_final_refusal, is_unknown, never_arrived
-from raymq.actors.core.selection import LatencyIsolation, NoIsolation, QueuePicker
+from raymq.actors.core.isolation import Outcome, make_isolation
+from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unknown, never_arrived
+from raymq.actors.core.selection import QueuePicker
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
+from raymq.actors.probing import Prober
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.storage.java_hash import java_hash
 from raymq.storage.record import OFFSET_QUEUE_ID
+
+Sizes = npt.NDArray[np.int32]
+#: Chooses a try's queue; returns it with the sizes of the records.
+Address = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
 
 _QUEUE_ID = struct.Struct(">i")
 
@@ -38,7 +46,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class SendOptions:
+class Terms:
     """How one send is made.
 
     Attributes:
@@ -47,6 +55,7 @@ class SendOptions:
         queue, sharding_key: fix the queue; every try goes there.
         same_broker: further tries stay on the first one's broker.
         delayed: the records carry a DELAY property and wait in the schedule topic first.
+        insist_on_ok: a status other than SEND_OK is tried again elsewhere, too.
     """
 
     timeout: float
@@ -55,12 +64,33 @@ class SendOptions:
     sharding_key: str | None = None
     same_broker: bool = False
     delayed: bool = False
+    insist_on_ok: bool = False
+
+    def without_sharding_key(self) -> Terms:
+        """The same for messages of any key."""
+        return self if self.sharding_key is None else replace(self, sharding_key=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A try that failed, and after which there is another one in `wait` seconds."""
+
+    queue: MessageQueue | None
+    error: RayMQError
+    wait: float
+
+
+class Sends(Protocol):
+    """What sends records: a `Sender`, one that numbers its batches, or the shared actor elsewhere."""
+
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+        """Send contiguous records of `topic`; see `Sender.send`."""
 
 
 def make_sender(pool: ConnectionPool, routes: Routes, isolation: str | None) -> Sender:
     """A sender with the isolation strategy of that name; each starts its round robin somewhere else."""
-    strategy = LatencyIsolation(time.monotonic) if isolation == "latency" else NoIsolation()
-    return Sender(pool, routes, QueuePicker(strategy, start=random.randrange(1 << 16)))
+    picker = QueuePicker(make_isolation(isolation, time.monotonic), start=random.randrange(1 << 16))
+    return Sender(pool, routes, picker)
 
 
 class Sender:
@@ -70,81 +100,123 @@ class Sender:
         self._pool = pool
         self._routes = routes
         self._picker = picker
+        self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
+        self._prober = Prober(pool, picker.isolation)
 
-    async def send(
-        self,
-        topic: str,
-        records: bytearray,
-        sizes: npt.NDArray[np.int32],
-        options: SendOptions,
-    ) -> Sent:
-        """Send contiguous records of `topic`; `sizes` of each. A chosen queue's id is written into them in place.
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+        """Send contiguous records of `topic`; `sizes` of each. The chosen queue's id is written into them in place.
 
         Raises:
             InvalidInput, QueueNotFound, TopicNotFound: refused before or by a broker; nothing is stored.
             NotStored, OutcomeUnknown: the tries ran out.
         """
-        plan = SendPlan(time.monotonic, options.timeout, options.retries)
+        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
         last: MessageQueue | None = None
+
+        async def address(route: TopicRoute) -> tuple[MessageQueue, Sizes]:
+            return self.choose(route, terms, last), sizes
+
         while True:
-            began = time.monotonic()
-            target: MessageQueue | None = None
-            try:
-                route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
-                target = self._target(route, options, last)
-                _address_to(records, sizes, target.queue_id)
-                return await self._try(route, target, records, sizes, plan, options.delayed)
-            except RayMQError as error:
-                elapsed = time.monotonic() - began
-                if target is not None:
-                    failed = is_unknown(error) or never_arrived(error) or error.code is not None
-                    self._picker.isolation.report(
-                        target.broker, elapsed * 1000, failed=failed, reachable=not never_arrived(error)
-                    )
-                wait = plan.failed(target, error, elapsed)
-                if wait is None:
-                    if is_final_refusal(error, plan.attempts):
-                        raise
-                    raise plan.outcome() from error
-                last = target
-                await asyncio.sleep(wait)
+            tried = await self.attempt(plan, topic, address, records, terms)
+            if isinstance(tried, Sent):
+                return tried
+            last = tried.queue or last
+            await asyncio.sleep(tried.wait)
 
-    async def _try(
+    async def attempt(
         self,
-        route: TopicRoute,
-        target: MessageQueue,
-        records: bytearray,
-        sizes: npt.NDArray[np.int32],
         plan: SendPlan,
-        delayed: bool,
-    ) -> Sent:
-        address = route.addresses[target.broker]
-        command = append_command(target.topic, target.queue_id, records, sizes, delayed=delayed)
-        began = time.monotonic()
-        # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
-        patient = self._pool.is_backing_off(address)
-        status, placed = read_appended(await self._pool.request(address, command, plan.try_timeout(), patient=patient))
-        latency_ms = (time.monotonic() - began) * 1000
-        self._picker.isolation.report(target.broker, latency_ms, failed=False, reachable=True)
-        return Sent(status, target, address, placed)
+        topic: str,
+        address: Address,
+        records: bytearray,
+        terms: Terms,
+        *,
+        sequenced: bool = False,
+    ) -> Sent | Failed:
+        """One try within `plan`; raises what `send` raises once there is no further one.
 
-    def _target(self, route: TopicRoute, options: SendOptions, last: MessageQueue | None) -> MessageQueue:
-        queues = route.writable()
-        if options.queue is not None:
-            if options.queue not in queues:
-                raise QueueNotFound(f"{options.queue} is no writable queue of {route.topic}")
-            return options.queue
+        Args:
+            sequenced: the first record says which batch of its producer it begins.
+        """
+        began = time.monotonic()
+        queue: MessageQueue | None = None
+        try:
+            route = await self._route(plan, topic, terms)
+            queue, sizes = await address(route)
+            _address_to(records, sizes, queue.queue_id)
+            host_and_port = route.addresses[queue.broker]
+            self._prober.know(queue.broker, host_and_port)
+            command = append_command(
+                queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced
+            )
+            began_try = time.monotonic()
+            # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
+            patient = self._pool.is_backing_off(host_and_port)
+            answer = await self._pool.request(host_and_port, command, plan.try_timeout(), patient=patient)
+            status, placed = read_appended(answer)
+        except RayMQError as error:
+            elapsed = time.monotonic() - began
+            if queue is not None:
+                self._blame(queue.broker, error, elapsed)
+            wait = plan.failed(queue, error, elapsed)
+            if wait is None:
+                if is_final_refusal(error, plan.attempts):
+                    raise
+                raise plan.outcome() from error
+            return Failed(queue, error, wait)
+        self._picker.isolation.report(queue.broker, Outcome.ANSWERED, (time.monotonic() - began_try) * 1000)
+        if terms.insist_on_ok and status is not SendStatus.SEND_OK:
+            again = plan.not_ok(queue, status, time.monotonic() - began)
+            if again is not None:
+                return Failed(queue, again, 0.0)
+        return Sent(status, queue, host_and_port, placed)
+
+    def choose(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
+        """The queue of the next try; `last` is the one that just failed. QueueNotFound, BrokerUnavailable."""
+        queues = self._queues(route)
+        if terms.queue is not None:
+            if terms.queue not in queues:
+                raise QueueNotFound(f"{terms.queue} is no writable queue of {route.topic}")
+            return terms.queue
         if not queues:
             raise BrokerUnavailable(route.topic, "the topic has no writable queue")
-        if options.sharding_key is not None:
-            return queues[abs(java_hash(options.sharding_key)) % len(queues)]
-        if options.same_broker and last is not None:
+        if terms.sharding_key is not None:
+            return queue_of_sharding_key(queues, terms.sharding_key)
+        if terms.same_broker and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
         due = [queue for queue in queues if not self._pool.is_backing_off(route.addresses[queue.broker])]
         return self._picker.pick(due or queues, last)
 
+    async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
+        """The topic's route, a fresh one after a failure, and before a chosen queue is said not to exist."""
+        route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
+        if terms.queue is not None and not plan.attempts and terms.queue not in self._queues(route):
+            return await self._routes.get(topic, fresh=True, timeout=plan.try_timeout())
+        return route
 
-def _address_to(records: bytearray, sizes: npt.NDArray[np.int32], queue_id: int) -> None:
+    def _queues(self, route: TopicRoute) -> list[MessageQueue]:
+        """The route's writable queues; listing them anew for every message would cost more than the send."""
+        known = self._listed.get(route.topic)
+        if known is None or known[0] is not route:
+            known = self._listed[route.topic] = (route, route.writable())
+        return known[1]
+
+    def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
+        if is_unknown(error) or never_arrived(error):
+            outcome = Outcome.SILENT
+        else:
+            outcome = Outcome.REFUSED if is_refusal_by_broker(error) else Outcome.ANSWERED
+        self._picker.isolation.report(broker, outcome, elapsed * 1000)
+        if outcome is Outcome.SILENT:
+            self._prober.wake()
+
+
+def queue_of_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+    """Where messages with that key go, as long as the topic has these queues."""
+    return queues[abs(java_hash(sharding_key)) % len(queues)]
+
+
+def _address_to(records: bytearray, sizes: Sizes, queue_id: int) -> None:
     """Write the queue id into every record; the body's CRC does not cover it."""
     if len(sizes) == 1:
         _QUEUE_ID.pack_into(records, OFFSET_QUEUE_ID, queue_id)

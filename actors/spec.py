@@ -30,6 +30,8 @@ __all__ = [
 
 #: Threads for a shell's methods, so that a status call is answered while another one waits.
 _LANES = 8
+#: Sends that a shared producer works on together; it is an asyncio actor.
+_PRODUCER_CALLS = 1_000
 #: Threads for commands that come through the actor instead of the socket; each may be parked for a second.
 _INVOKE_THREADS = 32
 #: Enough of a resource to be bound to its node, little enough for thousands of actors.
@@ -75,4 +77,5 @@ def make_scheduler(spec: SchedulerSpec) -> Any:
 
 def make_producer(spec: ProducerSpec, namespace: str) -> Any:
     """Start (or find) the shared producer of a group; it may run anywhere."""
-    return ray.remote(Producer).options(**_options(producer_name(spec.group), namespace)).remote(spec)
+    options = {**_options(producer_name(spec.group), namespace), "max_concurrency": _PRODUCER_CALLS}
+    return ray.remote(Producer).options(**options).remote(spec)

@@ -69,6 +69,7 @@ class Consuming:
             model=settings.model.value,
             start=settings.consume_from.value,
             clock=time.monotonic,
+            retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
         )
         self._strategy = strategy_named(settings.strategy)
         self._offsets = GroupOffsets(mq, settings.group)
@@ -76,7 +77,7 @@ class Consuming:
         self.delivery = Delivery(
             settings,
             runner,
-            send_back=SendBack(mq, settings.group, settings.max_reconsume_times),
+            send_back=SendBack(mq, settings.group),
             on_room=self._has_room,
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """One client id in one group."""
+    """One client id in one group. `retry_max_times` becomes the group's, once at each broker; None leaves it."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Membership:
         model: str,
         start: str,
         clock: Callable[[], float],
+        retry_max_times: int | None = None,
     ) -> None:
         self._mq = mq
         self._client_id = client_id
@@ -45,6 +46,7 @@ class Membership:
         self._model = model
         self._start = start
         self._clock = clock
+        self._retry_max_times = retry_max_times
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
         self._last_seen: dict[str, float] = {}
         self.settled = True
@@ -107,6 +109,9 @@ class Membership:
             command = wire_group.heartbeat_command(
                 self._client_id, self._group, self._subscriptions, model=self._model, start=self._start
             )
+            if known is None and self._retry_max_times is not None:
+                settings = wire_group.create_group_command(self._group, self._retry_max_times)
+                await connection.request(settings, _REQUEST_SECONDS)
             await connection.request(command, _REQUEST_SECONDS)
             self._greeted[address] = (connection, self._clock())
         except RayMQError as error:

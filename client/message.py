@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
+from raymq.client import unique_key as unique_keys
 from raymq.client.receipt import Receipt
-from raymq.client.unique_key import new_unique_key
 from raymq.storage import compression, properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
@@ -26,11 +30,13 @@ from raymq.storage.record import (
 MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _FORBIDDEN = "\x00\x01\x02"
+_attributes = attrgetter("__dict__")
 #: What a time in milliseconds can express.
-_END_OF_TIME_SECONDS = float(1 << 52)
+_END_OF_TIME_SECONDS: Final = float(1 << 52)
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False, eq=False)
 class Message:
     """One message to send.
 
@@ -53,52 +59,61 @@ class Message:
     topic: str
     body: bytes
     tags: str | None = None
-    keys: Iterable[str] = ()
-    properties: Mapping[str, str] | None = None
+    keys: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
     delay_level: int = 0
     deliver_at: float | None = None
-    unique_key: str = field(default_factory=new_unique_key, kw_only=True)
 
-    def __post_init__(self) -> None:
-        check_sendable(self.topic)
-        if not isinstance(self.body, bytes | bytearray | memoryview):
-            raise TypeError(f"body must be bytes, not {type(self.body).__name__}")
-        object.__setattr__(self, "body", bytes(self.body))
-        if not 1 <= len(self.body) <= MAX_BODY_BYTES:
-            raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(self.body))
-        if self.tags is not None:
-            _check_text("tags", self.tags)
-            if not self.tags.strip() or "||" in self.tags:
-                raise InvalidInput("tags", "one tag, not blank, without ||", self.tags)
-        object.__setattr__(self, "keys", (self.keys,) if isinstance(self.keys, str) else tuple(self.keys))
-        for key in self.keys:
-            _check_text("keys", key)
-            if not key or " " in key:
-                raise InvalidInput("keys", "at least one character and no blank in a key", key)
-        own = dict(self.properties or {})
-        for name, value in own.items():
-            _check_text("properties", name)
-            _check_text("properties", value)
-            if not name or name in properties.SYSTEM_PROPERTIES:
-                raise InvalidInput("properties", "a name that is not empty and not one of the system's own", name)
-        object.__setattr__(self, "properties", own)
-        self._check_delay()
-        if len(self.stored_properties()) > MAX_PROPERTIES_BYTES:
-            limit = f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included"
-            raise InvalidInput("properties", limit, len(self.stored_properties()))
+    #: The unique key: its text, or the number that stands for it in this process, or nothing yet.
+    _key: ClassVar[str | int | None] = None
+    #: The record's properties behind the unique key, encoded.
+    own_properties: ClassVar[bytes] = b""
 
-    def _check_delay(self) -> None:
-        if not isinstance(self.delay_level, int) or isinstance(self.delay_level, bool):
-            raise TypeError(f"delay_level must be int, not {type(self.delay_level).__name__}")
-        if self.delay_level < 0:
-            raise InvalidInput("delay_level", "at least 0", self.delay_level)
-        if self.deliver_at is not None:
-            if not isinstance(self.deliver_at, int | float) or isinstance(self.deliver_at, bool):
-                raise TypeError(f"deliver_at must be a number, not {type(self.deliver_at).__name__}")
-            if not 0 <= self.deliver_at < _END_OF_TIME_SECONDS:
-                raise InvalidInput("deliver_at", "seconds since the epoch", self.deliver_at)
-            if self.delay_level:
-                raise InvalidInput("deliver_at", "not together with delay_level", self.deliver_at)
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        tags: str | None = None,
+        keys: Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        deliver_at: float | None = None,
+        *,
+        unique_key: str | None = None,
+    ) -> None:
+        # Values go into __dict__ past the frozen __setattr__, and what has its default stays the class's: a producer
+        # makes hundreds of thousands of messages a second.
+        own = self.__dict__
+        own["topic"] = check_sendable(topic)
+        if type(body) is not bytes:
+            if not isinstance(body, bytes | bytearray | memoryview):
+                raise TypeError(f"body must be bytes, not {type(body).__name__}")
+            body = bytes(body)
+        own["body"] = body
+        if not 0 < len(body) <= MAX_BODY_BYTES:
+            raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body))
+        if unique_key is not None:
+            _check_text("unique_key", unique_key)
+            own["_key"] = unique_key
+        if delay_level != 0 or deliver_at is not None:
+            self._delay(delay_level, deliver_at)
+        if tags is not None or keys != () or properties or self.is_delayed:
+            self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), dict(properties or {}))
+
+    @property
+    def unique_key(self) -> str:
+        """The id given by the producer."""
+        (key,) = key_numbers([self])
+        return key if isinstance(key, str) else unique_keys.text(key)
+
+    def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytes:
+        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen."""
+        stored = unique_keys.pair(self.unique_key) + self.own_properties
+        return encode(self.topic, 0, self.body, stored, born_timestamp_ms=born_timestamp_ms, born_host=born_host)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A number means nothing in another process.
+        return {**self.__dict__, "_key": self.unique_key, "properties": dict(self.properties)}
 
     @property
     def is_delayed(self) -> bool:
@@ -110,24 +125,61 @@ class Message:
         """`deliver_at` as the first millisecond that is not before it."""
         return None if self.deliver_at is None else math.ceil(self.deliver_at * 1000)
 
-    def stored_properties(self) -> bytes:
-        """The property string of its record."""
-        stored = {properties.UNIQ_KEY: self.unique_key, **(self.properties or {})}
-        if self.keys:
-            stored[properties.KEYS] = properties.KEY_SEPARATOR.join(self.keys)
-        if self.tags is not None:
-            stored[properties.TAGS] = self.tags
+    def _delay(self, delay_level: int, deliver_at: float | None) -> None:
+        """Check and set what it waits for."""
+        if not isinstance(delay_level, int) or isinstance(delay_level, bool):
+            raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
+        if delay_level < 0:
+            raise InvalidInput("delay_level", "at least 0", delay_level)
+        if deliver_at is not None:
+            if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
+                raise TypeError(f"deliver_at must be a number, not {type(deliver_at).__name__}")
+            if not 0 <= deliver_at < _END_OF_TIME_SECONDS:
+                raise InvalidInput("deliver_at", "seconds since the epoch", deliver_at)
+            if delay_level:
+                raise InvalidInput("deliver_at", "not together with delay_level", deliver_at)
+        self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at)
+
+    def _describe(self, tags: str | None, keys: tuple[str, ...], own: dict[str, str]) -> None:
+        """Check and set what most messages do not have."""
+        stored = dict(own)
+        for name, value in own.items():
+            _check_text("properties", name)
+            _check_text("properties", value)
+            if not name or name in properties.SYSTEM_PROPERTIES:
+                raise InvalidInput("properties", "a name that is not empty and not one of the system's own", name)
+        if keys:
+            for key in keys:
+                _check_text("keys", key)
+                if not key or " " in key:
+                    raise InvalidInput("keys", "at least one character and no blank in a key", key)
+            stored[properties.KEYS] = properties.KEY_SEPARATOR.join(keys)
+        if tags is not None:
+            _check_text("tags", tags)
+            if not tags.strip() or "||" in tags:
+                raise InvalidInput("tags", "one tag, not blank, without ||", tags)
+            stored[properties.TAGS] = tags
         if self.delay_level:
             stored[properties.DELAY] = str(self.delay_level)
         if self.deliver_at is not None:
             stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
-        return encode_properties(stored)
+        encoded = encode_properties(stored)
+        size = len(encoded) + unique_keys.PAIR_BYTES
+        if size > MAX_PROPERTIES_BYTES:
+            raise InvalidInput("properties", f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included", size)
+        described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}
+        self.__dict__.update(described, own_properties=encoded)
 
-    def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytes:
-        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen."""
-        return encode(
-            self.topic, 0, self.body, self.stored_properties(), born_timestamp_ms=born_timestamp_ms, born_host=born_host
-        )
+
+# The default of most messages stands on the class as the other fields' do; dataclasses take a mapping for mutable.
+Message.properties = _NO_PROPERTIES
+
+
+def key_numbers(messages: Sequence[Message]) -> list[str | int]:
+    """The unique key of each message, or the number that stands for it (`unique_key.text`); given now where missing."""
+    first = unique_keys.reserve(len(messages))
+    numbers = range(first, first + len(messages))
+    return list(map(dict.setdefault, map(_attributes, messages), repeat("_key"), numbers))
 
 
 def _check_text(name: str, value: object) -> None:

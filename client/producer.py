@@ -3,48 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack
 
-import numpy as np
-import numpy.typing as npt
-
+from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
+from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
-from raymq.actors.protocol import MessageQueue, RecallStatus
-from raymq.actors.sending import SendOptions, Sent, make_sender
+from raymq.actors.protocol import RecallStatus
+from raymq.actors.sending import Sends, Sent, Terms, make_sender
+from raymq.client.batcher import Batcher
 from raymq.client.connection import Connection
-from raymq.client.message import Message
+from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
+from raymq.client.forking import renew_in_child
+from raymq.client.message import Message, key_numbers
+from raymq.client.options import SendDefaults, SendOptions
+from raymq.client.outbox import OutboxSends
+from raymq.client.outbox_file import OutboxFile
 from raymq.client.recalling import handle_of, recall
 from raymq.client.results import SendResult, TableResult
-from raymq.client.unique_key import process_unique_keys
-from raymq.storage import message_id
-from raymq.storage.record import pack_host
-from raymq.storage.record_table import records_from_table
+from raymq.client.sent_results import results_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A batch is cut into parts of at most this many bytes of records; each part is stored whole or not at all.
-MAX_PART_BYTES = 4 * 1024 * 1024
-#: What a frame may carry of one message: the largest body and its header and properties.
-_TABLE_PART_ROWS = 8_192
-
-
-class _Sends(Protocol):
-    """Sends records: `raymq.actors.sending.Sender` here, or the shared actor elsewhere."""
-
-    async def send(
-        self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], options: SendOptions
-    ) -> Sent: ...
+#: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
+_PARTS_AHEAD: Final = 2
+_T = TypeVar("_T")
+_NO_OPTIONS: Final = SendOptions()
 
 
 class Producer:
-    """Sends messages. Thread-safe; usable at once; a context manager.
+    """Sends messages. Thread-safe; usable at once; a context manager. A forked child's sends go their own way.
 
     A call that returns has its message in a broker's log (see `SendStatus`). One that raises `NotStored` has not. One
     that raises `OutcomeUnknown` may have: sending the same message again may store it twice.
@@ -54,10 +50,17 @@ class Producer:
         group: names the application; shared producers are one per group.
         timeout: the one budget of all tries of a send, seconds.
         retries: further tries after the first, each preferably on another broker.
-        isolation: "latency" leaves out brokers that were slow or failed, for a while that grows with the latency; None
-            does not.
-        async_retry: where `send_async` tries again: on the "same" broker or on "another".
+        linger: how long `send_async` and `asend` gather messages so that they travel together, seconds; 0 = not at all.
+        idempotent: number the batches, so that one whose answer was lost can be sent again without a duplicate.
+        isolation: how brokers that misbehave are left out: "latency", "quarantine", "flag", "least-failures" or None.
         shared: send through the group's producer actor, which keeps routes and connections for many short tasks.
+        async_retry: where `send_async` tries again: on the "same" broker or on "another".
+        retry_another_broker_when_not_store_ok: try again where the status is not SEND_OK; the message may be stored
+            twice then.
+        buffer_bytes: with `linger`, how much may wait for answers, and
+        when_full: whether a send beyond that should "block" within its budget or "raise" `BufferFull` at once.
+        outbox: a file that keeps messages whose tries ran out; they are sent later, in order, in the background, also
+            by the next process that names the file. The error of the send says so in `.kept`.
 
     Raises:
         InvalidInput: a name or number breaks its rule, or `shared` without Ray.
@@ -70,29 +73,42 @@ class Producer:
         *,
         timeout: float = 3.0,
         retries: int = 2,
-        isolation: Literal["latency"] | None = "latency",
-        async_retry: Literal["same", "another"] = "same",
+        linger: float = 0.0,
+        idempotent: bool = False,
+        isolation: Literal["latency", "quarantine", "flag", "least-failures"] | None = "latency",
         shared: bool = False,
+        async_retry: Literal["same", "another"] = "same",
+        retry_another_broker_when_not_store_ok: bool = False,
+        buffer_bytes: int = 64 << 20,
+        when_full: Literal["block", "raise"] = "block",
+        outbox: str | Path | None = None,
     ) -> None:
         self.group = check_group(group)
-        if not timeout > 0:
-            raise InvalidInput("timeout", "more than 0 seconds", timeout)
-        if not isinstance(retries, int) or retries < 0:
-            raise InvalidInput("retries", "a whole number, at least 0", retries)
-        if isolation not in ("latency", None):
-            raise InvalidInput("isolation", '"latency" or None', isolation)
-        if async_retry not in ("same", "another"):
-            raise InvalidInput("async_retry", '"same" or "another"', async_retry)
+        self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
+        if isolation not in STRATEGIES:
+            raise InvalidInput("isolation", f"one of {', '.join(map(repr, STRATEGIES))}", isolation)
+        if not 0 <= linger <= timeout:
+            raise InvalidInput("linger", f"0 to the timeout ({timeout}) seconds", linger)
+        if buffer_bytes <= 0:
+            raise InvalidInput("buffer_bytes", "more than 0", buffer_bytes)
+        if when_full not in ("block", "raise"):
+            raise InvalidInput("when_full", '"block" or "raise"', when_full)
+        if shared and idempotent:
+            raise InvalidInput("idempotent", "not together with shared", True)
         self._mq = mq
-        self._timeout = timeout
-        self._retries = retries
-        self._same_broker = async_retry == "same"
+        self._isolation = isolation
+        self._linger = linger
+        self._idempotent = idempotent
+        self._shared = shared
+        self._buffer_bytes = buffer_bytes
+        self._when_full = when_full
+        self._outbox = outbox
         self._closed = False
-        self._sends: _Sends = make_sender(mq.pool, mq.routes, isolation)
-        if shared:
-            from raymq.client.shared_producer import SharedSends
-
-            self._sends = SharedSends(mq, group, isolation)
+        self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
+        if outbox is not None:
+            OutboxFile(outbox).close()  # says now whether it can be used
+        self._sends, self._batcher  # noqa: B018 - made here, where no other thread can make a second one
+        renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
 
     def __enter__(self) -> Self:
@@ -103,102 +119,56 @@ class Producer:
     ) -> None:
         self.close()
 
-    def send(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-    ) -> SendResult:
+    def send(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """Send one message and wait for its place.
-
-        Args:
-            queue, sharding_key: fix the queue; every try goes there, and order of successes is order of delivery.
-            timeout, retries: instead of the producer's own.
 
         Raises:
             NotStored, OutcomeUnknown: `.attempts` lists every try.
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, ClientClosed: nothing was stored.
         """
-        return self._mq.run(
-            self.asend(message, queue=queue, sharding_key=sharding_key, timeout=timeout, retries=retries)
-        )
+        return self._mq.run(self._send_one(message, self._terms(message, options)))
 
-    async def asend(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-    ) -> SendResult:
-        """`send` for asyncio code, on any event loop."""
-        options = self._options(queue, sharding_key, timeout, retries, message.is_delayed)
-        return (await self._on_own_loop([message], options))[0]
+    async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
+        """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
+        if self._batcher is not None and not message.is_delayed:
+            return await asyncio.wrap_future(self.send_async(message, **options))
+        return await self._on_own_loop(self._send_one(message, self._terms(message, options)))
 
-    def send_async(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-    ) -> Future[SendResult]:
-        """Send one message; the future resolves with what `send` returns or raises."""
-        options = self._options(
-            queue, sharding_key, timeout, retries, message.is_delayed, same_broker=self._same_broker
-        )
-        return self._mq.submit(self._send_one(message, options))
+    def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
+        """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
+        if self._closed:
+            raise ClientClosed("the producer is closed")
+        if self._batcher is not None and not message.is_delayed:
+            if not options:
+                return self._batcher.add(message)
+            terms = self._terms(message, options, in_background=True)
+            return self._batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
+        return self._mq.submit(self._send_one(message, self._terms(message, options, in_background=True)))
 
-    def send_oneway(
-        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
-    ) -> None:
+    def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
         """Send one message without waiting for an answer: one try, and nobody says whether it arrived."""
-        options = self._options(queue, sharding_key, None, 0, message.is_delayed)
-        self._mq.submit(self._forget(message, options))
+        self._mq.submit(self._forget(message, self._terms(message, {**options, "retries": 0})))
 
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-    ) -> list[SendResult]:
+    def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> list[SendResult]:
         """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
 
-        The results are in the messages' order. If a part fails its error is raised, and earlier parts stay stored.
+        The results are in the messages' order. If a part fails its error is raised, and other parts stay stored.
 
         Raises:
             InvalidInput: no message, several topics, or a delayed one among them.
             As `send` besides.
         """
-        return self._mq.run(
-            self.asend_batch(messages, queue=queue, sharding_key=sharding_key, timeout=timeout, retries=retries)
-        )
+        terms = self._batch_terms(messages, options)
+        numbers = key_numbers(messages)
+        results: list[SendResult] = []
+        for part, sent in self._send_parts(messages[0].topic, message_parts(messages, self._born_host()), terms):
+            results += results_of(sent, numbers[part.which])
+        return results
 
-    async def asend_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-    ) -> list[SendResult]:
+    async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> list[SendResult]:
         """`send_batch` for asyncio code, on any event loop."""
-        topics = {message.topic for message in messages}
-        if len(topics) != 1:
-            raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
-        if any(message.is_delayed for message in messages):
-            raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
-        options = self._options(queue, sharding_key, timeout, retries, delayed=False)
-        return await self._on_own_loop(messages, options)
+        terms = self._batch_terms(messages, options)
+        return await self._on_own_loop(self._send_batch(messages, terms))
 
     def send_table(
         self,
@@ -208,9 +178,7 @@ class Producer:
         keys: str | None = None,
         tags: str | None = None,
         properties: str | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        timeout: float | None = None,
+        **options: Unpack[SendOptions],
     ) -> TableResult:
         """Send every row of an Arrow table as a message, without a Python step per row.
 
@@ -222,25 +190,14 @@ class Producer:
             InvalidInput: a column is missing or a row breaks a limit; parts sent before it stay stored.
             As `send` besides.
         """
-        check_sendable(topic)
-        parts = []
-        options = self._options(queue, None, timeout, None, delayed=False)
-        for start in range(0, table.num_rows, _TABLE_PART_ROWS):
-            records, sizes = records_from_table(
-                table.slice(start, _TABLE_PART_ROWS),
-                topic=topic,
-                queue_id=0,
-                body=body,
-                keys=keys,
-                tags=tags,
-                properties=properties,
-                unique_keys=process_unique_keys(),
-            )
-            for first, last in _cut(sizes):
-                low, high = int(sizes[:first].sum(dtype=np.int64)), int(sizes[:last].sum(dtype=np.int64))
-                part = bytearray(records[low:high])
-                sent = self._mq.run(self._sends.send(topic, part, sizes[first:last], options))
-                parts.append((sent.queue, int(sent.placed.queue_offsets[0]), last - first))
+        self._check_open()
+        terms = self._defaults.terms(check_sendable(topic), options)
+        host = self._mq.pool.local_host
+        encoded = table_parts(table, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
+        parts = [
+            (sent.queue, int(sent.placed.queue_offsets[0]), len(part.sizes))
+            for part, sent in self._send_parts(topic, encoded, terms)
+        ]
         return TableResult(table.num_rows, parts)
 
     def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
@@ -258,99 +215,119 @@ class Producer:
 
     async def arecall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
         """`recall` for asyncio code, on any event loop."""
-        if self._closed:
-            raise ClientClosed("the producer is closed")
-        work = recall(self._mq, handle_of(sent), self._timeout if timeout is None else timeout)
-        if asyncio.get_running_loop() is self._mq.loop:
-            return await work
-        return await asyncio.wrap_future(self._mq.submit(work))
+        self._check_open()
+        timeout = self._defaults.timeout if timeout is None else timeout
+        return await self._on_own_loop(recall(self._mq, handle_of(sent), timeout))
 
-    def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
-        """Send no more. What `send_async` has under way goes on until its connection closes."""
-        self._closed = True
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Send what `linger` gathered and wait for the answers; False if `timeout` seconds were not enough."""
+        return self._batcher is None or self._batcher.flush(timeout)
 
-    def _options(
-        self,
-        queue: MessageQueue | None,
-        sharding_key: str | None,
-        timeout: float | None,
-        retries: int | None,
-        delayed: bool,
-        *,
-        same_broker: bool = False,
-    ) -> SendOptions:
-        if self._closed:
-            raise ClientClosed("the producer is closed")
-        if queue is not None and sharding_key is not None:
-            raise InvalidInput("sharding_key", "not together with queue", sharding_key)
-        return SendOptions(
-            self._timeout if timeout is None else timeout,
-            self._retries if retries is None else retries,
-            queue,
-            sharding_key,
-            same_broker,
-            delayed,
+    def close(self, timeout: float = 10.0) -> None:
+        """Take no more messages, send what was gathered, and wait for the answers, at most `timeout` seconds."""
+        if not self._closed:
+            self._closed = True
+            self.flush(timeout)
+            sends = self._sends
+            if isinstance(sends, OutboxSends):
+                self._mq.run(sends.close(), timeout)
+
+    @cached_property
+    def _sends(self) -> Sends:
+        sends: Sends
+        if self._shared:
+            from raymq.client.shared_producer import SharedSends
+
+            sends = SharedSends(self._mq, self.group, self._isolation)
+        else:
+            sender = make_sender(self._mq.pool, self._mq.routes, self._isolation)
+            sends = IdempotentSender(sender) if self._idempotent else sender
+        return sends if self._outbox is None else self._mq.run(self._with_outbox(sends, OutboxFile(self._outbox)))
+
+    async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
+        return OutboxSends(sends, file, self._defaults.terms("", _NO_OPTIONS))
+
+    @cached_property
+    def _batcher(self) -> Batcher | None:
+        if not self._linger:
+            return None
+        return Batcher(
+            self._mq,
+            self._sends,
+            self._usual_terms,
+            linger=self._linger,
+            buffer_bytes=self._buffer_bytes,
+            when_full=self._when_full,
         )
 
-    async def _on_own_loop(self, messages: Sequence[Message], options: SendOptions) -> list[SendResult]:
+    def _begin_anew(self) -> None:
+        """In a forked child: what was gathered is the parent's to send."""
+        self.__dict__.pop("_sends", None)
+        self.__dict__.pop("_batcher", None)
+        self._mq.adopt(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the producer is closed")
+
+    def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:
+        self._check_open()
+        return self._defaults.terms(message.topic, options, delayed=message.is_delayed, in_background=in_background)
+
+    def _batch_terms(self, messages: Sequence[Message], options: Any) -> Terms:
+        self._check_open()
+        topics = {message.topic for message in messages}
+        if len(topics) != 1:
+            raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
+        if any(message.is_delayed for message in messages):
+            raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
+        return self._defaults.terms(messages[0].topic, options)
+
+    async def _on_own_loop(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run on the connection's loop, whatever loop the caller is on."""
         if asyncio.get_running_loop() is self._mq.loop:
-            return await self._send_all(messages, options)
-        return await asyncio.wrap_future(self._mq.submit(self._send_all(messages, options)))
+            return await coroutine
+        return await asyncio.wrap_future(self._mq.submit(coroutine))
 
-    async def _send_one(self, message: Message, options: SendOptions) -> SendResult:
-        return (await self._send_all([message], options))[0]
+    def _born_host(self) -> bytes:
+        return packed_host(self._mq.pool.local_host)
 
-    async def _send_all(self, messages: Sequence[Message], options: SendOptions) -> list[SendResult]:
-        now_ms = time.time_ns() // 1_000_000
-        born_host = pack_host(self._mq.pool.local_host, 0)
-        encoded = [message.encode(now_ms, born_host) for message in messages]
-        sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
-        results = []
-        for first, last in _cut(sizes):
-            records = bytearray().join(encoded[first:last])
-            sent = await self._sends.send(messages[0].topic, records, sizes[first:last], options)
-            results += _results(messages[first:last], sent)
+    def _send_parts(self, topic: str, parts: Iterator[Part], terms: Terms) -> Iterator[tuple[Part, Sent]]:
+        """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""
+        ahead = 1 if terms.queue is not None or terms.sharding_key is not None else _PARTS_AHEAD
+        under_way: deque[tuple[Part, Future[Sent]]] = deque()
+        try:
+            for part in parts:
+                if len(under_way) == ahead:
+                    first, future = under_way.popleft()
+                    yield first, future.result()
+                under_way.append((part, self._mq.submit(self._sends.send(topic, part.records, part.sizes, terms))))
+            while under_way:
+                first, future = under_way.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in under_way:  # after an error: the others' outcomes shall be settled, too
+                future.exception()
+
+    async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> list[SendResult]:
+        numbers = key_numbers(messages)
+        results: list[SendResult] = []
+        for part in message_parts(messages, self._born_host()):
+            sent = await self._sends.send(messages[0].topic, part.records, part.sizes, terms)
+            results += results_of(sent, numbers[part.which])
         return results
 
-    async def _forget(self, message: Message, options: SendOptions) -> None:
+    async def _send_one(self, message: Message, terms: Terms) -> SendResult:
+        records, sizes = encode_messages([message], self._born_host())
+        sent = await self._sends.send(message.topic, records, sizes, terms)
+        result = results_of(sent, key_numbers([message]))[0]
+        return result._replace(recall_handle=_recall_handle(message, sent)) if message.is_delayed else result
+
+    async def _forget(self, message: Message, terms: Terms) -> None:
         try:
-            await self._send_one(message, options)
+            await self._send_one(message, terms)
         except RayMQError:
             return
-
-
-def _cut(sizes: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-    """Ranges of records of at most `MAX_PART_BYTES`; a single larger record is a part of its own."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    first = 0
-    while first < len(sizes):
-        begin = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, begin + MAX_PART_BYTES, side="right")))
-        yield first, last
-        first = last
-
-
-def _results(messages: Sequence[Message], sent: Sent) -> list[SendResult]:
-    host, _, port = sent.address.rpartition(":")
-    placed = sent.placed
-    return [
-        SendResult(
-            sent.status,
-            message_id.encode(host, int(port), physical),
-            message.unique_key,
-            MessageQueue(placed.topic, sent.queue.broker, queue_id),
-            offset,
-            _recall_handle(message, sent),
-        )
-        for message, queue_id, offset, physical in zip(
-            messages,
-            placed.queue_ids.tolist(),
-            placed.queue_offsets.tolist(),
-            placed.physical_offsets.tolist(),
-            strict=True,
-        )
-    ]
 
 
 def _recall_handle(message: Message, sent: Sent) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raymq.actors.protocol import BrokerInfo, MessageQueue, SendStatus
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(NamedTuple):
     """Where a sent message lies. A delayed one's `queue` is the schedule topic's, where it waits."""
 
     status: SendStatus

@@ -19,20 +19,16 @@ _log = logging.getLogger(__name__)
 
 
 class SendBack:
-    """One group's failed messages. Runs on the connection's event loop.
+    """One group's failed messages. Runs on the connection's event loop; how often one may come again, brokers know."""
 
-    `max_reconsume_times` is the consumer's own limit, None to take the group's, which the broker keeps.
-    """
-
-    def __init__(self, mq: Connection, group: str, max_reconsume_times: int | None) -> None:
+    def __init__(self, mq: Connection, group: str) -> None:
         self._mq = mq
         self._group = group
-        self._limit = max_reconsume_times
 
     async def __call__(self, message: ReceivedMessage, level: int) -> bool:
         """Comes back when the broker has stored it anew, or never can; True if it went to the dead letters."""
         command = send_back_command(
-            self._group, message.topic, message.physical_offset, message.message_id, level, self._limit
+            self._group, message.topic, message.physical_offset, message.message_id, level, None
         )
         backoff = Backoff(first=0.1, cap=5.0)
         while True:

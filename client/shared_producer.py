@@ -11,7 +11,7 @@ from raymq.actors import handles
 from raymq.actors.errors import Attempt, BrokerUnavailable, InvalidInput, NotStored, OutcomeUnknown, Timeout
 from raymq.actors.naming import producer_name
 from raymq.actors.producer import ProducerSpec
-from raymq.actors.sending import SendOptions, Sent
+from raymq.actors.sending import Sent, Terms
 from raymq.actors.spec import make_producer
 from raymq.client.connection import Connection
 
@@ -28,14 +28,14 @@ class SharedSends:
         self._name = producer_name(group)
         self._handle = make_producer(ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls), mq.namespace)
 
-    async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], options: SendOptions) -> Sent:
+    async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         """As `Sender.send`; a producer actor that dies on the way leaves the outcome unknown."""
-        return await asyncio.to_thread(self._call, topic, bytes(records), sizes, options)
+        return await asyncio.to_thread(self._call, topic, bytes(records), sizes, terms)
 
-    def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], options: SendOptions) -> Sent:
-        timeout = options.timeout + _MARGIN_SECONDS
+    def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
+        timeout = terms.timeout + _MARGIN_SECONDS
         try:
-            answer = handles.call(self._name, self._handle, "send", topic, records, sizes, options, timeout=timeout)
+            answer = handles.call(self._name, self._handle, "send", topic, records, sizes, terms, timeout=timeout)
         except Timeout as error:
             raise OutcomeUnknown("the producer actor did not answer", [self._attempt(error)]) from error
         except BrokerUnavailable as error:

@@ -21,6 +21,7 @@ from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cli_dlq import dlq_commands
 from raymq.cluster.cli_message import message_commands
+from raymq.cluster.cli_outbox import outbox_commands
 from raymq.cluster.cli_store import store_commands
 from raymq.cluster.cli_topic import group_commands, topic_commands
 
@@ -88,7 +89,15 @@ def completion(shell: str) -> None:
         click.echo(found(main_group, {}, "raymq", "_RAYMQ_COMPLETE").source())
 
 
-for _group in (cluster_commands, topic_commands, group_commands, message_commands, dlq_commands, store_commands):
+for _group in (
+    cluster_commands,
+    topic_commands,
+    group_commands,
+    message_commands,
+    outbox_commands,
+    dlq_commands,
+    store_commands,
+):
     main_group.add_command(_group)
 
 

@@ -18,7 +18,9 @@ from raymq.client import ReceivedMessage
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, enums and tuples as what JSON has."""
+    """Dataclasses, named tuples, enums and tuples as what JSON has."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from functools import lru_cache
 
 from raymq.storage.errors import InvalidInput
 
@@ -20,11 +21,16 @@ def encode(host: str, port: int, physical_offset: int) -> str:
     Raises:
         InvalidInput: `host` is not an address.
     """
+    return (_packed(host) + _TAIL.pack(port, physical_offset)).hex().upper()
+
+
+@lru_cache(maxsize=256)
+def _packed(host: str) -> bytes:
+    """A broker's address, parsed once and not for every message."""
     try:
-        packed = ipaddress.ip_address(host).packed
+        return ipaddress.ip_address(host).packed
     except ValueError:
         raise InvalidInput("host", "a numeric IP address", host) from None
-    return (packed + _TAIL.pack(port, physical_offset)).hex().upper()
 
 
 def decode(message_id: str) -> tuple[str, int, int]:

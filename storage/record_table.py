@@ -7,7 +7,6 @@ a struct column is packed into bodies one by one.
 from __future__ import annotations
 
 import time
-import zlib
 from typing import Any, Final
 
 import msgpack
@@ -21,6 +20,7 @@ from raymq.storage.compression import decompress
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import gather, split_properties
 from raymq.storage.record import Buffer
+from raymq.storage.record_columns import HEADER, join_records, lengths_of
 from raymq.storage.unique_keys import UniqueKeys, hexadecimal
 
 __all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records"]
@@ -50,27 +50,6 @@ MSGPACK: Final = "application/msgpack"
 MAX_BODY_BYTES: Final = 4 << 20
 
 _STORE_HOST_AND_OFFSET_BYTES: Final = 16
-
-#: The header as NumPy fields, of records with IPv4 hosts: the same fields as `record.HEADER`.
-_HEADER: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_length", ">i4"),
-    ]
-)
 
 
 def table_from_records(
@@ -155,14 +134,11 @@ def records_from_table(
             in keys, reserved names), a column is missing or of another type. Nothing was made.
     """
     count = table.num_rows
-    name = topic.encode()
-    if not 0 < len(name) <= record.MAX_TOPIC_BYTES:
-        raise InvalidInput("topic", f"1 to {record.MAX_TOPIC_BYTES} bytes", topic)
     column = _column(table, "body", body)
     if pa.types.is_struct(column.type):
         content_type = content_type or MSGPACK
         column = _packed(column)
-    bodies, body_lengths = _checked_bodies(column, max_body_bytes)
+    bodies = _checked_bodies(column, max_body_bytes)
     texts = _property_texts(
         count,
         _key_texts(None if keys is None else _column(table, "keys", keys)),
@@ -171,36 +147,14 @@ def records_from_table(
         content_type,
         None if properties is None else _column(table, "properties", properties),
     )
-    property_lengths = _lengths(texts)
-    if count and int(property_lengths.max()) > record.MAX_PROPERTIES_BYTES:
-        raise InvalidInput("properties", f"at most {record.MAX_PROPERTIES_BYTES} bytes", int(property_lengths.max()))
-    version_2 = len(name) > record.MAX_TOPIC_BYTES_V1
-    middle = len(name).to_bytes(2 if version_2 else 1, "big") + name
-    sizes = body_lengths + property_lengths + (_HEADER.itemsize + len(middle) + 2)
-    if int(sizes.sum()) >= 1 << 31:
-        raise InvalidInput("table", "less than 2 GiB of records at a time", int(sizes.sum()))
-
-    header = np.zeros(count, _HEADER)
-    header["size"] = sizes
-    header["magic"] = record.MAGIC_V2 if version_2 else record.MAGIC_V1
-    header["body_crc"] = _checksums(bodies)
-    header["queue_id"] = queue_id
-    header["born_timestamp"] = time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms
-    host = record.pack_host(*born_host)
-    if len(host) != 8:
-        raise InvalidInput("born_host", "an IPv4 address and a port", born_host)
-    header["born_host"] = np.void(host)
-    header["body_length"] = body_lengths
-    joined = pc.binary_join_element_wise(
-        _fixed_width(header),
+    return join_records(
+        topic,
+        queue_id,
         bodies,
-        pa.scalar(middle, pa.binary()),
-        _fixed_width(property_lengths.astype(">u2")),
         texts.cast(pa.binary()),
-        pa.scalar(b"", pa.binary()),
+        born_host=record.pack_host(*born_host),
+        born_timestamp_ms=time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms,
     )
-    data = joined.buffers()[2] if count else pa.py_buffer(b"")
-    return memoryview(data)[: int(sizes.sum())], sizes.astype(np.int32)
 
 
 def _topics(batch: record_batch.Batch) -> pa.Array:
@@ -239,7 +193,7 @@ def _bodies(batch: record_batch.Batch, block: pa.Buffer, broker: str) -> pa.Arra
     ipv6_hosts = ((batch.sys_flags & record.SYS_FLAG_BORN_IPV6) != 0).astype(np.int64)
     ipv6_hosts += (batch.sys_flags & record.SYS_FLAG_STORE_IPV6) != 0
     length_at = batch.starts + record.OFFSET_BODY_LENGTH + ipv6_hosts * record.IPV6_SHIFT
-    body_at = length_at + _HEADER["body_length"].itemsize
+    body_at = length_at + HEADER["body_length"].itemsize
     lengths = record_batch.strided(batch.records, ">i4")[length_at]
     bodies = gather(block, body_at, body_at + lengths, pa.binary())
     compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
@@ -267,7 +221,7 @@ def _packed(structs: pa.Array) -> pa.Array:
     return pa.array([None if value is None else pack(value) for value in structs.to_pylist()], pa.binary())
 
 
-def _checked_bodies(column: pa.Array, limit: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:
     kind = column.type
     accepted = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     if not any(check(kind) for check in (*accepted, pa.types.is_fixed_size_binary)):
@@ -275,11 +229,11 @@ def _checked_bodies(column: pa.Array, limit: int) -> tuple[pa.Array, npt.NDArray
     if column.null_count:
         raise InvalidInput("body", "no nulls", f"{column.null_count} nulls")
     bodies = column if pa.types.is_binary(kind) else column.cast(pa.binary())
-    lengths = _lengths(bodies)
+    lengths = lengths_of(bodies)
     if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
         worst = int(lengths.min() if lengths.min() == 0 else lengths.max())
         raise InvalidInput("body", f"1 to {limit} bytes", worst)
-    return bodies, lengths
+    return bodies
 
 
 def _text(column: pa.Array, field: str) -> pa.Array:
@@ -384,23 +338,3 @@ def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
 
 def _entries(kind: pa.DataType) -> pa.DataType:
     return pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-
-
-def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    return np.asarray(pc.binary_length(values)).astype(np.int64)
-
-
-def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:
-    if not len(bodies):
-        return np.zeros(0, np.uint32)
-    _, offsets_buffer, data = bodies.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32, len(bodies) + 1, bodies.offset * 4).tolist()
-    slices = map(memoryview(data).__getitem__, map(slice, offsets, offsets[1:]))
-    return np.fromiter(map(zlib.crc32, slices), np.uint32, len(bodies)) & np.uint32(record.CRC_MASK)
-
-
-def _fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
-    """The raw bytes of every element as an array of binary."""
-    offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(rows.view(np.uint8))]
-    return pa.Array.from_buffers(pa.binary(), len(rows), buffers)

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from typing import Final
 
 import numpy as np
@@ -45,25 +46,36 @@ class UniqueKeys:
         self._prefix = _own_prefix() if prefix is None else prefix
         self._lock = threading.Lock()
         self._next = 0
+        self._month_begins_ms = self._month_ends_ms = 0
+
+    def reserve(self, count: int) -> int:
+        """The first of `count` new numbers in a row; `text` and `texts` make keys of them."""
+        now_ms = time.time_ns() // 1_000_000
+        with self._lock:
+            if now_ms >= self._month_ends_ms:
+                self._month_begins_ms, self._month_ends_ms = _month_of(now_ms)
+            first = max(self._next, (now_ms - self._month_begins_ms) << _COUNTER_BITS)
+            self._next = first + count
+        return first
+
+    def text(self, number: int) -> str:
+        """The key of a reserved number."""
+        return (self._prefix + number.to_bytes(6, "big")).hex().upper()
+
+    def texts(self, numbers: npt.NDArray[np.int64]) -> pa.Array:
+        """The keys of reserved numbers."""
+        rows = np.empty((len(numbers), 16), np.uint8)
+        rows[:, :10] = np.frombuffer(self._prefix, np.uint8)
+        rows[:, 10:] = numbers.astype(">i8").view(np.uint8).reshape(len(numbers), 8)[:, 2:]
+        return hexadecimal(rows)
 
     def take(self, count: int) -> pa.Array:
         """`count` new keys, ascending."""
-        first = self._reserve(count)
-        rows = np.empty((count, 16), np.uint8)
-        rows[:, :10] = np.frombuffer(self._prefix, np.uint8)
-        numbers = (first + np.arange(count, dtype=np.int64)).astype(">i8")
-        rows[:, 10:] = numbers.view(np.uint8).reshape(count, 8)[:, 2:]
-        return hexadecimal(rows)
+        return self.texts(self.reserve(count) + np.arange(count, dtype=np.int64))
 
     def one(self) -> str:
         """One new key."""
-        return (self._prefix + self._reserve(1).to_bytes(6, "big")).hex().upper()
-
-    def _reserve(self, count: int) -> int:
-        with self._lock:
-            first = max(self._next, _milliseconds_of_month() << _COUNTER_BITS)
-            self._next = first + count
-        return first
+        return self.text(self.reserve(1))
 
 
 def _own_prefix() -> bytes:
@@ -74,6 +86,8 @@ def _own_prefix() -> bytes:
     return address + (os.getpid() & 0xFFFF).to_bytes(2, "big") + secrets.token_bytes(4)
 
 
-def _milliseconds_of_month() -> int:
-    now = dt.datetime.now(dt.UTC)
-    return int((now - now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)).total_seconds() * 1000)
+def _month_of(now_ms: int) -> tuple[int, int]:
+    """When the month of that time began and ends, in UTC."""
+    begins = dt.datetime.fromtimestamp(now_ms / 1000, dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    ends = (begins + dt.timedelta(days=32)).replace(day=1)
+    return round(begins.timestamp() * 1000), round(ends.timestamp() * 1000)

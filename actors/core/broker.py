@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.accepting import Accepting
+from raymq.actors.core.admission import Admission
 from raymq.actors.core.dead_letters import DeadLetters
 from raymq.actors.core.draft import Kind
 from raymq.actors.core.group_settings import GroupSettings
+from raymq.actors.core.idempotence import ProducerTable, StoredBatch
 from raymq.actors.core.locks import QueueLocks
 from raymq.actors.core.offsets import GroupOffsets
 from raymq.actors.core.pop import Pop
@@ -36,6 +38,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
+from raymq.storage import producer_sequence
 from raymq.storage import properties as names
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.record import Record, decode
@@ -90,6 +93,8 @@ class BrokerCore:
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append)
         self.staging = Staging(store, self._append)
         self.pop = Pop(store, clock, self.redelivery.bury)
+        self.producers = ProducerTable(clock)
+        self.admission = Admission(time.monotonic)
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
@@ -156,6 +161,34 @@ class BrokerCore:
         queue_ids = np.full(len(sizes), queue_id, np.int32)
         return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
 
+    def append_sequenced(
+        self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+    ) -> Placed:
+        """`append` for an idempotent producer: a batch that is here already is answered with the places it has.
+
+        Raises:
+            SequenceGap: the batch does not follow the last one of its producer in this queue. As `append` besides.
+        """
+        sequence = producer_sequence.read(records)
+        if sequence.count != len(sizes):
+            raise InvalidInput("records", f"the {sequence.count} of their sequence", len(sizes))
+        lane = (sequence.producer, topic, queue_id)
+        stored = self.producers.check(lane, sequence)
+        if stored is not None:
+            physical, _, _ = self.store.entries(stored.topic, stored.queue_id, stored.offset, stored.count)
+            queue_ids = np.full(stored.count, stored.queue_id, np.int32)
+            return Placed(stored.topic, queue_ids, stored.offset + np.arange(stored.count), physical)
+        placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
+        first = StoredBatch(placed.topic, int(placed.queue_ids[0]), int(placed.queue_offsets[0]), len(sizes))
+        self.producers.remember(lane, sequence, first)
+        return placed
+
+    def _forget_topic(self, topic: str) -> None:
+        """The topic was deleted."""
+        self.offsets.forget_topic(topic)
+        self.pop.forget_topic(topic)
+        self.producers.forget_topic(topic)
+
     def check_writable(self, topic: str, queue_id: int) -> None:
         """Raise what an append to that queue would raise, the records apart."""
         check_topic(topic)
@@ -176,13 +209,11 @@ class BrokerCore:
         check_crc: bool = True,
     ) -> AppendResult:
         """Append records that belong to `lanes`, and wake who waits for them."""
+        began = time.monotonic()
         result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc)
+        self.admission.appended(began)
         self.on_arrival(lanes)
         return result
-
-    def _forget_topic(self, topic: str) -> None:
-        self.offsets.forget_topic(topic)
-        self.pop.forget_topic(topic)
 
     def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
         if not 0 <= queue_id < queues:

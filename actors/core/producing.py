@@ -21,7 +21,7 @@ from raymq.actors.errors import (
     Timeout,
     TopicNotFound,
 )
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import MessageQueue, SendStatus
 
 #: Answers after which another broker may take the message; any other answer is final.
 RETRIED_CODES = frozenset({"TOPIC_NOT_EXIST", "SERVICE_NOT_AVAILABLE", "SYSTEM_ERROR", "SYSTEM_BUSY", "NO_PERMISSION"})
@@ -35,6 +35,11 @@ def is_unknown(error: BaseException) -> bool:
 def never_arrived(error: BaseException) -> bool:
     """Whether the try surely did not reach a broker."""
     return isinstance(error, BrokerUnavailable) and not is_unknown(error)
+
+
+def is_refusal_by_broker(error: RayMQError) -> bool:
+    """Whether a broker refused for its own sake, so that another one may take the message."""
+    return error.code in RETRIED_CODES
 
 
 @dataclass(slots=True)
@@ -57,6 +62,11 @@ class SendPlan:
         """Seconds left of the budget, at least 0."""
         return max(0.0, self._deadline - self.clock())
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a try was left unanswered: the message may be stored."""
+        return self._unknown
+
     def try_timeout(self) -> float:
         """What the next try may take: what is left, divided by the tries left; so a paused broker eats a share only."""
         return self.remaining / max(1, 1 + self.retries - len(self.attempts))
@@ -72,10 +82,23 @@ class SendPlan:
             Attempt(None if queue is None else queue.broker, queue, error.code, _reason(error), elapsed)
         )
         unanswered = is_unknown(error) or never_arrived(error)
-        if len(self.attempts) > self.retries or not (unanswered or error.code in RETRIED_CODES):
+        if len(self.attempts) > self.retries or not (unanswered or is_refusal_by_broker(error)):
             return None
         wait = self.backoff.next_delay() if isinstance(error, ServerBusy) else 0.0
         return wait if wait < self.remaining else None
+
+    def not_ok(self, queue: MessageQueue, status: SendStatus, elapsed: float) -> RayMQError | None:
+        """Count a try that was stored with another status than SEND_OK, where that is not enough.
+
+        Returns:
+            what to report of it, None if there is no further try: then the status is the outcome.
+        """
+        if len(self.attempts) >= self.retries or not self.remaining:
+            return None
+        error = RayMQError(f"stored, but {status.value}", code=status.value)
+        self._unknown = True
+        self.attempts.append(Attempt(queue.broker, queue, status.value, _reason(error), elapsed))
+        return error
 
     def outcome(self) -> SendError:
         """The error of a send whose tries ran out."""

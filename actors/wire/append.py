@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,22 @@ from raymq.actors.wire.server import Handler, ServerConnection
 
 
 def append_command(
-    topic: str, queue_id: int, records: Buffer, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+    topic: str,
+    queue_id: int,
+    records: Buffer,
+    sizes: npt.NDArray[np.int32],
+    *,
+    delayed: bool = False,
+    sequenced: bool = False,
 ) -> Command:
-    """Records of one queue, made by `raymq.storage.record.encode` or its batch forms."""
+    """Records of one queue, made by `raymq.storage.record.encode` or its batch forms.
+
+    Args:
+        sequenced: the first record says which batch of its producer it begins (`raymq.storage.producer_sequence`).
+    """
     fields = {"topic": topic, "queue_id": queue_id, "sizes": pack(sizes, "<i4"), "delayed": delayed}
+    if sequenced:
+        fields["sequenced"] = True
     return Command(RequestCode.APPEND_RECORDS, fields, records, serialization=Serialization.MSGPACK)
 
 
@@ -42,23 +54,27 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         topic, queue_id = text(request, "topic"), integer(request, "queue_id")
         delayed = bool(request.fields.get("delayed"))
         sizes = read_sizes(request)
-        known = core.store.topic_configs.version
-        placed = core.append(topic, queue_id, memoryview(request.body), sizes, delayed=delayed)
-        context.statistics.put(topic, len(sizes), len(request.body))
+        append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
 
-        def answer(status: SendStatus) -> Command:
-            fields = {
-                "status": status.value,
-                "topic": placed.topic,
-                "queue_ids": pack(placed.queue_ids, "<i4"),
-                "queue_offsets": pack(placed.queue_offsets, "<i8"),
-                "physical_offsets": pack(placed.physical_offsets, "<i8"),
-            }
-            return request.response(ResponseCode.SUCCESS, fields)
+        def store() -> Callable[[SendStatus], Command]:
+            placed = append_(topic, queue_id, memoryview(request.body), sizes, delayed=delayed)
+            context.statistics.put(topic, len(sizes), len(request.body))
+            return lambda status: _appended(request, status, placed)
 
-        return context.when_settled(answer, new_topic=core.store.topic_configs.version is not known)
+        return context.append(len(request.body), store)
 
     return {RequestCode.APPEND_RECORDS: append}
+
+
+def _appended(request: Command, status: SendStatus, placed: Placed) -> Command:
+    fields = {
+        "status": status.value,
+        "topic": placed.topic,
+        "queue_ids": pack(placed.queue_ids, "<i4"),
+        "queue_offsets": pack(placed.queue_offsets, "<i8"),
+        "physical_offsets": pack(placed.physical_offsets, "<i8"),
+    }
+    return request.response(ResponseCode.SUCCESS, fields)
 
 
 def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,29 @@ class BrokerContext:
     #: Tells a group's members that its membership changed.
     notify_group: Callable[[str], None]
     status: Callable[[], BrokerInfo]
+
+    def append(self, octets: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
+        """Take on an append of so many bytes: `store` stores it and returns what makes the answer, see `when_settled`.
+
+        Raises:
+            ServerBusy: the broker has more to do than it may have; nothing was stored. Whatever `store` raises.
+        """
+        admission = self.core.admission
+        admission.enter(octets)
+        known = self.core.store.topic_configs.version
+        try:
+            answer = store()
+        except BaseException:
+            admission.leave(octets)
+            raise
+        settled = self.when_settled(answer, new_topic=self.core.store.topic_configs.version is not known)
+        if isinstance(settled, Command):
+            admission.leave(octets)
+            return settled
+        # A task of its own: it goes on, and the append stays under way, if the connection is lost meanwhile.
+        task = asyncio.ensure_future(settled)
+        task.add_done_callback(lambda _: admission.leave(octets))
+        return asyncio.shield(task)
 
     def when_settled(
         self, answer: Callable[[SendStatus], Command], *, new_topic: bool = False

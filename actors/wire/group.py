@@ -58,10 +58,13 @@ def unregister_command(client_id: str, group: str) -> Command:
     return UnregisterClient(client_id, consumer_group=group).command()
 
 
-def create_group_command(group: str) -> Command:
-    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: make a group, with its retry topic, where it is missing."""
-    body = json.dumps({"groupName": group}).encode()
-    return Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+def create_group_command(group: str, retry_max_times: int | None = None) -> Command:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: make a group, with its retry topic, where it is missing.
+
+    `retry_max_times` holds for the group from now on; None leaves what holds.
+    """
+    told = {"groupName": group} if retry_max_times is None else {"groupName": group, "retryMaxTimes": retry_max_times}
+    return Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps(told).encode())
 
 
 def members_command(group: str) -> Command:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from raymq.actors.core.accepting import Accepted
 from raymq.actors.core.draft import Draft
@@ -72,15 +72,14 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def _accept(connection: ServerConnection, request: Command, header: SendMessage) -> Command | Awaitable[Command]:
         draft = draft_of(header, bytes(request.body), connection.peer)
-        known = core.store.topic_configs.version
         batch = header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
-        accepted = core.accepting.accept_batch(draft) if batch else core.accepting.accept(draft)
-        context.statistics.put(accepted.topic, accepted.messages, accepted.size)
 
-        def answer(status: SendStatus) -> Command:
-            return request.response(_STATUS_CODES[status], _fields(accepted))
+        def store() -> Callable[[SendStatus], Command]:
+            accepted = core.accepting.accept_batch(draft) if batch else core.accepting.accept(draft)
+            context.statistics.put(accepted.topic, accepted.messages, accepted.size)
+            return lambda status: request.response(_STATUS_CODES[status], _fields(accepted))
 
-        return context.when_settled(answer, new_topic=core.store.topic_configs.version is not known)
+        return context.append(len(request.body), store)
 
     return dict.fromkeys(_HEADERS, send)
 

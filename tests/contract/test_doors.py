@@ -15,6 +15,7 @@ import pytest
 
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.core.fetching import Wanted
+from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec, SendStatus
@@ -28,6 +29,7 @@ from tests.polling import poll_until
 from tests.served import Peer
 from tests.unit.actors.bench import encoded
 
+FIRST = "CONSUME_FROM_FIRST_OFFSET"
 pytestmark = pytest.mark.contract
 
 
@@ -217,7 +219,9 @@ def test_requests_are_carried_out_in_order(door: Door) -> None:
 
 
 def test_membership_lasts_as_long_as_the_connection(door: Door, broker: BrokerService) -> None:
-    heartbeat = group.heartbeat_command("me", "g", {"t": "*"}, model="CLUSTERING", start="CONSUME_FROM_FIRST_OFFSET")
+    heartbeat = group.heartbeat_command(
+        "me", "g", {"t": Subscription("t")}, model="CLUSTERING", start="CONSUME_FROM_FIRST_OFFSET"
+    )
     assert door.ask(heartbeat).code == ResponseCode.SUCCESS
     assert group.read_members(door.ask(group.members_command("g"))) == ["me"]
     door.leave()

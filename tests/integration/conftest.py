@@ -61,6 +61,21 @@ class Services:
     def stop_broker(self, name: str) -> None:
         self.loop.run(self.brokers.pop(name).stop())
 
+    def crash_broker(self, name: str) -> None:
+        """Take a broker away as a kill does: nothing is saved, the abort file stays; only its lock is let go."""
+        broker = self.brokers.pop(name)
+
+        async def vanish() -> None:
+            for duty in broker._duties:
+                duty.cancel()
+            broker._beating.cancel()
+            await broker._server.stop()
+            await broker._pool.close()
+            broker.store._flusher.stop()
+            broker.store._abandon()
+
+        self.loop.run(vanish())
+
     def stop(self) -> None:
         self._stopped.set()
         self._clock.result(10)

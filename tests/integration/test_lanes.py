@@ -179,7 +179,7 @@ def test_control_is_answered_while_appends_are_saturated(
 DYING = """
     import asyncio, json, sys
     from raymq.actors.core.fetching import Wanted
-    from raymq.actors.wire import fetch, group
+        from raymq.actors.wire import fetch, group
     from raymq.actors.wire.codes import RequestCode
     from raymq.actors.wire.connection import ConnectionPool
     from raymq.actors.wire.frame import Command
@@ -187,7 +187,7 @@ DYING = """
     async def main(address):
         connection = await ConnectionPool().get(address)
         await connection.request(
-            group.heartbeat_command("me", "g", {"t": "*"}, model="CLUSTERING", start="CONSUME_FROM_FIRST_OFFSET"), 5
+            group.heartbeat_command("me", "g", {"t": Subscription("t")}, model="CLUSTERING", start="FIRST"), 5
         )
         queue = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
         body = json.dumps({"consumerGroup": "g", "clientId": "me", "mqSet": [queue]}).encode()

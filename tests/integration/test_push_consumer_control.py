@@ -151,3 +151,20 @@ def test_members_share_by_every_strategy(mq: Connection, admin: Admin, strategy:
 def test_settings_are_checked(mq: Connection, name: str, value: object) -> None:
     with pytest.raises(InvalidInput, match=name):
         PushConsumer(mq, "g", {"t": "*"}, Taker(), **{name: value})  # type: ignore[arg-type]
+
+
+def test_the_limit_of_retries_that_was_set_last_is_the_groups(mq: Connection, admin: Admin) -> None:
+    deliveries: list[int] = []
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        deliveries.append(messages[0].reconsume_times)
+        return ConsumeResult.RECONSUME_LATER
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener, max_reconsume_times=3):
+        pass
+    with PushConsumer(mq, "g", {"t": "*"}, listener, max_reconsume_times=1):
+        pass
+    with PushConsumer(mq, "g", {"t": "*"}, listener):
+        Producer(mq, "p").send(Message("t", b"bad"))
+        poll_until(lambda: "%DLQ%g" in admin.topics(system=True), 20)
+    assert deliveries == [0, 1]

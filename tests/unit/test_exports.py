@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 PACKAGES = [
-    "storage", "actors", "actors.core", "actors.wire", "actors.wire.headers", "client", "spark_bridge", "cluster",
-    "demo", "configs", "datasets",
+    "storage", "actors", "actors.core", "actors.core.isolation", "actors.wire", "actors.wire.headers", "client",
+    "spark_bridge", "cluster", "demo", "configs", "datasets",
 ]  # fmt: skip
 
 ERRORS = {

@@ -95,7 +95,7 @@ def test_the_commands_exist(project: dict[str, Any]) -> None:
 
 
 def requirements(project: dict[str, Any]) -> list[Requirement]:
-    extras = project["project"]["optional-dependencies"].values()
+    extras = [wanted for name, wanted in project["project"]["optional-dependencies"].items() if name not in OPTIONAL]
     lists = [project["project"]["dependencies"], project["build-system"]["requires"], *extras]
     return [Requirement(text) for each in lists for text in each]
 

@@ -21,7 +21,7 @@ from raymq.actors.errors import (
     Timeout,
     TopicNotFound,
 )
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import MessageQueue, SendStatus
 from tests.unit.actors.clock import FakeClock
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
@@ -106,3 +106,12 @@ def test_backoff_stays_in_its_bounds_and_forgets() -> None:
     assert delays[-1] > 90.0
     backoff.reset()
     assert backoff.next_delay() <= 1.2
+
+
+def test_a_status_that_is_not_enough_is_a_try() -> None:
+    tried = plan(FakeClock(), retries=1)
+    error = tried.not_ok(A, SendStatus.FLUSH_DISK_TIMEOUT, 0.1)
+    assert error is not None
+    assert tried.in_doubt
+    assert [attempt.code for attempt in tried.attempts] == ["FLUSH_DISK_TIMEOUT"]
+    assert tried.not_ok(B, SendStatus.FLUSH_DISK_TIMEOUT, 0.1) is None

@@ -1,4 +1,4 @@
-"""Queue choice and failure isolation, as tables."""
+"""Queue choice over every isolation strategy: a send always goes somewhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.selection import LatencyIsolation, NoIsolation, QueuePicker
+from raymq.actors.core.isolation import STRATEGIES, Isolation, LatencyIsolation, NoIsolation, Outcome, make_isolation
+from raymq.actors.core.selection import QueuePicker
 from raymq.actors.protocol import MessageQueue
 from tests.unit.actors.clock import FakeClock
 
 QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(2)]
+ISOLATING = sorted(name for name in STRATEGIES if name)
 
 
 @pytest.fixture
@@ -18,55 +20,15 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture
-def isolation(clock: FakeClock) -> Iterator[LatencyIsolation]:
-    made = LatencyIsolation(clock)
+@pytest.fixture(params=ISOLATING)
+def isolation(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Isolation]:
+    made = make_isolation(request.param, clock)
     yield made
     made.validate()
 
 
-@pytest.mark.parametrize(
-    ("latency_ms", "failed", "window_ms"),
-    [
-        (0, False, 0),
-        (49.9, False, 0),
-        (50, False, 0),
-        (100, False, 0),
-        (549, False, 0),
-        (550, False, 2_000),
-        (1_799, False, 2_000),
-        (1_800, False, 5_000),
-        (3_000, False, 6_000),
-        (5_000, False, 10_000),
-        (14_999, False, 10_000),
-        (15_000, False, 30_000),
-        (60_000, False, 30_000),
-        (1, True, 10_000),
-    ],
-)
-def test_window_of_each_latency(
-    isolation: LatencyIsolation, clock: FakeClock, latency_ms: float, failed: bool, window_ms: int
-) -> None:
-    isolation.report("a", latency_ms, failed=failed, reachable=True)
-    if window_ms:
-        clock.advance(window_ms / 1000 - 0.001)
-        assert not isolation.is_available("a")
-        clock.advance(0.002)
-    assert isolation.is_available("a")
-
-
-def test_a_window_is_only_ever_extended(isolation: LatencyIsolation, clock: FakeClock) -> None:
-    isolation.report("a", 15_000, failed=False, reachable=True)
-    isolation.report("a", 1, failed=False, reachable=True)
-    clock.advance(29)
-    assert not isolation.is_available("a")
-
-
-def test_a_success_makes_reachable_again(isolation: LatencyIsolation) -> None:
-    isolation.report("a", 1, failed=True, reachable=False)
-    assert not isolation.is_reachable("a")
-    isolation.report("a", 1, failed=False, reachable=True)
-    assert isolation.is_reachable("a")
+def brokers(picker: QueuePicker) -> set[str]:
+    return {picker.pick(QUEUES).broker for _ in range(8)}
 
 
 def test_round_robin_without_failures() -> None:
@@ -85,18 +47,52 @@ def test_with_one_broker_another_queue_of_it() -> None:
     assert picker.pick(QUEUES[:1], last=QUEUES[0]) == QUEUES[0]
 
 
-def test_an_isolated_broker_gets_nothing_until_its_window_ends(isolation: LatencyIsolation, clock: FakeClock) -> None:
+def test_a_failed_broker_gets_nothing_and_comes_back_by_itself(isolation: Isolation, clock: FakeClock) -> None:
     picker = QueuePicker(isolation)
-    isolation.report("a", 1, failed=True, reachable=False)
-    assert {picker.pick(QUEUES).broker for _ in range(8)} == {"b"}
-    clock.advance(10.001)
-    assert {picker.pick(QUEUES).broker for _ in range(8)} == {"a", "b"}
+    isolation.report("a", Outcome.SILENT, 1)
+    assert brokers(picker) == {"b"}
+    clock.advance(61)
+    assert brokers(picker) == {"a", "b"}
 
 
-def test_all_isolated_still_sends_somewhere_reachable_first(isolation: LatencyIsolation) -> None:
+def test_all_isolated_still_sends_somewhere(isolation: Isolation) -> None:
     picker = QueuePicker(isolation)
-    isolation.report("a", 1, failed=True, reachable=False)
-    isolation.report("b", 1, failed=True, reachable=True)
-    assert {picker.pick(QUEUES).broker for _ in range(8)} == {"b"}
-    isolation.report("b", 1, failed=True, reachable=False)
-    assert {picker.pick(QUEUES).broker for _ in range(8)} == {"a", "b"}
+    isolation.report("a", Outcome.SILENT, 1)
+    isolation.report("b", Outcome.REFUSED, 1)
+    assert brokers(picker) == {"a", "b"}
+
+
+def test_a_probe_ends_an_isolation_early(isolation: Isolation) -> None:
+    picker = QueuePicker(isolation)
+    isolation.report("a", Outcome.SILENT, 1)
+    assert isolation.suspects() == ["a"]
+    isolation.recovered("a")
+    assert brokers(picker) == {"a", "b"}
+    assert isolation.suspects() == []
+
+
+def test_a_broker_that_answers_with_errors_is_not_probed(isolation: Isolation) -> None:
+    isolation.report("a", Outcome.REFUSED, 1)
+    assert isolation.rank("a")
+    assert isolation.suspects() == []
+
+
+def test_a_suspect_that_came_back_by_itself_is_not_probed(isolation: Isolation, clock: FakeClock) -> None:
+    isolation.report("a", Outcome.SILENT, 1)
+    clock.advance(61)
+    assert isolation.suspects() == []
+
+
+def test_a_slow_broker_is_preferred_to_a_failed_one(clock: FakeClock) -> None:
+    isolation = LatencyIsolation(clock)
+    picker = QueuePicker(isolation)
+    isolation.report("a", Outcome.SILENT, 1)
+    isolation.report("b", Outcome.ANSWERED, 3_000)
+    assert brokers(picker) == {"b"}
+
+
+def test_none_is_plain_round_robin(clock: FakeClock) -> None:
+    isolation = make_isolation(None, clock)
+    isolation.report("a", Outcome.SILENT, 1)
+    assert brokers(QueuePicker(isolation)) == {"a", "b"}
+    assert isolation.suspects() == []

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.storage import compression, record, record_table
+from raymq.storage import compression, record, record_columns, record_table
 from raymq.storage import properties as names
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import split_properties
@@ -88,9 +88,9 @@ def split(buffer: memoryview, sizes: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 def test_header_fields_are_those_of_the_scalar_codec() -> None:
-    fields = record_table._HEADER.fields
+    fields = record_columns.HEADER.fields
     assert fields is not None
-    assert record_table._HEADER.itemsize == record.HEADER.size == record.OFFSET_BODY
+    assert record_columns.HEADER.itemsize == record.HEADER.size == record.OFFSET_BODY
     for name in ("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag"):
         assert fields[name][1] == getattr(record, f"OFFSET_{name.upper()}")
     for name in ("born_timestamp", "born_host", "store_timestamp", "store_host", "reconsume_times", "body_length"):

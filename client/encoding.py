@@ -1,0 +1,134 @@
+"""A producer's messages as records: one by one, or a list at a time without a Python frame per message."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.client import unique_key
+from raymq.client.message import Message, key_numbers
+from raymq.storage.record import MIN_RECORD_BYTES, pack_host
+from raymq.storage.record_columns import binary_array, join_records
+from raymq.storage.record_table import records_from_table
+
+Sizes = npt.NDArray[np.int32]
+
+#: A batch is cut into parts of at most this many bytes of records; each part is stored whole or not at all.
+MAX_PART_BYTES: Final = 4 * 1024 * 1024
+#: Up to so many messages the plain encoder is faster than NumPy's and Arrow's set-up.
+FEW: Final = 16
+
+_IPV4_HOST_BYTES: Final = 8
+#: Rows of a table that are encoded in one step: little enough to be cut into few parts, many enough for Arrow.
+_ROWS_AT_A_TIME: Final = 8_192
+
+_body = attrgetter("body")
+_own_properties = attrgetter("own_properties")
+
+
+@lru_cache(maxsize=64)
+def packed_host(host: str) -> bytes:
+    """A born host: an address in its packed form, with port 0."""
+    return pack_host(host, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records that are sent together: stored whole or not at all, in one queue. `which` of the caller's they are."""
+
+    which: slice
+    records: bytearray
+    sizes: Sizes
+
+
+def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[bytearray, Sizes]:
+    """The records of messages of one topic, contiguous, and their sizes; queue id 0.
+
+    Args:
+        born_host: the packed form, IPv4.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    numbers = key_numbers(messages)
+    if len(messages) <= FEW or set(map(type, numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
+        encoded = [message.encode(now_ms, born_host) for message in messages]
+        return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
+    bodies = list(map(_body, messages))
+    own = list(map(_own_properties, messages))
+    texts = unique_key.pairs(np.array(numbers, np.int64))
+    if any(own):
+        texts = pc.binary_join_element_wise(texts, binary_array(own), binary_array([b""])[0])
+    records, sizes = join_records(
+        messages[0].topic,
+        0,
+        binary_array(bodies),
+        texts,
+        born_host=born_host,
+        born_timestamp_ms=now_ms,
+        body_crcs=np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies)),
+    )
+    return bytearray(records), sizes
+
+
+def message_parts(messages: Sequence[Message], born_host: bytes) -> Iterator[Part]:
+    """Encode messages of one topic part by part, each when it is asked for."""
+    sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
+    sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
+    sizes += MIN_RECORD_BYTES + len(messages[0].topic) + unique_key.PAIR_BYTES
+    for which, _ in _cut(sizes):
+        records, exact = encode_messages(messages[which], born_host)
+        yield Part(which, records, exact)
+
+
+def table_parts(
+    table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
+) -> Iterator[Part]:
+    """Encode the rows of a table part by part, each when it is asked for; InvalidInput as `records_from_table`."""
+    for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
+        records, sizes = records_from_table(
+            table.slice(start, _ROWS_AT_A_TIME),
+            topic=topic,
+            queue_id=0,
+            body=body,
+            keys=keys,
+            tags=tags,
+            properties=properties,
+            unique_keys=unique_key.process_unique_keys(),
+            born_host=(host, 0),
+        )
+        for which, octets in _cut(sizes):
+            yield Part(slice(start + which.start, start + which.stop), bytearray(records[octets]), sizes[which])
+
+
+def _cut(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
+    """Parts of at most `MAX_PART_BYTES`: (which records, which bytes). A single larger record is one of its own."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    first = begin = 0
+    while first < len(sizes):
+        last = max(first + 1, int(np.searchsorted(ends, begin + MAX_PART_BYTES, side="right")))
+        end = int(ends[last - 1])
+        yield slice(first, last), slice(begin, end)
+        first, begin = last, end
+
+
+def key_texts(numbers: Sequence[str | int]) -> list[str]:
+    """Unique keys as `key_numbers` gives them, as text."""
+    if len(numbers) > FEW and set(map(type, numbers)) == {int}:
+        return strings(unique_key.texts(np.array(numbers, np.int64)))
+    return [number if isinstance(number, str) else unique_key.text(number) for number in numbers]
+
+
+def strings(equally_long: pa.StringArray) -> list[str]:
+    """The values of an array of ASCII strings of one length, faster than `to_pylist`."""
+    text = str(equally_long.buffers()[2], "ascii")
+    width = len(text) // max(1, len(equally_long))
+    return [text[at : at + width] for at in range(0, len(text), width)] if width else []

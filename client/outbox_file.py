@@ -1,0 +1,183 @@
+"""The outbox: an SQLite file of batches that no broker took, in the order in which their tries ran out.
+
+A batch is kept as the records that were to be sent, so that it is the same messages, with the same unique keys,
+whenever it goes out. What is kept survives the death of its process. Any process may read and add; one at a time sends.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import MessageQueue
+from raymq.storage.record import Record, decode
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS batches (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    kept_at REAL NOT NULL,
+    topic TEXT NOT NULL,
+    broker TEXT, queue_id INTEGER,      -- where a queue was chosen
+    sharding_key TEXT,
+    delayed INTEGER NOT NULL,
+    records BLOB NOT NULL,
+    sizes BLOB NOT NULL,                -- int32, little-endian
+    state TEXT NOT NULL DEFAULT 'waiting',
+    tries INTEGER NOT NULL DEFAULT 0,   -- from the outbox
+    error TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS sender (one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, until REAL NOT NULL);
+"""
+_BUSY_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """One batch of the outbox. `state` is "refused" once a broker refused it for good: then it waits for a decision."""
+
+    id: int
+    kept_at: float
+    topic: str
+    queue: MessageQueue | None
+    sharding_key: str | None
+    delayed: bool
+    records: bytes
+    sizes: npt.NDArray[np.int32]
+    state: Literal["waiting", "refused"]
+    tries: int
+    error: str
+
+    def messages(self) -> list[Record]:
+        """Its messages, as they would be stored."""
+        starts = np.cumsum(self.sizes) - self.sizes
+        return [decode(self.records, start) for start in starts.tolist()]
+
+
+class OutboxFile:
+    """Thread-safe. Times are wall time in seconds."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open or make the file; InvalidInput if it cannot be."""
+        self._lock = threading.Lock()
+        self._owner = uuid.uuid4().hex
+        try:
+            self._db = sqlite3.connect(path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise InvalidInput("outbox", f"a file that SQLite can open ({error})", str(path)) from error
+
+    def keep(
+        self,
+        topic: str,
+        records: bytearray,
+        sizes: npt.NDArray[np.int32],
+        *,
+        queue: MessageQueue | None,
+        sharding_key: str | None,
+        delayed: bool,
+        error: str,
+    ) -> int:
+        """Add a batch behind all others; its number."""
+        broker, queue_id = (None, None) if queue is None else (queue.broker, queue.queue_id)
+        values = (time.time(), topic, broker, queue_id, sharding_key, delayed, bytes(records), _pack(sizes), error)
+        with self._lock:
+            cursor = self._db.execute(
+                "INSERT INTO batches (kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, error)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def batches(self) -> list[KeptBatch]:
+        """All of them, oldest first."""
+        return self._select("ORDER BY id")
+
+    def next(self) -> KeptBatch | None:
+        """The batch that goes out next."""
+        return next(iter(self._select("WHERE state = 'waiting' ORDER BY id LIMIT 1")), None)
+
+    def remove(self, number: int) -> bool:
+        """A batch was sent, or shall not be; False if it was not there."""
+        return self._change("DELETE FROM batches WHERE id = ?", number)
+
+    def failed(self, number: int, error: str, *, refused: bool) -> None:
+        """A batch was tried in vain; `refused` = another try would be, too."""
+        state = "refused" if refused else "waiting"
+        self._change("UPDATE batches SET tries = tries + 1, error = ?, state = ? WHERE id = ?", error, state, number)
+
+    def retry(self, number: int) -> bool:
+        """Let a batch wait again, in its old place; False if it was not there."""
+        return self._change("UPDATE batches SET state = 'waiting' WHERE id = ?", number)
+
+    def claim(self, seconds: float) -> bool:
+        """Be the one that sends for so long; False while somebody else is. To be called again before that."""
+        now = time.time()
+        return self._change(
+            "INSERT INTO sender VALUES (1, ?, ?) ON CONFLICT (one) DO UPDATE SET owner = excluded.owner,"
+            " until = excluded.until WHERE owner = excluded.owner OR until < ?",
+            self._owner,
+            now + seconds,
+            now,
+        )
+
+    def close(self) -> None:
+        """Let others send at once, and close the file. May be called again."""
+        with self._lock:
+            try:
+                self._db.execute("DELETE FROM sender WHERE owner = ?", (self._owner,))
+                self._db.close()
+            except sqlite3.ProgrammingError:
+                return  # closed before
+
+    def _change(self, statement: str, *values: object) -> bool:
+        with self._lock:
+            return self._db.execute(statement, values).rowcount > 0
+
+    def _select(self, rest: str, *values: object) -> list[KeptBatch]:
+        columns = "id, kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, state, tries, error"
+        with self._lock:
+            rows = self._db.execute(f"SELECT {columns} FROM batches {rest}", values).fetchall()  # noqa: S608 - constants
+        return [
+            KeptBatch(
+                number,
+                kept_at,
+                topic,
+                None if broker is None else MessageQueue(topic, broker, queue_id),
+                sharding_key,
+                bool(delayed),
+                records,
+                np.frombuffer(sizes, "<i4").astype(np.int32),
+                state,
+                tries,
+                error,
+            )
+            for (
+                number,
+                kept_at,
+                topic,
+                broker,
+                queue_id,
+                sharding_key,
+                delayed,
+                records,
+                sizes,
+                state,
+                tries,
+                error,
+            ) in rows
+        ]
+
+
+def _pack(sizes: npt.NDArray[np.int32]) -> bytes:
+    return sizes.astype("<i4").tobytes()

@@ -1,0 +1,85 @@
+"""`raymq outbox ...`: works on a producer's outbox file, needs no cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from raymq.client.outbox_file import KeptBatch, OutboxFile
+from raymq.cluster.cli_context import json_option
+from raymq.cluster.output import print_fields, print_rows
+
+_file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+_numbers = click.argument("ids", type=int, nargs=-1)
+_all = click.option("--all", "all_", is_flag=True, help="All of them.")
+
+
+@click.group("outbox")
+def outbox_commands() -> None:
+    """Messages that no broker took yet, in a producer's outbox FILE."""
+
+
+@outbox_commands.command("list")
+@_file
+@json_option
+def list_outbox(file: Path, as_json: bool) -> None:
+    """Show what FILE holds, in the order in which it goes out."""
+    outbox = OutboxFile(file)
+    print_rows([_fields(batch) for batch in outbox.batches()], as_json=as_json, empty="the outbox is empty")
+    outbox.close()
+
+
+@outbox_commands.command("retry")
+@_file
+@_numbers
+@_all
+@json_option
+def retry_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) -> None:
+    """Let batches that were refused be sent again, by the producer that has FILE open."""
+    outbox = OutboxFile(file)
+    done = [number for number in _chosen(outbox, ids, all_) if outbox.retry(number)]
+    _finish(outbox, {"retried": done}, ids, done, as_json)
+
+
+@outbox_commands.command("drop")
+@_file
+@_numbers
+@_all
+@json_option
+def drop_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) -> None:
+    """Delete batches: they will never be sent."""
+    outbox = OutboxFile(file)
+    done = [number for number in _chosen(outbox, ids, all_) if outbox.remove(number)]
+    _finish(outbox, {"dropped": done}, ids, done, as_json)
+
+
+def _chosen(outbox: OutboxFile, ids: tuple[int, ...], all_: bool) -> list[int]:
+    if all_ == bool(ids):
+        raise click.UsageError("give the ids of batches, or --all")
+    return [batch.id for batch in outbox.batches()] if all_ else list(ids)
+
+
+def _finish(outbox: OutboxFile, fields: dict[str, Any], ids: tuple[int, ...], done: list[int], as_json: bool) -> None:
+    missing = sorted(set(ids) - set(done))
+    outbox.close()
+    print_fields({**fields, "missing": missing}, as_json=as_json)
+    if missing:
+        sys.exit(1)
+
+
+def _fields(batch: KeptBatch) -> dict[str, Any]:
+    messages = batch.messages()
+    return {
+        "id": batch.id,
+        "topic": batch.topic,
+        "messages": len(messages),
+        "bytes": len(batch.records),
+        "unique_key": messages[0].unique_key,
+        "state": batch.state,
+        "tries": batch.tries,
+        "kept_at": batch.kept_at,
+        "error": batch.error,
+    }

@@ -1,0 +1,169 @@
+"""Producing, beside a bare asyncio echo, an empty Ray call and raw socket writes in the same run.
+
+Run by `make bench-produce`. Prints a table, with --json a JSON value. The broker runs in a process of its own. Compare
+ratios, not times: the machine is shared. "CPU" is what one message costs this process and the broker's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import ray
+from rich.console import Console
+from rich.table import Table
+
+from raymq.client import Admin, Connection, Message, Producer
+from raymq.cluster import ray_runtime
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
+
+from tests.bench.bench_cluster import Empty, echo_call, latency_us
+from tests.broker_process import BrokerProcess
+
+SINGLES = 2_000
+SIZES = (100, 1024)
+MESSAGES = {100: 400_000, 1024: 150_000}
+TIMEOUT = 30.0
+
+Row = dict[str, object]
+
+
+@contextmanager
+def broker() -> Iterator[tuple[str, psutil.Process]]:
+    """A name server's address and the process of its broker."""
+    with tempfile.TemporaryDirectory() as directory:
+        process = BrokerProcess("broker-a", Path(directory))
+        try:
+            yield process.name_server, psutil.Process(process.pid)
+        finally:
+            process.stop()
+
+
+def socket_rate(size: int) -> float:
+    """Messages of that size a second that 1 MiB writes to a local socket move, another thread reading."""
+    ours, theirs = socket.socketpair()
+    total = 1 << 30
+
+    def read() -> None:
+        left, buffer = total, bytearray(1 << 20)
+        while left:
+            left -= theirs.recv_into(buffer)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    block = bytes(1 << 20)
+    began = time.perf_counter()
+    for _ in range(total // len(block)):
+        ours.sendall(block)
+    reader.join()
+    return total / size / (time.perf_counter() - began)
+
+
+def cpu_us(process: psutil.Process) -> float:
+    """Processor time of a process, microseconds."""
+    times = process.cpu_times()
+    return (times.user + times.system) * 1e6
+
+
+class Bench:
+    """Collects rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def latency(self, name: str, call: Callable[[], object], count: int = SINGLES) -> None:
+        p50, p99 = latency_us(call, count)
+        self.rows.append({"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)})
+
+    def rate(self, name: str, count: int, call: Callable[[], object], far: psutil.Process) -> None:
+        here = psutil.Process()
+        before = cpu_us(here), cpu_us(far)
+        began = time.perf_counter()
+        call()
+        rate = count / (time.perf_counter() - began)
+        cpu = [round((cpu_us(process) - first) / count, 2) for process, first in zip((here, far), before, strict=True)]
+        self.rows.append({"name": name, "value": round(rate), "unit": "messages/s", "cpu_us": cpu})
+
+
+def run() -> list[Row]:
+    """All rows: name, value, unit, and p99 or the CPU of client and broker in us per message."""
+    bench = Bench()
+    actor = Empty.remote()
+    ray.get(actor.call.remote())
+    bench.latency("baseline: empty Ray actor call", lambda: ray.get(actor.call.remote()), SINGLES // 4)
+    bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
+    for size in SIZES:
+        rate = round(socket_rate(size))
+        bench.rows.append({"name": f"baseline: socket, 1 MiB writes, {size} B", "value": rate, "unit": "messages/s"})
+    with broker() as (name_server, far), Connection([name_server]) as mq:
+        Admin(mq).create_topic("t", queues=4)
+        body = bytes(1024)
+        for name, idempotent in (("send", False), ("send, idempotent", True)):
+            with Producer(mq, "bench", timeout=TIMEOUT, idempotent=idempotent) as producer:
+                bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)))
+        for size in SIZES:
+            _throughput(bench, mq, far, size)
+    return bench.rows
+
+
+def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
+    count, body = MESSAGES[size], bytes(size)
+    messages = [Message("t", body) for _ in range(count)]
+    table = pa.table({"body": pa.array([body] * count, pa.binary())})
+
+    def gathered(make: Callable[[], Iterator[Message]]) -> None:
+        with Producer(mq, "bench", timeout=TIMEOUT, linger=0.005) as producer:
+            futures = [producer.send_async(message) for message in make()]
+            producer.flush(TIMEOUT)
+            assert futures[-1].result(0)
+
+    with Producer(mq, "bench", timeout=TIMEOUT) as producer:
+        bench.rate(f"send_table, {size} B", count, lambda: producer.send_table("t", table, "body"), far)
+        bench.rate(f"send_batch, {size} B", count, lambda: producer.send_batch(messages), far)
+    bench.rate(
+        f"send_async with linger, {size} B, messages ready-made", count, lambda: gathered(lambda: iter(messages)), far
+    )
+    fresh = (Message("t", body) for _ in range(count))
+    bench.rate(
+        f"send_async with linger, {size} B, messages made on the way", count, lambda: gathered(lambda: fresh), far
+    )
+
+
+def main() -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
+    as_json = parser.parse_args().json
+    ray_runtime.start_embedded()
+    try:
+        rows = run()
+    finally:
+        ray.shutdown()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("what", "value", "unit", "p99", "CPU us/message: client, broker")
+    for row in rows:
+        table.add_row(
+            str(row["name"]),
+            f"{row['value']:,}",
+            str(row["unit"]),
+            str(row.get("p99", "")),
+            ", ".join(map(str, row.get("cpu_us", ()))),  # type: ignore[call-overload]
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Brokers without Ray in processes of their own: for benchmarks, and for faults that only a process can have.
+
+As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. It prints the
+name server's address once it listens, and then obeys lines on its standard input until that is closed:
+
+    slow SECONDS    delay every append by so much
+    full            refuse writes as if the disk were full
+    free            end that
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable
+from inspect import isawaitable
+from pathlib import Path
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.name_server_service import NameServerService
+from raymq.actors.protocol import BrokerSpec, NameServerSpec
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import ServerConnection
+
+
+class BrokerProcess:
+    """One such process. `stop()` ends it cleanly, `kill()` does not; `start()` brings it back."""
+
+    def __init__(self, name: str, directory: Path, name_server: str = "") -> None:
+        self._arguments = [name, str(directory / name), *([name_server] if name_server else [])]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.name_server = self._process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+async def serve(name: str, directory: Path, name_server: str | None) -> None:
+    """Run until standard input ends."""
+    if name_server is None:
+        own = await NameServerService.start(NameServerSpec(0, str(directory.parent), "127.0.0.1", 0))
+        name_server = own.address
+    broker = await BrokerService.start(BrokerSpec(name, "test", str(directory), "127.0.0.1", (name_server,)), "node")
+    delay = 0.0
+    handlers = dict(broker._server.handlers)
+    append = handlers[RequestCode.APPEND_RECORDS]
+
+    def maybe_slow(connection: ServerConnection, request: Command) -> Command | Awaitable[Command | None] | None:
+        return slow(connection, request) if delay else append(connection, request)
+
+    async def slow(connection: ServerConnection, request: Command) -> Command | None:
+        await asyncio.sleep(delay)
+        answer = append(connection, request)
+        return await answer if isawaitable(answer) else answer
+
+    broker._server.handlers = {**handlers, RequestCode.APPEND_RECORDS: maybe_slow}
+    print(name_server, flush=True)
+    config = broker.store.config
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        match line.split():
+            case ["slow", seconds]:
+                delay = float(seconds)
+            case ["full"]:
+                broker.store._writer._config = dataclasses.replace(config, disk_refuse_ratio=1e-9)
+            case ["free"]:
+                broker.store._writer._config = config
+    await broker.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None))

@@ -1,0 +1,91 @@
+"""A broker at its bounds, over sockets: the code of each refusal, that nothing is stored, and that it passes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from raymq.actors.wire.codes import ResponseCode
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer
+from raymq.client.errors import NotStored
+from raymq.storage.errors import StoreFull
+from tests.integration.conftest import Services
+from tests.integration.foreign import Foreign
+from tests.integration.test_foreign_send import message
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@pytest.mark.parametrize("limit", ["appends_under_way", "bytes_under_way"])
+def test_what_is_under_way_is_bounded(services: Services, mq: Connection, admin: Admin, limit: str) -> None:
+    admission = services.brokers["broker-a"].core.admission
+    admission.limits = replace(admission.limits, **{limit: 1})
+    admission.enter(1)
+    with Producer(mq, "p", timeout=1.0) as producer:
+        with pytest.raises(NotStored) as caught:
+            producer.send(Message("t", b"x"), queue=QUEUE, retries=0)
+        assert [attempt.code for attempt in caught.value.attempts] == ["SYSTEM_BUSY"]
+        assert admin.topic_stats("t")[QUEUE].max_offset == 0
+        assert producer.send(Message("t", b"x")).queue.broker == "broker-b"
+        admission.leave(1)
+        assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 0
+    admission.validate()
+
+
+def test_flow_control_is_waited_for_within_the_budget(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    admission = services.brokers["broker-a"].core.admission
+    admission.limits = replace(admission.limits, appends_under_way=0)
+    services.loop.loop.call_soon_threadsafe(
+        services.loop.loop.call_later, 0.3, lambda: setattr(admission, "limits", type(admission.limits)())
+    )
+    with Producer(mq, "p", timeout=5.0) as producer:
+        began = time.monotonic()
+        producer.send(Message("t", b"x"), queue=QUEUE)
+        assert 0.7 < time.monotonic() - began < 3.0
+
+
+def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    core = services.brokers["broker-a"].core
+    real = core.store.append
+
+    def stalled(*arguments: object, **options: object) -> object:
+        core.store.append = real  # type: ignore[method-assign]
+        time.sleep(1.2)
+        return real(*arguments, **options)  # type: ignore[arg-type]
+
+    with Producer(mq, "p", timeout=5.0) as producer:
+        producer.send(Message("t", b"x"), queue=QUEUE)
+        core.store.append = stalled  # type: ignore[method-assign, assignment]
+        futures = [producer.send_async(Message("t", b"x"), queue=QUEUE, retries=0) for _ in range(5)]
+        outcomes = [future.exception(10) for future in futures]
+    refused = [outcome for outcome in outcomes if outcome is not None]
+    assert None in outcomes
+    assert refused
+    assert all("page cache busy" in str(outcome) and outcome.code == "SYSTEM_BUSY" for outcome in refused)  # type: ignore[attr-defined]
+
+
+def test_a_full_disk(services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise StoreFull("the disk is full")
+
+    with monkeypatch.context() as patch, Producer(mq, "p", timeout=2.0, isolation=None) as producer:
+        patch.setattr(services.brokers["broker-a"].store._writer, "check_ready", full)
+        with pytest.raises(NotStored) as caught:
+            producer.send(Message("t", b"x"), queue=QUEUE)
+        assert [attempt.code for attempt in caught.value.attempts] == ["SERVICE_NOT_AVAILABLE"] * 3
+        assert {producer.send(Message("t", b"x")).queue.broker for _ in range(6)} == {"broker-b"}
+    with Producer(mq, "p") as producer:
+        assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 0
+    assert admin.topic_stats("t")[QUEUE].max_offset == 1
+
+
+def test_what_rocketmqs_clients_send_is_bounded_too(services: Services, admin: Admin) -> None:
+    broker = services.brokers["broker-a"]
+    broker.core.admission.limits = replace(broker.core.admission.limits, appends_under_way=0)
+    with Foreign(broker.address) as client:
+        assert client.ask(message(topic="t")).code == ResponseCode.SYSTEM_BUSY
+    assert admin.topic_stats("t")[MessageQueue("t", "broker-a", 1)].max_offset == 0

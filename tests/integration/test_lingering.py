@@ -1,0 +1,220 @@
+"""Gathered sends: what travels together, order, bounds, closing, forks and the end of the interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client.errors import BufferFull, ClientClosed, NotStored, QueueNotFound
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+#: Longer than any test: only full batches, flush and close send.
+FOREVER = 3.0
+
+
+def bodies(mq: Connection, topic: str = "t") -> dict[MessageQueue, list[bytes]]:
+    found = {}
+    with PullConsumer(mq, "reader") as pull:
+        for queue in pull.queues(topic):
+            pull.seek(queue, 0)
+            end = pull.offsets(queue)[1]
+            read: list[bytes] = []
+            while len(read) < end:
+                read += [message.body for message in pull.poll(queue, 1_000, timeout=5.0)]
+            found[queue] = read
+    return found
+
+
+def everything(mq: Connection) -> list[bytes]:
+    return sorted(body for queue in bodies(mq).values() for body in queue)
+
+
+def test_gathered_messages_travel_together(mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=FOREVER) as producer:
+        messages = [Message("t", b"%03d" % number, tags="x") for number in range(100)]
+        futures = [producer.send_async(message) for message in messages]
+        assert not futures[0].done()
+        assert producer.flush()
+        results = [future.result(0) for future in futures]
+    assert [result.unique_key for result in results] == [message.unique_key for message in messages]
+    assert len({result.queue for result in results}) == 1
+    assert [result.queue_offset for result in results] == list(range(100))
+    assert bodies(mq)[results[0].queue] == [message.body for message in messages]
+
+
+def test_the_linger_time_alone_sends_too(mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=0.02) as producer:
+        assert producer.send_async(Message("t", b"x")).result(5).queue_offset == 0
+
+
+def test_full_batches_do_not_wait(mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=FOREVER) as producer:
+        futures = [producer.send_async(Message("t", bytes(300_000))) for _ in range(4)]
+        began = time.monotonic()
+        assert all(future.result(FOREVER) for future in futures)
+        assert time.monotonic() - began < FOREVER / 2
+
+
+def test_asyncio_sends_are_gathered(mq: Connection, admin: Admin) -> None:
+    del admin
+
+    async def send() -> list[int]:
+        results = await asyncio.gather(*(producer.asend(Message("t", b"x")) for _ in range(20)))
+        return [result.queue_offset for result in results]
+
+    with Producer(mq, "p", linger=0.02) as producer:
+        assert asyncio.run(send()) == list(range(20))
+
+
+def test_sharding_keys_and_chosen_queues_keep_their_order(mq: Connection, admin: Admin) -> None:
+    del admin
+    chosen = MessageQueue("t", "broker-b", 1)
+    with Producer(mq, "p", linger=0.002) as producer:
+        keyed = {f"k{number % 7}": [] for number in range(7)}  # type: ignore[var-annotated]
+        for number in range(1_000):
+            key = f"k{number % 7}"
+            keyed[key].append(producer.send_async(Message("t", b"%s:%d" % (key.encode(), number)), sharding_key=key))
+            producer.send_async(Message("t", b"q:%d" % number), queue=chosen)
+        assert producer.flush()
+    found = bodies(mq)
+    assert [body for body in found[chosen] if body.startswith(b"q:")] == [b"q:%d" % number for number in range(1_000)]
+    for key, futures in keyed.items():
+        (queue,) = {future.result().queue for future in futures}
+        expected = [b"%s:%d" % (key.encode(), number) for number in range(1_000) if f"k{number % 7}" == key]
+        assert [body for body in found[queue] if body.startswith(key.encode())] == expected
+
+
+def test_a_part_that_fails_takes_no_other_along(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=FOREVER, timeout=FOREVER, retries=0) as producer:
+        producer.send(Message("t", b"before"), sharding_key="k")
+        futures = [producer.send_async(Message("t", b"x"), sharding_key=f"k{number}") for number in range(20)]
+        services.stop_broker("broker-a")
+        assert producer.flush()
+        outcomes = [future.exception() for future in futures]
+    assert None in outcomes
+    assert NotStored in map(type, outcomes)
+    services.start_broker("broker-a")
+    assert everything(mq) == [b"before"] + [b"x"] * outcomes.count(None)
+
+
+def test_bad_input_is_refused_by_the_call(mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=FOREVER) as producer:
+        with pytest.raises(QueueNotFound):
+            producer.send_async(Message("t", b"x"), queue=MessageQueue("u", "broker-a", 0))
+        with pytest.raises(TypeError, match="unknown arguments"):
+            producer.send_async(Message("t", b"x"), que=None)  # type: ignore[call-arg]
+        late = producer.send_async(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 99))
+    with pytest.raises(QueueNotFound):
+        late.result(0)
+    assert everything(mq) == []
+
+
+def refusal(producer: Producer) -> BufferFull | None:
+    try:
+        producer.send_async(Message("t", b"x"))
+    except BufferFull as error:
+        return error
+    return None
+
+
+def test_a_full_buffer_raises_where_it_was_asked_to(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, when_full="raise", timeout=2.0) as producer:
+        producer.send_async(Message("t", b"x")).result(5)
+        release = threading.Event()
+        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # the brokers stand still
+        first = producer.send_async(Message("t", bytes(2_000)))
+        try:
+            refused = poll_until(lambda: refusal(producer))
+            assert isinstance(refused, NotStored)
+        finally:
+            release.set()
+        assert first.result(5)
+
+
+def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, timeout=10.0) as producer:
+        producer.send_async(Message("t", b"x")).result(5)
+        release = threading.Event()
+        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)
+        threading.Timer(0.2, release.set).start()
+        futures = [producer.send_async(Message("t", bytes(2_000))) for _ in range(20)]
+        assert release.is_set()
+        assert all(future.result(10) for future in futures)
+
+
+def test_closing_sends_what_was_gathered(mq: Connection, admin: Admin) -> None:
+    del admin
+    producer = Producer(mq, "p", linger=FOREVER)
+    future = producer.send_async(Message("t", b"x"))
+    producer.close()
+    assert future.done()
+    with pytest.raises(ClientClosed):
+        producer.send_async(Message("t", b"x"))
+    producer.close()
+
+
+def test_many_threads(mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=0.002) as producer:
+
+        def send(worker: int) -> None:
+            for number in range(500):
+                producer.send_async(Message("t", b"%d:%03d" % (worker, number)))
+
+        threads = [threading.Thread(target=send, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert everything(mq) == sorted(b"%d:%03d" % (worker, number) for worker in range(4) for number in range(500))
+
+
+def run_script(services: Services, lines: str) -> str:
+    script = f"""
+import os, sys
+from raymq.client import Connection, Message, Producer
+mq = Connection([{services.name_server.address!r}])
+producer = Producer(mq, "p", linger=2.0)
+{lines}
+"""
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_process_that_just_ends_sends_what_it_gathered(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    assert run_script(services, "for n in range(50): producer.send_async(Message('t', b'%02d' % n))") == ""
+    assert everything(mq) == [b"%02d" % number for number in range(50)]
+
+
+def test_a_forked_child_sends_for_itself(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    lines = """
+producer.send(Message("t", b"warm"))
+producer.send_async(Message("t", b"parent"))
+child = os.fork()
+if not child:
+    producer.send(Message("t", b"child, at once"))
+    producer.send_async(Message("t", b"child"))
+    producer.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    assert run_script(services, lines) == ""
+    assert everything(mq) == [b"child", b"child, at once", b"parent", b"warm"]

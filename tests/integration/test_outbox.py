@@ -1,0 +1,143 @@
+"""Messages that no broker took: kept, sent later in order, also by the next process; and the command line on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer
+from raymq.client.errors import InvalidInput, NotStored
+from raymq.client.outbox_file import OutboxFile
+from raymq.cluster.cli import main_group
+from tests.integration.conftest import Services
+from tests.integration.test_lingering import bodies, everything
+from tests.polling import poll_until
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+def run_command(*arguments: str, exit_code: int = 0) -> Any:
+    done = CliRunner().invoke(main_group, ["outbox", *arguments, "--json"])
+    assert done.exit_code == exit_code, done.output
+    return json.loads(done.stdout)
+
+
+def stop_all(services: Services) -> None:
+    for name in list(services.brokers):
+        services.stop_broker(name)
+
+
+def start_all(services: Services) -> None:
+    for name in ("broker-a", "broker-b"):
+        services.start_broker(name)
+
+
+def kept(file: Path) -> list[str]:
+    outbox = OutboxFile(file)
+    states = [batch.state for batch in outbox.batches()]
+    outbox.close()
+    return states
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_what_no_broker_took_is_sent_later_in_order(
+    services: Services, mq: Connection, admin: Admin, file: Path, idempotent: bool
+) -> None:
+    del admin
+    queue = MessageQueue("t", "broker-a", 1)
+    with Producer(mq, "p", timeout=0.5, outbox=file, idempotent=idempotent) as producer:
+        producer.send(Message("t", b"before"), queue=queue)
+        stop_all(services)
+        messages = [Message("t", b"%d" % number, tags="x") for number in range(4)]
+        for message in messages[:2]:
+            with pytest.raises(NotStored) as caught:
+                producer.send(message, queue=queue, retries=0)
+            assert caught.value.kept
+            assert "outbox" in str(caught.value)
+        with pytest.raises(NotStored):
+            producer.send_batch(messages[2:], queue=queue, retries=0)
+        assert kept(file) == ["waiting"] * 3
+        start_all(services)
+        poll_until(lambda: not kept(file), 20)
+    assert bodies(mq)[queue] == [b"before", b"0", b"1", b"2", b"3"]
+
+
+def test_the_next_process_sends_what_the_last_one_kept(
+    services: Services, mq: Connection, admin: Admin, file: Path
+) -> None:
+    del admin
+    stop_all(services)
+    with (
+        Connection([services.name_server.address]) as first,
+        Producer(first, "p", timeout=0.3, outbox=file, linger=0.01) as producer,
+    ):
+        future = producer.send_async(Message("t", b"x", keys="k"))
+        with pytest.raises(NotStored):
+            future.result(10)
+    assert kept(file) == ["waiting"]
+    start_all(services)
+    with Producer(mq, "p", outbox=file):
+        poll_until(lambda: not kept(file), 20)
+    assert everything(mq) == [b"x"]
+
+
+def test_one_process_at_a_time_sends(file: Path) -> None:
+    first, second = OutboxFile(file), OutboxFile(file)
+    assert first.claim(60)
+    assert not second.claim(60)
+    assert first.claim(60)
+    first.close()
+    assert second.claim(60)
+    second.close()
+
+
+def keep(outbox: OutboxFile, queue_id: int) -> int:
+    record = bytearray(Message("t", b"%d" % queue_id).encode(1, bytes(8)))
+    queue = MessageQueue("t", "broker-a", queue_id)
+    return outbox.keep(
+        "t", record, np.array([len(record)], np.int32), queue=queue, sharding_key=None, delayed=False, error="down"
+    )
+
+
+@pytest.mark.usefixtures("admin")
+def test_what_a_broker_refuses_for_good_waits_for_a_decision(mq: Connection, file: Path) -> None:
+    outbox = OutboxFile(file)
+    number = keep(outbox, 99)
+    keep(outbox, 0)
+    with Producer(mq, "p", outbox=file, timeout=1.0):
+        poll_until(lambda: kept(file) == ["refused"], 20)
+        assert everything(mq) == [b"0"]
+        (listed,) = run_command("list", str(file))
+        assert (listed["id"], listed["messages"], listed["state"], listed["tries"]) == (number, 1, "refused", 1)
+        assert "QueueNotFound" in listed["error"]
+        assert run_command("retry", str(file), str(number)) == {"retried": [number], "missing": []}
+        poll_until(lambda: [(batch.state, batch.tries) for batch in outbox.batches()] == [("refused", 2)], 20)
+    outbox.close()
+
+
+def test_dropping(file: Path) -> None:
+    outbox = OutboxFile(file)
+    first, second = keep(outbox, 0), keep(outbox, 1)
+    assert run_command("drop", str(file), str(first), "77", exit_code=1) == {"dropped": [first], "missing": [77]}
+    assert [batch.id for batch in outbox.batches()] == [second]
+    assert [record.body for record in outbox.batches()[0].messages()] == [b"1"]
+    assert CliRunner().invoke(main_group, ["outbox", "drop", str(file)]).exit_code == 2
+    assert run_command("drop", str(file), "--all") == {"dropped": [second], "missing": []}
+    assert outbox.batches() == []
+    outbox.close()
+
+
+def test_a_file_that_is_none_is_refused(mq: Connection, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("this is no database, however long one looks at it" * 10)
+    for path in (tmp_path, tmp_path / "text", tmp_path / "missing" / "file"):
+        with pytest.raises(InvalidInput) as caught:
+            Producer(mq, "p", outbox=path)
+        assert caught.value.field == "outbox"

@@ -1,0 +1,97 @@
+"""Each bound of a broker's appends, and what is refused beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.core.admission import BEAT_SECONDS, Admission, AdmissionLimits
+from raymq.actors.errors import ServerBusy
+from tests.unit.actors.clock import FakeClock
+
+LIMITS = AdmissionLimits(bytes_under_way=1_000, appends_under_way=3)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def admission(clock: FakeClock) -> Iterator[Admission]:
+    made = Admission(clock, LIMITS)
+    yield made
+    made.validate()
+
+
+def test_the_number_of_appends_under_way_is_bounded(admission: Admission) -> None:
+    for _ in range(3):
+        admission.enter(1)
+    with pytest.raises(ServerBusy) as caught:
+        admission.enter(1)
+    assert caught.value.wire_code == "SYSTEM_BUSY"
+    assert caught.value.retriable
+    admission.leave(1)
+    admission.enter(1)
+
+
+def test_the_bytes_under_way_are_bounded(admission: Admission) -> None:
+    admission.enter(600)
+    with pytest.raises(ServerBusy):
+        admission.enter(401)
+    admission.enter(400)
+    assert (admission.bytes_under_way, admission.appends_under_way) == (1_000, 2)
+
+
+def test_one_append_is_let_in_however_large(admission: Admission) -> None:
+    admission.enter(5_000)
+    admission.leave(5_000)
+
+
+@pytest.mark.parametrize(("late", "refused"), [(0.0, False), (0.199, False), (0.201, True), (5.0, True)])
+def test_what_may_have_waited_too_long_is_refused(
+    admission: Admission, clock: FakeClock, late: float, refused: bool
+) -> None:
+    admission.beat()
+    clock.advance(BEAT_SECONDS + late)
+    if refused:
+        with pytest.raises(ServerBusy, match="requests wait"):
+            admission.enter(1)
+        admission.beat()  # late: what waited meanwhile is looked at only now
+        with pytest.raises(ServerBusy, match="requests wait"):
+            admission.enter(1)
+        clock.advance(BEAT_SECONDS)
+        admission.beat()
+    admission.enter(1)
+    admission.leave(1)
+
+
+def test_a_stalled_append_is_blamed_on_the_page_cache(admission: Admission, clock: FakeClock) -> None:
+    admission.beat()
+    admission.enter(1)
+    began = clock()
+    clock.advance(1.1)
+    admission.appended(began)
+    with pytest.raises(ServerBusy, match="page cache busy"):
+        admission.enter(1)
+    admission.beat()
+    clock.advance(BEAT_SECONDS)
+    admission.beat()
+    admission.enter(1)
+    for _ in range(2):
+        admission.leave(1)
+
+
+def test_without_a_loop_nothing_is_late(admission: Admission, clock: FakeClock) -> None:
+    clock.advance(1_000)
+    admission.enter(1)
+    admission.leave(1)
+
+
+def test_a_refused_append_leaves_no_trace(admission: Admission) -> None:
+    admission.enter(1_000)
+    before = (admission.bytes_under_way, admission.appends_under_way)
+    with pytest.raises(ServerBusy):
+        admission.enter(1)
+    assert (admission.bytes_under_way, admission.appends_under_way) == before

@@ -1,0 +1,99 @@
+"""Batches of many callers become few appends, and each caller gets his own places or his own error."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from raymq.actors.errors import InvalidInput, NotStored
+from raymq.actors.pooling import PART_BYTES, PooledSends
+from raymq.actors.protocol import MessageQueue, Placed, SendStatus
+from raymq.actors.sending import Sent, Sizes, Terms
+
+QUEUE = MessageQueue("t", "a", 0)
+TERMS = Terms(5.0, 2)
+FIXED = Terms(5.0, 2, queue=QUEUE)
+
+
+class Recorder:
+    """Stores what it is sent, once it may go on."""
+
+    def __init__(self) -> None:
+        self.appends: list[tuple[bytes, Terms]] = []
+        self.stored = 0
+        self.may_go_on = asyncio.Event()
+
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+        self.appends.append((bytes(records), terms))
+        await self.may_go_on.wait()
+        if b"bad" in records:
+            raise InvalidInput("records", "good ones", "bad")
+        if b"lost" in records:
+            raise NotStored("no broker")
+        offsets = self.stored + np.arange(len(sizes))
+        self.stored += len(sizes)
+        return Sent(
+            SendStatus.SEND_OK, QUEUE, "h:1", Placed(topic, np.zeros(len(sizes), np.int32), offsets, offsets * 10)
+        )
+
+
+async def gather(recorder: Recorder, *bodies: bytes, terms: Terms = TERMS) -> list[Sent | BaseException]:
+    pool = PooledSends(recorder)
+    sends = []
+    for body in bodies:
+        sends.append(asyncio.ensure_future(pool.send("t", bytearray(body), np.array([len(body)], np.int32), terms)))
+        for _ in range(3):
+            await asyncio.sleep(0)  # what can begin, does
+    recorder.may_go_on.set()
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert not pool._waiting
+    assert not pool._running
+    return outcomes
+
+
+def offsets(outcomes: list[Sent | BaseException]) -> list[int]:
+    return [int(sent.placed.queue_offsets[0]) for sent in outcomes if isinstance(sent, Sent)]
+
+
+def test_what_waits_is_joined() -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        outcomes = await gather(recorder, *(b"%d" % number for number in range(10)), terms=FIXED)
+        assert [records for records, _ in recorder.appends] == [b"0", b"123456789"]
+        assert offsets(outcomes) == list(range(10))
+        assert recorder.appends[1][1].timeout <= FIXED.timeout
+
+    asyncio.run(run())
+
+
+def test_two_appends_go_together_where_no_queue_is_fixed() -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        await gather(recorder, b"0", b"1", b"2", b"3")
+        assert [records for records, _ in recorder.appends][:2] == [b"0", b"1"]
+        assert len(recorder.appends) == 3
+
+    asyncio.run(run())
+
+
+def test_parts_are_bounded() -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        await gather(recorder, b"0", *([bytes(PART_BYTES // 2)] * 3), bytes(PART_BYTES + 1), terms=FIXED)
+        assert [len(records) for records, _ in recorder.appends] == [1, PART_BYTES, PART_BYTES // 2, PART_BYTES + 1]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("word", "failing"), [(b"bad", 1), (b"lost", 3)])
+def test_errors_reach_those_whom_they_concern(word: bytes, failing: int) -> None:
+    async def run() -> None:
+        recorder = Recorder()
+        outcomes = await gather(recorder, b"0", b"1", word, b"2", terms=FIXED)
+        assert sum(isinstance(outcome, BaseException) for outcome in outcomes) == failing
+        assert len(offsets(outcomes)) == 4 - failing
+        assert isinstance(outcomes[2], InvalidInput | NotStored)
+
+    asyncio.run(run())

@@ -1,0 +1,82 @@
+"""Lists of messages become the records that the scalar codec makes of each."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raymq.client import Message
+from raymq.client.encoding import MAX_PART_BYTES, encode_messages, message_parts, table_parts
+from raymq.client.message import key_numbers
+from raymq.storage.record import Record, decode
+
+HOST4 = bytes([10, 0, 0, 1, 0, 0, 0, 9])
+HOST6 = bytes(15) + b"\x01" + bytes(4)
+
+
+def decoded(records: bytearray, sizes: np.ndarray) -> list[Record]:
+    starts = np.cumsum(sizes) - sizes
+    assert int(sizes.sum()) == len(records)
+    return [decode(records, int(start)) for start in starts]
+
+
+def plain(count: int) -> list[Message]:
+    return [Message("topic", b"%d" % number * (1 + number % 5)) for number in range(count)]
+
+
+def varied(count: int) -> list[Message]:
+    return [
+        Message(
+            "topic", b"x", tags="täg" if number % 2 else None, keys=["k"] * (number % 3), properties={"n": str(number)}
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("host", [HOST4, HOST6])
+@pytest.mark.parametrize("count", [1, 16, 17, 500])
+@pytest.mark.parametrize("make", [plain, varied])
+def test_a_list_is_encoded_as_each_message_is(make: object, count: int, host: bytes) -> None:
+    messages = make(count)  # type: ignore[operator]
+    records = decoded(*encode_messages(messages, host))
+    for record, message in zip(records, messages, strict=True):
+        alone = decode(message.encode(record.born_timestamp_ms, host))
+        assert record == alone
+
+
+def test_the_unique_key_that_is_sent_is_the_messages_own() -> None:
+    seen_before, same_twice = Message("t", b"x"), Message("t", b"x")
+    key = seen_before.unique_key
+    messages = [seen_before, same_twice, same_twice, *plain(20), pickle.loads(pickle.dumps(seen_before))]
+    records = decoded(*encode_messages(messages, HOST4))
+    assert [record.unique_key for record in records] == [message.unique_key for message in messages]
+    assert records[0].unique_key == key == records[-1].unique_key
+    assert records[1].unique_key == records[2].unique_key
+    assert len({record.unique_key for record in records}) == 22
+
+
+def test_key_numbers_are_given_once() -> None:
+    messages = plain(3)
+    assert key_numbers(messages) == key_numbers(messages)
+
+
+def test_parts_hold_at_most_4_mib() -> None:
+    messages = [Message("t", bytes(1 + size)) for size in [1_000_000] * 9 + [4 * 1024 * 1024 - 1] + [10] * 50]
+    parts = list(message_parts(messages, HOST4))
+    assert [part.which for part in parts] == [slice(0, 4), slice(4, 8), slice(8, 9), slice(9, 10), slice(10, 60)]
+    for part in parts:
+        assert len(part.records) <= MAX_PART_BYTES or len(part.sizes) == 1
+        assert [record.body for record in decoded(part.records, part.sizes)] == [m.body for m in messages[part.which]]
+
+
+def test_a_table_is_cut_as_well() -> None:
+    table = pa.table({"b": [bytes([number % 251]) * 1_000 for number in range(20_000)]})
+    parts = list(table_parts(table, "t", body="b", keys=None, tags=None, properties=None, host="10.0.0.1"))
+    assert [part.which.start for part in parts] == [0, *(part.which.stop for part in parts[:-1])]
+    assert parts[-1].which.stop == 20_000
+    bodies = [record.body for part in parts for record in decoded(part.records, part.sizes)]
+    assert bodies == table["b"].to_pylist()
+    assert all(len(part.records) <= MAX_PART_BYTES for part in parts)

@@ -1,0 +1,92 @@
+"""Each rule of the input, broken at its edge: the error is the table's, and the value beside the edge passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.naming import UNSENDABLE_TOPICS, check_group
+from raymq.client import InvalidInput, Message, MessageQueue, QueueNotFound
+from raymq.client.limits import RULES, Rule, table
+from raymq.client.options import SendDefaults
+from raymq.client.producer import Producer
+
+DEFAULTS = SendDefaults(3.0, 2, "same", insist_on_ok=False)
+FULL = 32_767 - len("UNIQ_KEY") - 34 - len("a") - 2
+
+
+def message(**fields: Any) -> Callable[[], object]:
+    return lambda: Message(**{"topic": "t", "body": b"x", **fields})
+
+
+def options(**given: Any) -> Callable[[], object]:
+    return lambda: DEFAULTS.terms("t", given)
+
+
+def producer(**given: Any) -> Callable[[], object]:
+    return lambda: Producer(None, "g", **given)  # type: ignore[arg-type]
+
+
+def batch(*messages: Message) -> Callable[[], object]:
+    class Unconnected(Producer):
+        def __init__(self) -> None:
+            self._closed = False
+            self._defaults = DEFAULTS
+
+    return lambda: Unconnected()._batch_terms(messages, {})
+
+
+Calls = list[Callable[[], object]]
+
+BAD_TOPICS = ("a b", "a/b", "..", "ä", "a\n", "a.b")
+OWN_NAMES = ("", "TAGS", "UNIQ_KEY", "RAYMQ_SEQUENCE")
+THREES = {"keys": ["a\x03b"], "tags": "\x03", "properties": {"a": "\x03"}}
+
+#: Of every rule, in its order: calls that break it, and calls beside its edge that do not.
+EDGES: list[tuple[Calls, Calls]] = [
+    ([message(topic=""), message(topic="t" * 128)], [message(topic="t"), message(topic="t" * 127)]),
+    ([message(topic=name) for name in BAD_TOPICS], [message(topic="%|aZ09_-")]),
+    ([message(topic=name) for name in sorted(UNSENDABLE_TOPICS)], [message(topic="TBW102")]),
+    ([partial(check_group, name) for name in ("", "g" * 121, "g.")], [partial(check_group, "g" * 120)]),
+    ([message(body=b""), message(body=bytes(4_194_305))], [message(body=b"x"), message(body=bytes(4_194_304))]),
+    ([message(tags=tag) for tag in ("", " ", "a||b")], [message(tags="a|b"), message(tags=None)]),
+    ([message(keys=keys) for keys in ([""], ["a b"], "a b", "")], [message(keys=["a", "b"]), message(keys=[])]),
+    ([message(keys=[f"a{c}b"]) for c in "\x00\x01\x02"], [message(**THREES)]),
+    ([message(properties={name: "x"}) for name in OWN_NAMES], [message(properties={"tags": "x"})]),
+    (
+        [message(properties={"a": "x" * (FULL + 1)}), message(tags="x" * 33_000)],
+        [message(properties={"a": "x" * FULL})],
+    ),
+    ([message(delay_level=-1)], [message(delay_level=0), message(delay_level=99)]),
+    ([message(deliver_at=-1), message(deliver_at=9, delay_level=1)], [message(deliver_at=0), message(deliver_at=9.5)]),
+    ([batch(), batch(Message("t", b"x"), Message("u", b"x"))], [batch(Message("t", b"x"))]),
+    ([batch(Message("t", b"x", delay_level=1))], [batch(Message("t", b"x"))]),
+    ([options(queue=MessageQueue("t", "a", 0), sharding_key="k")], [options(sharding_key="k")]),
+    ([options(queue=MessageQueue("u", "a", 0))], [options(queue=MessageQueue("t", "a", 0))]),
+    ([options(timeout=seconds) for seconds in (0, -1, float("nan"))], [options(timeout=0.001)]),
+    ([options(retries=-1), options(retries=1.5)], [options(retries=0)]),
+    ([producer(linger=-0.1), producer(linger=3.1)], []),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "edge"), list(zip(RULES, EDGES, strict=True)), ids=[rule.allowed[:40] for rule in RULES]
+)
+def test_a_rule_at_its_edge(rule: Rule, edge: tuple[Calls, Calls]) -> None:
+    broken, kept = edge
+    for call in broken:
+        with pytest.raises(rule.error) as caught:
+            call()
+        assert type(caught.value) in (InvalidInput, QueueNotFound)
+        if isinstance(caught.value, InvalidInput):
+            assert caught.value.field in (rule.field, "tags")
+    for call in kept:
+        call()
+
+
+def test_the_document_shows_this_table(repository: Path) -> None:
+    assert table() in (repository / "docs" / "limits.md").read_text("utf-8")

@@ -1,0 +1,117 @@
+"""Futures made on demand behave as concurrent.futures says, looked at before or after the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from raymq.actors.errors import NotStored
+from raymq.actors.sending import Terms
+from raymq.client import MessageQueue, SendResult, SendStatus
+from raymq.client.message_batch import Delivery, MessageBatch
+
+TERMS = Terms(3.0, 2)
+
+
+def results(count: int) -> list[SendResult]:
+    queue = MessageQueue("t", "a", 0)
+    return [SendResult(SendStatus.SEND_OK, "id", str(number), queue, number) for number in range(count)]
+
+
+@pytest.fixture
+def batch() -> MessageBatch:
+    return MessageBatch("t", TERMS)
+
+
+def test_results_after_the_outcome_cost_no_future(batch: MessageBatch) -> None:
+    deliveries = [Delivery(batch, index) for index in range(3)]
+    batch.finish(lambda: results(3))
+    assert [delivery.result() for delivery in deliveries] == results(3)
+    assert all(delivery.done() for delivery in deliveries)
+    assert not any("_condition" in vars(delivery) for delivery in deliveries)
+
+
+def test_results_are_made_once_and_only_when_asked_for(batch: MessageBatch) -> None:
+    calls = []
+    batch.finish(lambda: calls.append(1) or results(2))  # type: ignore[func-returns-value]
+    assert not calls
+    assert Delivery(batch, 0).result() is not Delivery(batch, 1).result()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_everything_a_future_offers(batch: MessageBatch, finished_first: bool) -> None:
+    delivery = Delivery(batch, 1)
+    seen: list[Future[SendResult]] = []
+    if finished_first:
+        batch.finish(lambda: results(2))
+    else:
+        assert not delivery.done()
+        assert delivery.running()
+        with pytest.raises(TimeoutError):
+            delivery.result(0)
+    assert not delivery.cancel()
+    delivery.add_done_callback(seen.append)
+    batch.finish(lambda: results(2))
+    assert seen == [delivery]
+    assert delivery.result(0) == results(2)[1]
+    assert delivery.exception() is None
+    assert not delivery.cancelled()
+    assert not delivery.running()
+    assert isinstance(delivery, Future)
+
+
+def test_wait_and_as_completed(batch: MessageBatch) -> None:
+    early, late = Delivery(batch, 0), Delivery(batch, 1)
+    waiter = threading.Thread(target=concurrent.futures.wait, args=([early],))
+    waiter.start()
+    batch.finish(lambda: results(2))
+    waiter.join(5)
+    assert not waiter.is_alive()
+    assert concurrent.futures.wait([early, late], timeout=0).not_done == set()
+    assert set(concurrent.futures.as_completed([early, late], timeout=0)) == {early, late}
+
+
+def test_asyncio_can_await_it(batch: MessageBatch) -> None:
+    async def wait() -> SendResult:
+        asyncio.get_running_loop().call_soon(batch.finish, lambda: results(1))
+        return await asyncio.wrap_future(Delivery(batch, 0))
+
+    assert asyncio.run(wait()) == results(1)[0]
+
+
+def test_each_message_has_its_own_outcome(batch: MessageBatch) -> None:
+    waiting = [Delivery(batch, index) for index in range(2)]
+    seen: list[BaseException | None] = []
+    for delivery in waiting:
+        delivery.add_done_callback(lambda done: seen.append(done.exception()))
+    error = NotStored("no")
+    batch.finish(lambda: [results(1)[0], error])
+    assert seen == [None, error]
+    with pytest.raises(NotStored):
+        Delivery(batch, 1).result()
+
+
+def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:
+    deliveries = [Delivery(batch, index) for index in range(200)]
+    found: list[list[int]] = []
+
+    def read() -> None:
+        found.append([delivery.result(10).queue_offset for delivery in deliveries])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    batch.finish(lambda: results(200))
+    for thread in threads:
+        thread.join(10)
+    assert found == [list(range(200))] * 4
+
+
+def test_an_attribute_that_no_future_has(batch: MessageBatch) -> None:
+    with pytest.raises(AttributeError):
+        _ = Delivery(batch, 0).nothing  # type: ignore[attr-defined]
