@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ResponseCode]] = {
     "properties": ({"properties": "p\x01" + "x" * 32_767}, ResponseCode.MESSAGE_ILLEGAL),
     "batch": ({"batch": True}, ResponseCode.MESSAGE_ILLEGAL),
     "half": ({"properties": "TRAN_MSG\x01true\x02", "sys_flag": 4}, ResponseCode.NO_PERMISSION),
-    "timer": ({"properties": "TIMER_DELAY_SEC\x015\x02"}, ResponseCode.SYSTEM_ERROR),
+    "timer": ({"properties": "TIMER_DELAY_SEC\x014000000\x02"}, ResponseCode.MESSAGE_ILLEGAL),
 }
 
 

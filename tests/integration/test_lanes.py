@@ -179,7 +179,8 @@ def test_control_is_answered_while_appends_are_saturated(
 DYING = """
     import asyncio, json, sys
     from raymq.actors.core.fetching import Wanted
-        from raymq.actors.wire import fetch, group
+    from raymq.actors.core.filters import Subscription
+    from raymq.actors.wire import fetch, group
     from raymq.actors.wire.codes import RequestCode
     from raymq.actors.wire.connection import ConnectionPool
     from raymq.actors.wire.frame import Command
