@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from typing import Final
 
 from raymq.actors.errors import ConnectionLost, ProtocolError, Timeout
@@ -118,38 +119,41 @@ class ChannelPool:
         """Close all channels, also those in use; `request` returns None from now on."""
         with self._lock:
             self._closed = True
-            channels = [channel for known in self._open.values() for channel in known]
+            channels = list(self._open)
             self._idle.clear()
         for channel in channels:
             channel.close()
 
     def abandon(self) -> None:
         """In a child process, after a fork: let go of what is the parent's, and begin anew."""
-        for known in self._open.values():
-            for channel in known:
-                channel.abandon()
+        for channel in self._open:
+            channel.abandon()
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[str, list[Channel]] = {}
-        self._open: dict[str, set[Channel]] = {}
+        self._open: set[Channel] = set()
+        #: How many channels each address has, those included that are being opened.
+        self._places: Counter[str] = Counter()
 
     def _take(self, address: str, timeout: float) -> Channel | None:
         with self._lock:
             idle = self._idle.setdefault(address, [])
-            known = self._open.setdefault(address, set())
             while idle:
                 channel = idle.pop()
                 if channel.is_quiet:
                     return channel
                 channel.close()
-                known.discard(channel)
-            if self._closed or len(known) >= CHANNELS_PER_ADDRESS:
+                self._forget(channel)
+            if self._closed or self._places[address] >= CHANNELS_PER_ADDRESS:
                 return None
+            self._places[address] += 1
         try:
             channel = Channel(address, self._connected(address, timeout / 2))
         except (OSError, ValueError):
+            with self._lock:
+                self._places[address] -= 1
             return None
         return channel if self._keep(channel) else None
 
@@ -157,7 +161,7 @@ class ChannelPool:
         """Count a new channel; False, and it is closed, if the pool was closed meanwhile."""
         with self._lock:
             if not self._closed:
-                self._open[channel.address].add(channel)
+                self._open.add(channel)
                 return True
         channel.close()
         return False
@@ -167,7 +171,12 @@ class ChannelPool:
             if channel.is_open and not self._closed:
                 self._idle[channel.address].append(channel)
             else:
-                self._open[channel.address].discard(channel)
+                self._forget(channel)
+
+    def _forget(self, channel: Channel) -> None:
+        """With the lock held: a closed channel's place is free again."""
+        self._open.discard(channel)
+        self._places[channel.address] -= 1
 
     def _connected(self, address: str, timeout: float) -> socket.socket:
         """A socket to "host:port"; OSError, ValueError."""
