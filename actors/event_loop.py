@@ -29,6 +29,11 @@ class EventLoopThread:
         """Whether coroutines can still be submitted."""
         return self._thread.is_alive() and not self.loop.is_closed()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is the loop's own."""
+        return threading.current_thread() is self._thread
+
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the loop; the future resolves with its result."""
         try:
@@ -39,7 +44,7 @@ class EventLoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Run a coroutine and wait for its result; cancelled if the caller is interrupted or `timeout` (s) is over."""
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             coroutine.close()
             raise RuntimeError("a blocking call on the event loop's own thread would wait for itself")
         future = self.submit(coroutine)
@@ -54,7 +59,7 @@ class EventLoopThread:
         if self.is_running:
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.loop.stop)
-            if threading.current_thread() is not self._thread:
+            if not self.is_current:
                 self._thread.join(timeout)
 
     def _run(self) -> None:

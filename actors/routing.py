@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
@@ -45,10 +46,11 @@ class Routes:
             TopicNotFound: a name server says that nobody has it.
             BrokerUnavailable: no name server answers, and nothing is cached.
         """
-        now = asyncio.get_running_loop().time()
+        known = None if fresh else self.known(topic)
+        if known is not None:
+            return known
+        now = time.monotonic()
         cached = self._cached.get(topic)
-        if cached is not None and not fresh and now - cached[0] < ROUTE_SECONDS:
-            return cached[1]
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
         try:
             command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
@@ -63,12 +65,17 @@ class Routes:
                 return cached[1]
             raise
         route = wire_route.read_route(topic, answer.body)
-        known = {} if cached is None else cached[1].addresses
+        before = {} if cached is None else cached[1].addresses
         for broker, address in route.addresses.items():
-            if known.get(broker) != address:
+            if before.get(broker) != address:
                 self._pool.retry_now(address)
         self._cached[topic] = (now, route)
         return route
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """The route of `topic` if it is cached and young. Any thread."""
+        cached = self._cached.get(topic)
+        return cached[1] if cached is not None and time.monotonic() - cached[0] < ROUTE_SECONDS else None
 
     async def cluster(self, timeout: float = _NAME_SERVER_SECONDS) -> ClusterView:
         """All brokers that a name server knows."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.isolation import Outcome, make_isolation
+from raymq.actors.core.isolation.shared import Shared
 from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unknown, never_arrived
 from raymq.actors.core.selection import QueuePicker
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
@@ -25,6 +26,7 @@ from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import Command
 from raymq.storage.java_hash import java_hash
 from raymq.storage.record import OFFSET_QUEUE_ID
 
@@ -72,6 +74,15 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """A try that failed after `elapsed` seconds; `queue` is None where none was chosen."""
+
+    queue: MessageQueue | None
+    error: RayMQError
+    elapsed: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A try that failed, and after which there is another one in `wait` seconds."""
 
@@ -89,7 +100,7 @@ class Sends(Protocol):
 
 def make_sender(pool: ConnectionPool, routes: Routes, isolation: str | None) -> Sender:
     """A sender with the isolation strategy of that name; each starts its round robin somewhere else."""
-    picker = QueuePicker(make_isolation(isolation, time.monotonic), start=random.randrange(1 << 16))
+    picker = QueuePicker(Shared(make_isolation(isolation, time.monotonic)), start=random.randrange(1 << 16))
     return Sender(pool, routes, picker)
 
 
@@ -110,8 +121,19 @@ class Sender:
             InvalidInput, QueueNotFound, TopicNotFound: refused before or by a broker; nothing is stored.
             NotStored, OutcomeUnknown: the tries ran out.
         """
-        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
+        return await self.go_on(
+            SendPlan(time.monotonic, terms.timeout, terms.retries), None, topic, records, sizes, terms
+        )
+
+    async def go_on(
+        self, plan: SendPlan, begun: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms
+    ) -> Sent:
+        """The tries of a send of which one may have failed elsewhere; raises as `send`."""
         last: MessageQueue | None = None
+        if begun is not None:
+            failed = self._failed(plan, begun)
+            last = failed.queue
+            await asyncio.sleep(failed.wait)
 
         async def address(route: TopicRoute) -> tuple[MessageQueue, Sizes]:
             return self.choose(route, terms, last), sizes
@@ -143,36 +165,59 @@ class Sender:
         try:
             route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
-            _address_to(records, sizes, queue.queue_id)
             host_and_port = route.addresses[queue.broker]
-            self._prober.know(queue.broker, host_and_port)
-            command = append_command(
-                queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced
-            )
+            command = self.addressed(queue, host_and_port, records, sizes, terms, sequenced=sequenced)
             began_try = time.monotonic()
             # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
             patient = self._pool.is_backing_off(host_and_port)
             answer = await self._pool.request(host_and_port, command, plan.try_timeout(), patient=patient)
-            status, placed = read_appended(answer)
+            sent = self.answered(queue, host_and_port, answer, time.monotonic() - began_try)
         except RayMQError as error:
-            elapsed = time.monotonic() - began
-            if queue is not None:
-                self._blame(queue.broker, error, elapsed)
-            wait = plan.failed(queue, error, elapsed)
-            if wait is None:
-                if is_final_refusal(error, plan.attempts):
-                    raise
-                raise plan.outcome() from error
-            return Failed(queue, error, wait)
-        self._picker.isolation.report(queue.broker, Outcome.ANSWERED, (time.monotonic() - began_try) * 1000)
-        if terms.insist_on_ok and status is not SendStatus.SEND_OK:
-            again = plan.not_ok(queue, status, time.monotonic() - began)
+            return self._failed(plan, Tried(queue, error, time.monotonic() - began))
+        if terms.insist_on_ok and sent.status is not SendStatus.SEND_OK:
+            again = plan.not_ok(queue, sent.status, time.monotonic() - began)
             if again is not None:
                 return Failed(queue, again, 0.0)
+        return sent
+
+    def addressed(
+        self,
+        queue: MessageQueue,
+        host_and_port: str,
+        records: bytearray,
+        sizes: Sizes,
+        terms: Terms,
+        *,
+        sequenced: bool = False,
+    ) -> Command:
+        """The request that appends `records`, which are told their queue, at a broker's address. Any thread."""
+        _address_to(records, sizes, queue.queue_id)
+        self._prober.know(queue.broker, host_and_port)
+        return append_command(queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced)
+
+    def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, elapsed: float) -> Sent:
+        """What an answer says that took `elapsed` seconds. Any thread."""
+        status, placed = read_appended(answer)
+        self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
         return Sent(status, queue, host_and_port, placed)
 
+    def _failed(self, plan: SendPlan, tried: Tried) -> Failed:
+        """Count a failed try; raises what `send` raises if it was the last one."""
+        if tried.queue is not None:
+            self._blame(tried.queue.broker, tried.error, tried.elapsed)
+        wait = plan.failed(tried.queue, tried.error, tried.elapsed)
+        if wait is not None:
+            return Failed(tried.queue, tried.error, wait)
+        if is_final_refusal(tried.error, plan.attempts):
+            raise tried.error
+        raise plan.outcome() from tried.error
+
     def choose(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
-        """The queue of the next try; `last` is the one that just failed. QueueNotFound, BrokerUnavailable."""
+        """The queue of the next try; `last` is the one that just failed. Any thread.
+
+        Raises:
+            QueueNotFound, BrokerUnavailable: there is none.
+        """
         queues = self._queues(route)
         if terms.queue is not None:
             if terms.queue not in queues:

@@ -22,6 +22,7 @@ from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
+from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -58,9 +59,12 @@ class Connection:
             raise InvalidInput("name_servers", "at least one address", list(name_servers))
         self.namespace = namespace
         self.tls = tls
+        context = None if tls is None else client_context(tls)
+        #: For threads that wait for an answer themselves.
+        self.channels = ChannelPool(context)
         self.pool = ConnectionPool(
             self._pushed,
-            tls=None if tls is None else client_context(tls),
+            tls=context,
             second_door=None if namespace is None else self._through_the_actor,
         )
         self.routes = Routes(self.pool, self.name_servers)
@@ -77,6 +81,11 @@ class Connection:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The background event loop, which owns sockets and routes."""
         return self._background().loop
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether the calling thread is the background loop's own, which must not block."""
+        return self._loop is not None and self._loop.is_current
 
     @property
     def reaches_ray(self) -> bool:
@@ -129,6 +138,7 @@ class Connection:
         for client in list(self._clients):
             client.close()
         self._closed = True
+        self.channels.close()
         atexit.unregister(self.close)
         if self._loop is not None and self._loop.is_running:
             self._loop.run(self.pool.close(), 5.0)
@@ -141,6 +151,7 @@ class Connection:
             _of_the_parent.append(self._loop)
             self._loop = None
         self.pool.abandon()
+        self.channels.abandon()
         self._clients.clear()
         self._push_listeners.clear()
         self._session = uuid.uuid4().hex

@@ -29,8 +29,8 @@ MAX_PART_BYTES: Final = 4 * 1024 * 1024
 FEW: Final = 16
 
 _IPV4_HOST_BYTES: Final = 8
-#: Rows of a table that are encoded in one step: little enough to be cut into few parts, many enough for Arrow.
-_ROWS_AT_A_TIME: Final = 8_192
+#: A table is encoded in steps of about so many bytes of records, so that each step is one part and not one and a bit.
+_STEP_BYTES: Final = MAX_PART_BYTES * 15 // 16
 
 _body = attrgetter("body")
 _own_properties = attrgetter("own_properties")
@@ -93,9 +93,11 @@ def table_parts(
     table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
 ) -> Iterator[Part]:
     """Encode the rows of a table part by part, each when it is asked for; InvalidInput as `records_from_table`."""
-    for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
+    row_bytes = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + unique_key.PAIR_BYTES
+    rows = max(1, _STEP_BYTES // row_bytes)
+    for start in range(0, table.num_rows, rows):
         records, sizes = records_from_table(
-            table.slice(start, _ROWS_AT_A_TIME),
+            table.slice(start, rows),
             topic=topic,
             queue_id=0,
             body=body,

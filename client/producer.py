@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack
 
 from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.direct_sending import DirectSender
 from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import RecallStatus
-from raymq.actors.sending import Sends, Sent, Terms, make_sender
+from raymq.actors.sending import Sender, Sends, Sent, Terms, make_sender
 from raymq.client.batcher import Batcher
 from raymq.client.connection import Connection
 from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
@@ -107,7 +108,7 @@ class Producer:
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
-        self._sends, self._batcher  # noqa: B018 - made here, where no other thread can make a second one
+        self._sends, self._batcher, self._direct  # noqa: B018 - made here, where no other thread can make a second one
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
 
@@ -126,7 +127,11 @@ class Producer:
             NotStored, OutcomeUnknown: `.attempts` lists every try.
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, ClientClosed: nothing was stored.
         """
-        return self._mq.run(self._send_one(message, self._terms(message, options)))
+        terms = self._terms(message, options)
+        if self._direct is None or self._mq.is_on_loop:
+            return self._mq.run(self._send_one(message, terms))
+        records, sizes = encode_messages([message], self._born_host())
+        return _result(message, self._direct.send(message.topic, records, sizes, terms))
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
@@ -244,6 +249,12 @@ class Producer:
             sends = IdempotentSender(sender) if self._idempotent else sender
         return sends if self._outbox is None else self._mq.run(self._with_outbox(sends, OutboxFile(self._outbox)))
 
+    @cached_property
+    def _direct(self) -> DirectSender | None:
+        """The quick way, where nobody numbers, keeps or forwards what is sent."""
+        mq, sends = self._mq, self._sends
+        return DirectSender(sends, mq.pool, mq.routes, mq.channels, mq.run) if isinstance(sends, Sender) else None
+
     async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
         return OutboxSends(sends, file, self._defaults.terms("", _NO_OPTIONS))
 
@@ -264,6 +275,7 @@ class Producer:
         """In a forked child: what was gathered is the parent's to send."""
         self.__dict__.pop("_sends", None)
         self.__dict__.pop("_batcher", None)
+        self.__dict__.pop("_direct", None)
         self._mq.adopt(self)
 
     def _check_open(self) -> None:
@@ -319,15 +331,19 @@ class Producer:
 
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], self._born_host())
-        sent = await self._sends.send(message.topic, records, sizes, terms)
-        result = results_of(sent, key_numbers([message]))[0]
-        return result._replace(recall_handle=_recall_handle(message, sent)) if message.is_delayed else result
+        return _result(message, await self._sends.send(message.topic, records, sizes, terms))
 
     async def _forget(self, message: Message, terms: Terms) -> None:
         try:
             await self._send_one(message, terms)
         except RayMQError:
             return
+
+
+def _result(message: Message, sent: Sent) -> SendResult:
+    """What the caller is told of the one message in `sent`."""
+    result = results_of(sent, key_numbers([message]))[0]
+    return result._replace(recall_handle=_recall_handle(message, sent)) if message.is_delayed else result
 
 
 def _recall_handle(message: Message, sent: Sent) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending import Sent
+from raymq.client import unique_key
 from raymq.client.encoding import FEW, key_texts, strings
 from raymq.client.results import SendResult
 from raymq.storage import message_id
@@ -19,6 +20,8 @@ from raymq.storage.unique_keys import hexadecimal
 def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]:
     """The result of each message of `sent`, whose unique keys are `key_numbers`."""
     placed = sent.placed
+    if len(key_numbers) == 1:
+        return [_result_of_one(sent, key_numbers[0])]
     ids = placed.queue_ids.tolist()
     queues = {queue_id: MessageQueue(placed.topic, sent.queue.broker, queue_id) for queue_id in set(ids)}
     columns = zip(
@@ -31,6 +34,19 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
         repeat(None),
     )
     return list(map(SendResult._make, columns))
+
+
+def _result_of_one(sent: Sent, key_number: str | int) -> SendResult:
+    """The same without columns, for sends of single messages."""
+    placed = sent.placed
+    host, _, port = sent.address.rpartition(":")
+    return SendResult(
+        sent.status,
+        message_id.encode(host.strip("[]"), int(port), int(placed.physical_offsets[0])),
+        key_number if isinstance(key_number, str) else unique_key.text(key_number),
+        MessageQueue(placed.topic, sent.queue.broker, int(placed.queue_ids[0])),
+        int(placed.queue_offsets[0]),
+    )
 
 
 def _message_ids(sent: Sent) -> list[str]:

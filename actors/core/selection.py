@@ -26,6 +26,9 @@ class QueuePicker:
         topic = queues[0].topic
         first = self._next.get(topic, self.start)
         self._next[topic] = first + 1
+        due = queues[first % len(queues)]
+        if last is None and not self.isolation.rank(due.broker):
+            return due
         turn = [queues[(first + step) % len(queues)] for step in range(len(queues))]
         if last is None:
             others = turn

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -47,8 +48,9 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be written."""
-        return self._transport is not None and not self._transport.is_closing()
+        """Whether requests can be written. Any thread may ask."""
+        transport = self._transport
+        return transport is not None and not transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
@@ -111,9 +113,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waiting.pop(opaque, None)
         if answer.code == ResponseCode.GO_AWAY:
             self.close()
-            raise BrokerUnavailable(self.address, answer.remark or "the server is stopping")
-        if answer.code != ResponseCode.SUCCESS:
-            raise faults.to_error(answer)
+        faults.check(answer, self.address)
         return answer
 
     def close(self) -> None:
@@ -223,9 +223,15 @@ class ConnectionPool:
         return await connection.request(command, max(0.0, deadline - loop.time()))
 
     def is_backing_off(self, address: str) -> bool:
-        """Whether it refused so short ago that no new attempt is due."""
+        """Whether it refused so short ago that no new attempt is due. Any thread: loops have the monotonic clock."""
         peer = self._peers.get(address)
-        return peer is not None and peer.not_before > asyncio.get_running_loop().time()
+        return peer is not None and peer.not_before > time.monotonic()
+
+    def is_connected(self, address: str) -> bool:
+        """Whether the connection to it is open. Any thread."""
+        peer = self._peers.get(address)
+        connection = None if peer is None else peer.connection
+        return connection is not None and connection.is_open
 
     def retry_now(self, address: str) -> None:
         """There is news that the address lives: the next attempt is due now."""

@@ -60,6 +60,14 @@ def to_error(response: Command) -> RayMQError:
     return error
 
 
+def check(answer: Command, address: str) -> None:
+    """Raise what the server at `address` answers, unless that is SUCCESS; BrokerUnavailable if it is stopping."""
+    if answer.code == ResponseCode.GO_AWAY:
+        raise errors.BrokerUnavailable(address, answer.remark or "the server is stopping")
+    if answer.code != ResponseCode.SUCCESS:
+        raise to_error(answer)
+
+
 def _read(told: Any) -> tuple[str, str, dict[str, Any]]:
     try:
         name, message, state = json.loads(told)

@@ -195,7 +195,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             while self._may_serve() and (command := self._reader.next()) is not None:
                 self._receive(command)
-                if loop.time() - begun > self._server.limits.slice_seconds:
+                if self._reader.inside_a_frame and loop.time() - begun > self._server.limits.slice_seconds:
                     self._yielding = True
                     loop.call_soon(self._go_on)
                     break

@@ -1,7 +1,8 @@
-"""Producing, beside a bare asyncio echo, an empty Ray call and raw socket writes in the same run.
+"""Producing, beside a bare asyncio echo, raw socket writes, Ray's calls and queue, Redis and Kafka in the same run.
 
-Run by `make bench-produce`. Prints a table, with --json a JSON value. The broker runs in a process of its own. Compare
-ratios, not times: the machine is shared. "CPU" is what one message costs this process and the broker's.
+Run by `make bench-produce`. Prints a table, with --json a JSON value; --own leaves out Redis and Kafka. The broker runs
+in a process of its own. Compare ratios, not times: the machine is shared. "CPU" is what one message costs this process
+and the broker's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import ray
+from ray.util.queue import Queue
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +31,7 @@ from raymq.cluster import ray_runtime
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
 from tests.bench.bench_cluster import Empty, echo_call, latency_us
+from tests.bench.foreign import foreign_rows
 from tests.broker_process import BrokerProcess
 
 SINGLES = 2_000
@@ -96,12 +99,17 @@ class Bench:
         self.rows.append({"name": name, "value": round(rate), "unit": "messages/s", "cpu_us": cpu})
 
 
-def run() -> list[Row]:
+def run(*, foreign: bool) -> list[Row]:
     """All rows: name, value, unit, and p99 or the CPU of client and broker in us per message."""
     bench = Bench()
     actor = Empty.remote()
     ray.get(actor.call.remote())
     bench.latency("baseline: empty Ray actor call", lambda: ray.get(actor.call.remote()), SINGLES // 4)
+    queue = Queue(actor_options={"num_cpus": 0})
+    bench.latency("baseline: ray.util.queue.Queue.put, 1 KiB", lambda: queue.put(bytes(1024)), SINGLES // 4)
+    queue.shutdown()
+    if foreign:
+        bench.rows += foreign_rows()
     bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
     for size in SIZES:
         rate = round(socket_rate(size))
@@ -144,13 +152,14 @@ def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
-    as_json = parser.parse_args().json
+    parser.add_argument("--own", action="store_true", help="without Redis and Kafka, which are fetched if need be")
+    arguments = parser.parse_args()
     ray_runtime.start_embedded()
     try:
-        rows = run()
+        rows = run(foreign=not arguments.own)
     finally:
         ray.shutdown()
-    if as_json:
+    if arguments.json:
         print(json.dumps(rows))
         return
     table = Table("what", "value", "unit", "p99", "CPU us/message: client, broker")

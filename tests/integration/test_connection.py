@@ -157,6 +157,33 @@ def test_many_threads_share_a_connection(mq: Connection, admin: Admin) -> None:
 # -- who comes and goes --------------------------------------------------------------------------------------------
 
 
+def test_a_single_send_is_made_by_its_own_thread_and_begins_anew_where_that_fails(
+    mq: Connection, admin: Admin, services: Services
+) -> None:
+    admin.create_topic("direct", queues=1)
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        go_on.wait(30)
+
+    with Producer(mq, "p", timeout=20) as producer:
+        for broker in services.brokers:  # the first one each connects
+            producer.send(Message("direct", b"first"), queue=MessageQueue("direct", broker, 0))
+        mq.loop.call_soon_threadsafe(block)
+        assert blocked.wait(5)
+        try:
+            sent = [producer.send(Message("direct", b"x")) for _ in range(10)]
+        finally:
+            go_on.set()
+        assert {result.queue.broker for result in sent} == set(services.brokers)
+        services.stop_broker("broker-a")
+        assert {producer.send(Message("direct", b"x")).queue.broker for _ in range(10)} == {"broker-b"}
+        services.start_broker("broker-a")
+        queue = MessageQueue("direct", "broker-a", 0)
+        assert poll_until(lambda: producer.send(Message("direct", b"x"), queue=queue)).queue == queue
+
+
 @pytest.fixture
 def two_name_servers(tmp_path: Path) -> Iterator[tuple[EventLoopThread, list[NameServerService], BrokerService]]:
     loop = EventLoopThread("services")

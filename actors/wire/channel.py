@@ -1,0 +1,191 @@
+"""Requests that the calling thread makes by itself: it writes the frame, and reads until the answer is there.
+
+Handing a request to an event loop and waiting for the outcome takes two changes of thread, which cost more than all the
+rest of a small request. `ChannelPool` keeps a few blocking sockets per address beside the loop's multiplexed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from typing import Final
+
+from raymq.actors.errors import ConnectionLost, ProtocolError, Timeout
+from raymq.actors.wire import faults, frame
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.reader import FrameReader
+
+#: Threads beyond this that send to one address at the same time share the loop's connection, where frames gather.
+CHANNELS_PER_ADDRESS: Final = 4
+#: What one read takes at most; answers are small.
+_SCRATCH_BYTES: Final = 16 * 1024
+#: `settimeout(0)` would mean not to wait at all.
+_SHORTEST_SECONDS: Final = 1e-3
+
+
+class Channel:
+    """One blocking connection; one thread and one request at a time. A request that goes unanswered closes it."""
+
+    def __init__(self, address: str, connected: socket.socket) -> None:
+        self.address = address
+        self._socket = connected
+        self._reader = FrameReader(scratch=memoryview(bytearray(_SCRATCH_BYTES)))
+        self._opaque = 0
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
+        self.is_open = True
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the next request can be written: the server has neither closed nor said anything unasked."""
+        return self.is_open and not self._poll.poll(0)
+
+    def request(self, command: Command, timeout: float) -> Command:
+        """As the loop's `Connection.request`; blocks."""
+        deadline = time.monotonic() + timeout
+        self._opaque = command.opaque = self._opaque % frame.MAX_OPAQUE + 1
+        whole = b"".join((frame.encode(command), command.body, *command.pieces))
+        try:
+            self._socket.settimeout(max(timeout, _SHORTEST_SECONDS))
+            self._socket.sendall(whole)
+            answer = self._answer(command.opaque, deadline)
+        except TimeoutError as error:
+            self.close()
+            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
+        except (OSError, ProtocolError) as error:
+            self.close()
+            raise ConnectionLost(self.address, f"connection lost: {error}") from error
+        except BaseException:  # an interrupt: the answer is still to come, and nobody waits for it
+            self.close()
+            raise
+        faults.check(answer, self.address)
+        return answer
+
+    def close(self) -> None:
+        """Close at once. From another thread: a request under way fails with ConnectionLost."""
+        self.is_open = False
+        with contextlib.suppress(OSError):  # it is gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def abandon(self) -> None:
+        """In a child process, after a fork: let go of the descriptor; the connection is the parent's."""
+        self.is_open = False
+        self._socket.close()
+
+    def _answer(self, opaque: int, deadline: float) -> Command:
+        while True:
+            command = self._reader.next()
+            if command is None:
+                count = self._socket.recv_into(self._reader.buffer())
+                if not count:
+                    raise ConnectionError("closed by the peer")
+                self._reader.received(count)
+                self._socket.settimeout(max(deadline - time.monotonic(), _SHORTEST_SECONDS))
+            elif command.is_response and command.opaque == opaque:
+                return command
+
+
+class ChannelPool:
+    """Up to `CHANNELS_PER_ADDRESS` channels per address, opened when they are needed. Thread-safe."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._closed = False
+        self._begin()
+
+    def request(self, address: str, command: Command, timeout: float) -> Command | None:
+        """The answer of the server at "host:port", if that is SUCCESS; None: there is no channel, nothing was sent.
+
+        Raises:
+            Timeout, ConnectionLost: the outcome is unknown. BrokerUnavailable: the server is stopping.
+            RayMQError: the error that the answer carries.
+        """
+        deadline = time.monotonic() + timeout
+        channel = self._take(address, timeout)
+        if channel is None:
+            return None
+        try:
+            return channel.request(command, deadline - time.monotonic())
+        finally:
+            self._give_back(channel)
+
+    def close(self) -> None:
+        """Close all channels, also those in use; `request` returns None from now on."""
+        with self._lock:
+            self._closed = True
+            channels = list(self._open)
+            self._idle.clear()
+        for channel in channels:
+            channel.close()
+
+    def abandon(self) -> None:
+        """In a child process, after a fork: let go of what is the parent's, and begin anew."""
+        for channel in self._open:
+            channel.abandon()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Channel]] = {}
+        self._open: set[Channel] = set()
+        #: How many channels each address has, those included that are being opened.
+        self._places: Counter[str] = Counter()
+
+    def _take(self, address: str, timeout: float) -> Channel | None:
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            while idle:
+                channel = idle.pop()
+                if channel.is_quiet:
+                    return channel
+                channel.close()
+                self._forget(channel)
+            if self._closed or self._places[address] >= CHANNELS_PER_ADDRESS:
+                return None
+            self._places[address] += 1
+        try:
+            channel = Channel(address, self._connected(address, timeout / 2))
+        except (OSError, ValueError):
+            with self._lock:
+                self._places[address] -= 1
+            return None
+        return channel if self._keep(channel) else None
+
+    def _keep(self, channel: Channel) -> bool:
+        """Count a new channel; False, and it is closed, if the pool was closed meanwhile."""
+        with self._lock:
+            if not self._closed:
+                self._open.add(channel)
+                return True
+        channel.close()
+        return False
+
+    def _give_back(self, channel: Channel) -> None:
+        with self._lock:
+            if channel.is_open and not self._closed:
+                self._idle[channel.address].append(channel)
+            else:
+                self._forget(channel)
+
+    def _forget(self, channel: Channel) -> None:
+        """With the lock held: a closed channel's place is free again."""
+        self._open.discard(channel)
+        self._places[channel.address] -= 1
+
+    def _connected(self, address: str, timeout: float) -> socket.socket:
+        """A socket to "host:port"; OSError, ValueError."""
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        connected = socket.create_connection((host, int(port)), timeout)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connected if self._tls is None else self._tls.wrap_socket(connected, server_hostname=host)
+        except BaseException:
+            connected.close()
+            raise

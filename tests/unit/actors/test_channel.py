@@ -1,0 +1,159 @@
+"""Blocking requests beside the loop's connection: answers, errors, silence, closed peers, limits, TLS, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, ServerBusy, Timeout
+from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, ChannelPool
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.tls import client_context, server_context
+from tests.polling import poll_until
+from tests.served import serving
+from tests.unit.actors.test_pool import certificates
+
+ECHO, BUSY, SILENT = 1, 2, 3
+
+
+def echo(_: ServerConnection, request: Command) -> Command:
+    return request.response(0, request.fields, bytes(request.body))
+
+
+def busy(_: ServerConnection, __: Command) -> Command:
+    raise ServerBusy("not now")
+
+
+def silent(_: ServerConnection, __: Command) -> Awaitable[Command]:
+    return asyncio.get_running_loop().create_future()
+
+
+HANDLERS = {ECHO: echo, BUSY: busy, SILENT: silent}
+
+
+def connections(pool: ChannelPool) -> int:
+    return len(pool._open)
+
+
+async def test_one_channel_serves_one_thread_again_and_again() -> None:
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        for number in range(20):
+            answer = await asyncio.to_thread(pool.request, address, Command(ECHO, body=b"%d" % number * 9_000), 5)
+            assert answer is not None
+            assert answer.body == b"%d" % number * 9_000
+        assert len(server.connections) == connections(pool) == 1
+        with pytest.raises(ServerBusy, match="not now"):
+            await asyncio.to_thread(pool.request, address, Command(BUSY), 5)
+        assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5), "an error is an answer"
+        assert len(server.connections) == 1
+        pool.close()
+        assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5) is None
+
+
+async def test_an_answer_that_does_not_come_costs_its_time_and_the_channel() -> None:
+    async with serving(HANDLERS) as (_, address):
+        pool = ChannelPool()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(Timeout):
+            await asyncio.to_thread(pool.request, address, Command(SILENT), 0.2)
+        assert 0.2 <= loop.time() - began < 2
+        assert connections(pool) == 0
+        assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
+        pool.close()
+
+
+async def test_a_channel_that_the_server_closed_is_not_written_to() -> None:
+    async with serving(HANDLERS, limits=ServerLimits(idle_seconds=0.05)) as (server, address):
+        pool = ChannelPool()
+        for _ in range(2):
+            assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5), "opened anew, not lost"
+            while server.connections:  # noqa: ASYNC110 - its sweep comes round
+                await asyncio.sleep(0.01)
+        pool.close()
+
+
+async def test_who_stops_is_not_asked_and_who_is_gone_is_not_waited_for() -> None:
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
+        server.draining = True
+        with pytest.raises(BrokerUnavailable):
+            await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
+    assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5) is None, "nothing listens, nothing was sent"
+
+
+async def test_a_lost_connection_and_a_close_end_the_wait() -> None:
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        for end in (lambda: [connection.close() for connection in list(server.connections)], pool.close):
+            waiting = asyncio.ensure_future(asyncio.to_thread(pool.request, address, Command(SILENT), 30))
+            while not any(connection.tasks for connection in server.connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            end()
+            with pytest.raises(ConnectionLost):
+                await asyncio.wait_for(waiting, 5)
+
+
+async def test_threads_beyond_the_limit_get_no_channel() -> None:
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        outcomes: list[Command | RayMQError | None] = []
+
+        def ask() -> None:
+            try:
+                outcomes.append(pool.request(address, Command(SILENT), 30))
+            except RayMQError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(CHANNELS_PER_ADDRESS + 2)]
+        for thread in threads:
+            thread.start()
+        await asyncio.to_thread(poll_until, lambda: len(outcomes) >= 2, 5)
+        assert outcomes == [None, None]
+        assert len(server.connections) <= CHANNELS_PER_ADDRESS
+        pool.close()
+        await asyncio.to_thread(lambda: [thread.join(5) for thread in threads])
+        assert len(outcomes) == CHANNELS_PER_ADDRESS + 2
+
+
+async def test_tls(tmp_path: Path) -> None:
+    server_files, client_files = certificates(tmp_path)
+    async with serving(HANDLERS, tls=server_context(server_files)) as (server, address):
+        pool = ChannelPool(client_context(client_files))
+        for _ in range(3):
+            answer = await asyncio.to_thread(pool.request, address, Command(ECHO, body=b"x" * 50_000), 5)
+            assert answer is not None
+            assert answer.body == b"x" * 50_000
+        assert connections(pool) == len(server.connections) == 1
+        pool.close()
+
+
+def test_a_child_lets_go_without_hanging_up() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    pool = ChannelPool()
+    channel = pool._take(f"127.0.0.1:{listener.getsockname()[1]}", 5)
+    assert channel is not None
+    pool._give_back(channel)
+    far, _ = listener.accept()
+    child = os.fork()
+    if child == 0:
+        pool.abandon()
+        os._exit(connections(pool))
+    assert os.waitpid(child, 0)[1] == 0
+    assert channel.is_quiet
+    far.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        far.recv(1)
+    pool.close()
+    far.close()
+    listener.close()
