@@ -5,6 +5,7 @@ Each call has a twin for asyncio code, whose name begins with `a` and which may 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 
@@ -129,11 +130,16 @@ class Admin(ClientBase):
         """`group_progress` for asyncio code."""
         return await self._arun(self._group_progress(group))
 
-    def reset_offset_by_time(self, group: str, topic: str, timestamp: float) -> dict[MessageQueue, int]:
+    def reset_offset_by_time(
+        self, group: str, topic: str, timestamp: float, *, dry_run: bool = False
+    ) -> dict[MessageQueue, int]:
         """Send a group, running or not, to the first messages of `topic` stored at `timestamp` (seconds) or later.
 
         A time in the future is the end. A running member goes there with its next fetch; what it was given before has
         no effect any more: neither its commits nor the handles of a simple consumer.
+
+        Args:
+            dry_run: say where it would go, and change nothing.
 
         Returns:
             The offset at which each queue goes on.
@@ -141,19 +147,21 @@ class Admin(ClientBase):
         Raises:
             GroupNotFound, TopicNotFound, InvalidInput.
         """
-        return self._run(self._reset(group, topic, timestamp))
+        return self._run(self._reset(group, topic, timestamp, dry_run=dry_run))
 
-    async def areset_offset_by_time(self, group: str, topic: str, timestamp: float) -> dict[MessageQueue, int]:
+    async def areset_offset_by_time(
+        self, group: str, topic: str, timestamp: float, *, dry_run: bool = False
+    ) -> dict[MessageQueue, int]:
         """`reset_offset_by_time` for asyncio code."""
-        return await self._arun(self._reset(group, topic, timestamp))
+        return await self._arun(self._reset(group, topic, timestamp, dry_run=dry_run))
 
-    def skip(self, group: str, topic: str) -> dict[MessageQueue, int]:
+    def skip(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
         """Send a group behind the last message of `topic`; as `reset_offset_by_time` else."""
-        return self._run(admin_groups.reset(self._mq, group, topic, None))
+        return self._run(self._reset(group, topic, math.inf, dry_run=dry_run))
 
-    async def askip(self, group: str, topic: str) -> dict[MessageQueue, int]:
+    async def askip(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
         """`skip` for asyncio code."""
-        return await self._arun(admin_groups.reset(self._mq, group, topic, None))
+        return await self._arun(self._reset(group, topic, math.inf, dry_run=dry_run))
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -295,8 +303,9 @@ class Admin(ClientBase):
         self._queues_seen[group] = set(progress)
         return progress
 
-    async def _reset(self, group: str, topic: str, timestamp: float) -> dict[MessageQueue, int]:
-        return await admin_groups.reset(self._mq, group, topic, milliseconds("timestamp", timestamp))
+    async def _reset(self, group: str, topic: str, timestamp: float, *, dry_run: bool) -> dict[MessageQueue, int]:
+        timestamp_ms = milliseconds("timestamp", timestamp)
+        return await admin_groups.reset(self._mq, group, topic, timestamp_ms, dry_run=dry_run)
 
     async def _cluster_info(self) -> ClusterInfo:
         info = await admin_cluster.info(self._mq, self._brokers_seen)

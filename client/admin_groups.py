@@ -9,16 +9,14 @@ from typing import Any
 from raymq.actors.core.assignment import average
 from raymq.actors.errors import BrokerUnavailable, GroupNotFound
 from raymq.actors.naming import check_group, check_topic
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
 from raymq.client import asking
 from raymq.client.connection import Connection
 from raymq.client.results import QueueProgress
-
-#: What a reset takes for "behind the last message".
-_END = -1
 
 
 async def names(mq: Connection) -> list[str]:
@@ -51,12 +49,16 @@ async def progress(
     return dict(sorted(table.items()))
 
 
-async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int | None) -> dict[MessageQueue, int]:
-    """To the first message stored then or later, None: behind the last one; where each queue goes on now."""
+async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dry_run: bool) -> dict[MessageQueue, int]:
+    """To the first message stored then or later, else the end; where each queue goes on, or would with `dry_run`."""
     check_group(group)
     check_topic(topic)
-    addresses = (await mq.routes.get(topic, fresh=True)).addresses
-    command = partial(wire_admin.reset_offset_command, group, topic, _END if timestamp_ms is None else timestamp_ms)
+    route = await mq.routes.get(topic, fresh=True)
+    addresses = route.addresses
+    if dry_run:
+        await check_exists(mq, group)
+        return dict(zip(route.readable(), await _offsets_at(mq, route, timestamp_ms), strict=True))
+    command = partial(wire_admin.reset_offset_command, group, topic, timestamp_ms)
     answers = await asking.ask_each(mq, addresses, command)
     missing = {broker for broker, answer in answers.items() if isinstance(answer, GroupNotFound)}
     if missing and len(missing) == len(answers):
@@ -69,6 +71,16 @@ async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int | None
     for answer in asking.unless_refused(answers).values():
         targets |= wire_admin.read_reset(answer)
     return dict(sorted(targets.items()))
+
+
+async def _offsets_at(mq: Connection, route: TopicRoute, timestamp_ms: int) -> list[int]:
+    """Of each readable queue the first offset stored then or later, else the end."""
+
+    async def ask(queue: MessageQueue) -> int:
+        command = partial(wire_query.time_command, queue.topic, queue.queue_id, timestamp_ms)
+        return int((await asking.ask_broker(mq, route.addresses[queue.broker], command)).fields["offset"])
+
+    return await asking.gather(route.readable(), ask)
 
 
 async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[MessageQueue, dict[str, Any]] | None]:
