@@ -102,7 +102,7 @@ class SettingsTable(Generic[S]):
         parts = [f"{json_file.encode(name)}:{json_file.encode(value)}" for name, value in heads.items()]
         rows = ",\n".join([line for _, line in lines.values()])
         parts.append(f"{json_file.encode(self._key)}:{{\n{rows}\n}}")
-        content = ("{\n" + ",\n".join(parts) + "\n}\n").encode()
+        content = ("{\n" + ",\n".join(parts) + "\n}").encode()
         json_file.save_encoded(self._path, content, self._last_saved)
         self._table, self._beside, self._version = table, beside, version
         self._lines, self._last_saved = lines, content
