@@ -85,20 +85,23 @@ def update_topic(
     as_json: bool,
 ) -> None:
     """Change topic NAME on every broker that has it; what is not named stays."""
-    changes = {
+    perm = None if permission is None else _PERMISSIONS[permission]
+    told = {
         "queues": queues,
         "read_queues": read_queues,
         "write_queues": write_queues,
-        "permission": None if permission is None else _PERMISSIONS[permission],
+        "permission": perm,
         "ordered": ordered,
     }
-    changes = {field: value for field, value in changes.items() if value is not None}
+    changes = {field: value for field, value in told.items() if value is not None}
     if not changes:
         raise click.UsageError("nothing to change: give --queues, --permission, --ordered or the like")
     with finder.connect() as mq, Admin(mq) as admin:
-        admin.topic_stats(name)
+        admin.topic_stats(name)  # TopicNotFound also from a dry run
         if not dry_run:
-            admin.update_topic(name, **changes)
+            admin.update_topic(
+                name, queues, ordered, read_queues=read_queues, write_queues=write_queues, permission=perm
+            )
     print_fields({"topic": name, **changes, "updated": not dry_run}, as_json=as_json)
 
 
