@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raymq.actors.core import producer_history
-from raymq.actors.core.admission import BEAT_SECONDS
+from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.groups import GroupTable
@@ -99,7 +99,13 @@ class BrokerService:
         self._loop = asyncio.get_running_loop()
         self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         self._commits = GroupCommit(store.flush, _SYNC_FLUSH_SECONDS)
-        self.core = BrokerCore(spec.name, store, cluster=spec.cluster, auto_create_topics=spec.auto_create_topics)
+        self.core = BrokerCore(
+            spec.name,
+            store,
+            cluster=spec.cluster,
+            auto_create_topics=spec.auto_create_topics,
+            limits=AdmissionLimits(age_seconds=spec.append_wait_ms / 1000),
+        )
         self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
         self._producers_saved_to = -1
         producer_history.restore(self.core.producers, store, self._producers_file)

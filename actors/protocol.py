@@ -164,7 +164,8 @@ class NameServerSpec:
 class BrokerSpec:
     """What a broker actor is started with; a restart gets the same.
 
-    `store` holds the fields of `raymq.storage.config.StoreConfig` that differ from their defaults.
+    `store` holds the fields of `raymq.storage.config.StoreConfig` that differ from their defaults. What may have waited
+    for longer than `append_wait_ms` to be looked at is refused with SYSTEM_BUSY.
     """
 
     name: str
@@ -173,6 +174,7 @@ class BrokerSpec:
     host: str
     name_servers: tuple[str, ...]
     auto_create_topics: bool = False
+    append_wait_ms: int = 200
     store: dict[str, Any] = field(default_factory=dict)
     tls: Tls | None = None
 

@@ -219,6 +219,7 @@ def _start_actors(namespace: str, directory: Path, settings: ClusterConfig, argu
                 host=by_resource[resource],
                 name_servers=tuple(addresses),
                 auto_create_topics=settings.auto_create_topics,
+                append_wait_ms=settings.append_wait_ms,
                 store=settings.store,
                 tls=settings.tls,
             )

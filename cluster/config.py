@@ -29,12 +29,14 @@ class ClusterConfig:
     Attributes:
         port: the first name server's, 0 = any free one; the argument of the same name wins.
         auto_create_topics: whether the first message of an unknown topic makes it, with 4 queues.
+        append_wait_ms: a broker refuses what may have waited longer to be looked at, with SYSTEM_BUSY.
         tls: how the sockets of name servers and brokers prove who they are; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
     """
 
     port: int = 0
     auto_create_topics: bool = False
+    append_wait_ms: int = 200
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
 
@@ -53,6 +55,9 @@ class ClusterConfig:
         auto_create = given.pop("auto_create_topics", False)
         if not isinstance(auto_create, bool):
             raise InvalidInput("auto_create_topics", "true or false", auto_create)
+        append_wait_ms = given.pop("append_wait_ms", 200)
+        if not isinstance(append_wait_ms, int) or isinstance(append_wait_ms, bool) or append_wait_ms < 1:
+            raise InvalidInput("append_wait_ms", "a whole number of milliseconds, at least 1", append_wait_ms)
         port = given.pop("port", 0)
         check_port(port)
         tls = _read_tls({name: given.pop(name) for name in _TLS_FIELDS if name in given})
@@ -65,13 +70,13 @@ class ClusterConfig:
         except TypeError as error:
             raise InvalidInput("config", "values of the settings' types", str(error)) from error
         store = {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]}
-        return cls(port, auto_create, tls, store)
+        return cls(port, auto_create, append_wait_ms, tls, store)
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default, as the files in configs/ list them."""
         tls = {name: field.default for name, field in _TLS_FIELDS.items()}
-        return {"port": 0, "auto_create_topics": False, **tls, **_STORE_DEFAULTS}
+        return {"port": 0, "auto_create_topics": False, "append_wait_ms": 200, **tls, **_STORE_DEFAULTS}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for comparing."""

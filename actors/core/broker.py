@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.accepting import Accepting
-from raymq.actors.core.admission import Admission
+from raymq.actors.core.admission import Admission, AdmissionLimits
 from raymq.actors.core.dead_letters import DeadLetters
 from raymq.actors.core.draft import Kind
 from raymq.actors.core.group_settings import GroupSettings
@@ -69,6 +69,7 @@ class BrokerCore:
         *,
         cluster: str = "raymq",
         auto_create_topics: bool = False,
+        limits: AdmissionLimits | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +92,7 @@ class BrokerCore:
         self.staging = Staging(store, self._append)
         self.pop = Pop(store, clock, self.redelivery.bury)
         self.producers = ProducerTable(clock)
-        self.admission = Admission(time.monotonic)
+        self.admission = Admission(time.monotonic, limits)
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )

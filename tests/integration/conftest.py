@@ -47,6 +47,7 @@ class Services:
             directory=str(self.directory / name),
             host="127.0.0.1",
             name_servers=(self.name_server.address,),
+            append_wait_ms=5_000,  # the tests share two cores with whatever else runs
             auto_create_topics=self.auto_create_topics,
             store={
                 "flush": self.flush,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from raymq.actors.core.admission import AdmissionLimits
 from raymq.actors.wire.codes import ResponseCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import NotStored
@@ -40,7 +41,7 @@ def test_flow_control_is_waited_for_within_the_budget(services: Services, mq: Co
     admission = services.brokers["broker-a"].core.admission
     admission.limits = replace(admission.limits, appends_under_way=0)
     services.loop.loop.call_soon_threadsafe(
-        services.loop.loop.call_later, 0.3, lambda: setattr(admission, "limits", type(admission.limits)())
+        services.loop.loop.call_later, 0.3, lambda: setattr(admission, "limits", AdmissionLimits())
     )
     with Producer(mq, "p", timeout=5.0) as producer:
         began = time.monotonic()
@@ -51,6 +52,7 @@ def test_flow_control_is_waited_for_within_the_budget(services: Services, mq: Co
 def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     core = services.brokers["broker-a"].core
+    core.admission.limits = AdmissionLimits()
     real = core.store.append
 
     def stalled(*arguments: object, **options: object) -> object:

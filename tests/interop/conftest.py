@@ -17,7 +17,7 @@ from tests.ray_cluster import own_ray
 JAVA_SUITE = Path(__file__).resolve().parent / "java"
 
 #: What the suite's README asks of a cluster beyond the defaults.
-CONFIG = {"auto_create_topics": True, "index_slots": 10_000, "index_entries": 1_000_000}
+CONFIG = {"auto_create_topics": True, "append_wait_ms": 3_000, "index_slots": 10_000, "index_entries": 1_000_000}
 
 
 @pytest.fixture(scope="module")

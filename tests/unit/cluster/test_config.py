@@ -61,6 +61,7 @@ def test_tls_is_on_with_a_certificate() -> None:
         {"delay_levels": "soon"},
         {"disk_refuse_ratio": 1.5},
         {"auto_create_topics": "yes"},
+        {"append_wait_ms": 0},
         {"port": -1},
         {"port": True},
         {"store_host": "127.0.0.1:1"},
