@@ -238,6 +238,7 @@ class BrokerService:
             corruption=[Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption],
             scheduler_pid=self._scheduler_pid,
             lateness=self._lateness,
+            refusals=dict(self.statistics.refusals),
         )
 
     async def announce(self) -> None:

@@ -24,6 +24,8 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 #: The model of topics that a first message makes.
 AUTO_CREATE_TOPIC = "TBW102"
+#: How many queues such a topic gets on each broker (RocketMQ's defaultTopicQueueNums of a producer).
+AUTO_CREATED_QUEUES = 4
 
 #: RocketMQ's NOT_ALLOWED_SEND_TOPIC_SET.
 UNSENDABLE_TOPICS = frozenset(

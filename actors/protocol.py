@@ -198,7 +198,11 @@ class Corruption:
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called."""
+    """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called.
+
+    `refusals` are the appends that it refused since its start, by the response code's name: SYSTEM_BUSY where it had
+    too much to do, SERVICE_NOT_AVAILABLE where its disk was full or failed.
+    """
 
     name: str
     replica: int
@@ -213,6 +217,7 @@ class BrokerInfo:
     corruption: list[Corruption] = field(default_factory=list)
     scheduler_pid: int | None = None
     lateness: float = 0.0
+    refusals: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a command's header."""

@@ -20,10 +20,11 @@ from raymq.actors.core.isolation import Outcome, make_isolation
 from raymq.actors.core.isolation.shared import Shared
 from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unknown, never_arrived
 from raymq.actors.core.selection import QueuePicker
-from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
+from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.probing import Prober
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
+from raymq.actors.topic_creation import make_topic
 from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -113,6 +114,7 @@ class Sender:
         self._picker = picker
         self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
         self._prober = Prober(pool, picker.isolation)
+        self._making: dict[str, asyncio.Task[TopicRoute]] = {}
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """Send contiguous records of `topic`; `sizes` of each. The chosen queue's id is written into them in place.
@@ -234,10 +236,22 @@ class Sender:
 
     async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
         """The topic's route, a fresh one after a failure, and before a chosen queue is said not to exist."""
-        route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
+        try:
+            route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
+        except TopicNotFound:
+            route = await self._make_topic(plan, topic)
         if terms.queue is not None and not plan.attempts and terms.queue not in self._queues(route):
             return await self._routes.get(topic, fresh=True, timeout=plan.try_timeout())
         return route
+
+    async def _make_topic(self, plan: SendPlan, topic: str) -> TopicRoute:
+        """The route of a topic that sending makes, once for all who wait for it; TopicNotFound, BrokerUnavailable."""
+        task = self._making.get(topic)
+        if task is None:
+            task = asyncio.ensure_future(make_topic(self._pool, self._routes, topic, plan.try_timeout()))
+            task.add_done_callback(lambda _: self._making.pop(topic))
+            self._making[topic] = task
+        return await asyncio.shield(task)
 
     def _queues(self, route: TopicRoute) -> list[MessageQueue]:
         """The route's writable queues; listing them anew for every message would cost more than the send."""

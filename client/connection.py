@@ -113,6 +113,18 @@ class Connection:
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
 
+    async def arun(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """`run` for asyncio code, whatever loop the caller is on. Who gives up cancels it."""
+        if asyncio.get_running_loop() is self.loop:
+            return await coroutine
+        try:
+            return await asyncio.wrap_future(self.submit(coroutine))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed and (caller is None or not caller.cancelling()):
+                raise ClientClosed("the connection to the cluster was closed") from None
+            raise
+
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the background loop. Raises ClientClosed after `close()`."""
         self._check_open(coroutine)
@@ -143,6 +155,10 @@ class Connection:
         if self._loop is not None and self._loop.is_running:
             self._loop.run(self.pool.close(), 5.0)
             self._loop.stop()
+
+    async def aclose(self) -> None:
+        """`close` for asyncio code."""
+        await asyncio.to_thread(self.close)
 
     def begin_anew(self) -> None:
         """In a child process, after a fork: only the forking thread lives, and what is open is the parent's."""

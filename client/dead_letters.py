@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 from uuid import uuid4
@@ -13,6 +13,7 @@ from raymq.actors.errors import InvalidInput, TopicNotFound
 from raymq.actors.naming import dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
 from raymq.actors.wire.dead_letters import read_redriven, redrive_command
+from raymq.client.admin_groups import check_exists
 from raymq.client.connection import Connection
 from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
 from raymq.client.message import ReceivedMessage
@@ -72,6 +73,20 @@ async def read(mq: Connection, group: str, limit: int | None = None) -> AsyncGen
             left = None if left is None else left - len(messages)
 
 
+async def first(mq: Connection, group: str, limit: int) -> list[DeadMessage]:
+    """See `Admin.dlq_list`."""
+    if limit < 1:
+        raise InvalidInput("limit", "at least 1", limit)
+    await check_exists(mq, group)
+    found = [message async for message in read(mq, group, limit)]
+    return sorted(found, key=lambda message: (message.dead_at, message.queue, message.queue_offset))[:limit]
+
+
+async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:
+    """The next one, None behind the last one."""
+    return await anext(found, None)
+
+
 async def _page(mq: Connection, queue: MessageQueue, offset: int, most: int) -> tuple[list[DeadMessage], int]:
     session = f"dead-letters-{uuid4().hex}"
     wanted = [Wanted(queue.topic, queue.queue_id, offset)]
@@ -96,6 +111,7 @@ async def redrive(
     mq: Connection, group: str, ids: Iterable[str] | None, rate: float | None, *, dry_run: bool, force: bool
 ) -> RedriveResult:
     """See `Admin.dlq_redrive`. Of a message that died several times its newest entry counts."""
+    await check_exists(mq, group)
     wanted = None if ids is None else _checked(ids)
     if rate is not None and not rate > 0:
         raise InvalidInput("rate", "more than 0 messages per second", rate)

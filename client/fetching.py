@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable, RayMQError
-from raymq.actors.protocol import MessageQueue, Tls
+from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched
 from raymq.client.connection import Connection
+from raymq.client.own_connection import OwnConnection
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import measure
 from raymq.storage.record_batch import BadRecord, parse
@@ -101,19 +101,8 @@ async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: f
             await asyncio.sleep(wait)
 
 
-class RangeReader:
+class RangeReader(OwnConnection):
     """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
-
-    def __init__(self, name_servers: Sequence[str], tls: Tls | None = None) -> None:
-        self._mq = Connection(name_servers, tls=tls)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
         """The messages of offsets `start` (inclusive) to `end` (exclusive), in tables of about 8 MB.
@@ -129,10 +118,6 @@ class RangeReader:
             part = self._mq.run(patiently(lambda at=position: self._part(session, queue, at, end)))  # type: ignore[misc]
             yield table_from_records(part.records, part.sizes, broker=queue.broker, check_crc=False)
             position = part.next_offset
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._mq.close()
 
     async def _part(self, session: str, queue: MessageQueue, position: int, end: int) -> Fetched:
         wanted = [Wanted(queue.topic, queue.queue_id, position)]

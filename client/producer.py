@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.direct_sending import DirectSender
-from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
+from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.sending import Sender, Sends, Sent, Terms, make_sender
 from raymq.client.batcher import Batcher
+from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
 from raymq.client.forking import renew_in_child
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
-_T = TypeVar("_T")
 _NO_OPTIONS: Final = SendOptions()
 
 
-class Producer:
+class Producer(ClientBase):
     """Sends messages. Thread-safe; usable at once; a context manager. A forked child's sends go their own way.
 
     A call that returns has its message in a broker's log (see `SendStatus`). One that raises `NotStored` has not. One
@@ -66,6 +65,8 @@ class Producer:
     Raises:
         InvalidInput: a name or number breaks its rule, or `shared` without Ray.
     """
+
+    KIND = "producer"
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Producer:
             raise InvalidInput("when_full", '"block" or "raise"', when_full)
         if shared and idempotent:
             raise InvalidInput("idempotent", "not together with shared", True)
-        self._mq = mq
+        super().__init__(mq)
         self._isolation = isolation
         self._linger = linger
         self._idempotent = idempotent
@@ -104,21 +105,12 @@ class Producer:
         self._buffer_bytes = buffer_bytes
         self._when_full = when_full
         self._outbox = outbox
-        self._closed = False
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
         self._sends, self._batcher, self._direct  # noqa: B018 - made here, where no other thread can make a second one
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def send(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """Send one message and wait for its place.
@@ -137,12 +129,11 @@ class Producer:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
         if self._batcher is not None and not message.is_delayed:
             return await asyncio.wrap_future(self.send_async(message, **options))
-        return await self._on_own_loop(self._send_one(message, self._terms(message, options)))
+        return await self._mq.arun(self._send_one(message, self._terms(message, options)))
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
-        if self._closed:
-            raise ClientClosed("the producer is closed")
+        self._check_open()
         if self._batcher is not None and not message.is_delayed:
             if not options:
                 return self._batcher.add(message)
@@ -173,7 +164,7 @@ class Producer:
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> list[SendResult]:
         """`send_batch` for asyncio code, on any event loop."""
         terms = self._batch_terms(messages, options)
-        return await self._on_own_loop(self._send_batch(messages, terms))
+        return await self._mq.arun(self._send_batch(messages, terms))
 
     def send_table(
         self,
@@ -205,6 +196,19 @@ class Producer:
         ]
         return TableResult(table.num_rows, parts)
 
+    async def asend_table(
+        self,
+        topic: str,
+        table: pa.Table,
+        body: str,
+        keys: str | None = None,
+        tags: str | None = None,
+        properties: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TableResult:
+        """`send_table` for asyncio code; the rows are encoded on another thread."""
+        return await asyncio.to_thread(self.send_table, topic, table, body, keys, tags, properties, **options)
+
     def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
         """Withdraw a message that waits for its `deliver_at`, by its result or its `recall_handle`.
 
@@ -222,11 +226,15 @@ class Producer:
         """`recall` for asyncio code, on any event loop."""
         self._check_open()
         timeout = self._defaults.timeout if timeout is None else timeout
-        return await self._on_own_loop(recall(self._mq, handle_of(sent), timeout))
+        return await self._mq.arun(recall(self._mq, handle_of(sent), timeout))
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Send what `linger` gathered and wait for the answers; False if `timeout` seconds were not enough."""
         return self._batcher is None or self._batcher.flush(timeout)
+
+    async def aflush(self, timeout: float = 10.0) -> bool:
+        """`flush` for asyncio code."""
+        return await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """Take no more messages, send what was gathered, and wait for the answers, at most `timeout` seconds."""
@@ -278,10 +286,6 @@ class Producer:
         self.__dict__.pop("_direct", None)
         self._mq.adopt(self)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClientClosed("the producer is closed")
-
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:
         self._check_open()
         return self._defaults.terms(message.topic, options, delayed=message.is_delayed, in_background=in_background)
@@ -294,12 +298,6 @@ class Producer:
         if any(message.is_delayed for message in messages):
             raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
         return self._defaults.terms(messages[0].topic, options)
-
-    async def _on_own_loop(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run on the connection's loop, whatever loop the caller is on."""
-        if asyncio.get_running_loop() is self._mq.loop:
-            return await coroutine
-        return await asyncio.wrap_future(self._mq.submit(coroutine))
 
     def _born_host(self) -> bytes:
         return packed_host(self._mq.pool.local_host)

@@ -2,98 +2,83 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-import uuid
-from collections.abc import Coroutine
-from types import TracebackType
-from typing import Self, TypeVar
-
 import pyarrow as pa
 
-from raymq.actors.core.fetching import Wanted
-from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput, MessageNotFound
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import admin as wire_admin
-from raymq.actors.wire import group as wire_group
-from raymq.actors.wire import offset as wire_offset
-from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.fetch import Fetched
-from raymq.actors.wire.frame import Command
+from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
-from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
 from raymq.client.message import ReceivedMessage
+from raymq.client.pulling import Pulling
 from raymq.storage.record import decode
 from raymq.storage.record_table import SCHEMA, table_from_records
 
-_CONTROL_SECONDS = 5.0
-_T = TypeVar("_T")
 
-
-class PullConsumer:
+class PullConsumer(ClientBase):
     """Reads queues that it names itself. Not shared out among members; not thread-safe; a context manager.
 
     A queue that was not sought starts at its committed offset, else at its minimum. A broker that cannot be reached
     raises BrokerUnavailable; it is never taken for "no offset" or "no message". The group exists from construction.
+    Closing it commits nothing.
     """
 
+    KIND = "consumer"
+
     def __init__(self, mq: Connection, group: str) -> None:
+        super().__init__(mq)
         self.group = check_group(group)
-        self._mq = mq
-        self._positions: dict[MessageQueue, int] = {}
-        self._session = f"pull-{uuid.uuid4().hex}"
-        self._closed = False
-        self._run(self._create_group())
+        self._pulling = Pulling(mq, group)
+        self._run(self._pulling.create_group())
         mq.adopt(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic, sorted; TopicNotFound."""
-        return self._run(self._mq.routes.get(topic, fresh=True)).readable()
+        return self._run(self._pulling.queues(topic))
+
+    async def aqueues(self, topic: str) -> list[MessageQueue]:
+        """`queues` for asyncio code, on any event loop."""
+        return await self._arun(self._pulling.queues(topic))
 
     def offsets(self, queue: MessageQueue) -> tuple[int, int]:
-        """The queue's minimum and maximum (the next message's) offset."""
-        answer = self._control(queue, wire_admin.topic_stats_command(queue.topic))
-        values = wire_admin.read_queue_table(answer)[queue]
-        return values["minOffset"], values["maxOffset"]
+        """The queue's minimum and maximum (the next message's) offset; QueueNotFound."""
+        return self._run(self._pulling.offsets(queue))
+
+    async def aoffsets(self, queue: MessageQueue) -> tuple[int, int]:
+        """`offsets` for asyncio code, on any event loop."""
+        return await self._arun(self._pulling.offsets(queue))
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset in the queue, None if it never committed one."""
-        try:
-            answer = self._control(queue, wire_offset.query_offset_command(self.group, queue.topic, queue.queue_id))
-        except MessageNotFound:
-            return None
-        return int(answer.fields["offset"])
+        return self._run(self._pulling.committed(queue))
+
+    async def acommitted(self, queue: MessageQueue) -> int | None:
+        """`committed` for asyncio code, on any event loop."""
+        return await self._arun(self._pulling.committed(queue))
 
     def position(self, queue: MessageQueue) -> int:
         """The offset of the next `poll`."""
-        if queue not in self._positions:
-            committed = self.committed(queue)
-            self._positions[queue] = self.offsets(queue)[0] if committed is None else committed
-        return self._positions[queue]
+        return self._run(self._pulling.position(queue))
+
+    async def aposition(self, queue: MessageQueue) -> int:
+        """`position` for asyncio code, on any event loop."""
+        return await self._arun(self._pulling.position(queue))
 
     def seek(self, queue: MessageQueue, offset: int | str) -> None:
         """Go to an offset, to "earliest" or to "latest". Checked by the next poll (OffsetOutOfRange)."""
-        if isinstance(offset, str):
-            if offset not in ("earliest", "latest"):
-                raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
-            offset = self.offsets(queue)[offset == "latest"]
-        if offset < 0:
-            raise InvalidInput("offset", "at least 0", offset)
-        self._positions[queue] = offset
+        self._run(self._pulling.seek(queue, offset))
+
+    async def aseek(self, queue: MessageQueue, offset: int | str) -> None:
+        """`seek` for asyncio code, on any event loop."""
+        await self._arun(self._pulling.seek(queue, offset))
 
     def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
         """Go to the first message that was stored at or after `timestamp` (seconds), else to the end."""
-        command = wire_query.time_command(queue.topic, queue.queue_id, int(timestamp * 1000))
-        self._positions[queue] = int(self._control(queue, command).fields["offset"])
+        self._run(self._pulling.seek_to_time(queue, timestamp))
+
+    async def aseek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
+        """`seek_to_time` for asyncio code, on any event loop."""
+        await self._arun(self._pulling.seek_to_time(queue, timestamp))
 
     def poll(self, queue: MessageQueue, max_messages: int = 32, timeout: float = 5.0) -> list[ReceivedMessage]:
         """Wait for the first message, return what is there, at most `max_messages`; [] at the time-out.
@@ -102,68 +87,41 @@ class PullConsumer:
             OffsetOutOfRange: the position is below the minimum or beyond the maximum.
             BrokerUnavailable: it could not be reached within the time-out.
         """
-        part = self._fetch(queue, max_messages, timeout)
-        if part is None:
-            return []
-        messages = []
-        start = 0
-        for size in part.sizes.tolist():
-            messages.append(ReceivedMessage.from_record(decode(part.records, start, check_crc=False), queue.broker))
-            start += size
-        return messages
+        return _messages(self._run(self._pulling.fetch(queue, max_messages, timeout)), queue)
+
+    async def apoll(self, queue: MessageQueue, max_messages: int = 32, timeout: float = 5.0) -> list[ReceivedMessage]:
+        """`poll` for asyncio code, on any event loop."""
+        return _messages(await self._arun(self._pulling.fetch(queue, max_messages, timeout)), queue)
 
     def fetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
         """As `poll`, as an Arrow table with the columns of `raymq.storage.record_table.SCHEMA`."""
-        part = self._fetch(queue, max_messages, timeout)
-        if part is None:
-            return SCHEMA.empty_table()
-        return table_from_records(part.records, part.sizes, broker=queue.broker, check_crc=False)
+        return _table(self._run(self._pulling.fetch(queue, max_messages, timeout)), queue)
+
+    async def afetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
+        """`fetch_table` for asyncio code, on any event loop."""
+        return _table(await self._arun(self._pulling.fetch(queue, max_messages, timeout)), queue)
 
     def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back."""
-        command = wire_offset.update_offset_command(
-            self.group, queue.topic, queue.queue_id, offset, overrules_reset=True
-        )
-        self._control(queue, command)
+        self._run(self._pulling.commit(queue, offset))
 
-    def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
-        """Read no more. Commits nothing."""
-        self._closed = True
+    async def acommit(self, queue: MessageQueue, offset: int) -> None:
+        """`commit` for asyncio code, on any event loop."""
+        await self._arun(self._pulling.commit(queue, offset))
 
-    async def _create_group(self) -> None:
-        """Make the group on every broker that can be reached; the others make it with its first commit."""
-        for address in (await self._mq.routes.cluster()).masters.values():
-            with contextlib.suppress(BrokerUnavailable):
-                command = wire_group.create_group_command(self.group)
-                await self._mq.pool.request(address, command, _CONTROL_SECONDS)
 
-    def _fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
-        if max_messages < 1:
-            raise InvalidInput("max_messages", "at least 1", max_messages)
-        wanted = [Wanted(queue.topic, queue.queue_id, self.position(queue))]
-        deadline = time.monotonic() + timeout
+def _messages(part: Fetched | None, queue: MessageQueue) -> list[ReceivedMessage]:
+    if part is None:
+        return []
+    messages = []
+    start = 0
+    for size in part.sizes.tolist():
+        messages.append(ReceivedMessage.from_record(decode(part.records, start, check_crc=False), queue.broker))
+        start += size
+    return messages
 
-        async def once() -> list[Fetched]:
-            left = max(0.0, deadline - time.monotonic())
-            return await fetch(self._mq, queue.broker, self._session, wanted, max_messages, CHUNK_BYTES, left)
 
-        parts = self._run(patiently(once, timeout))
-        if not parts:
-            return None
-        if parts[0].error is not None:
-            raise parts[0].error
-        self._positions[queue] = parts[0].next_offset
-        return parts[0]
-
-    def _control(self, queue: MessageQueue, command: Command) -> Command:
-        async def ask() -> Command:
-            address = await address_of(self._mq, queue.topic, queue.broker)
-            return await self._mq.pool.request(address, command, _CONTROL_SECONDS)
-
-        return self._run(patiently(ask, _CONTROL_SECONDS))
-
-    def _run(self, coroutine: Coroutine[None, None, _T]) -> _T:
-        if self._closed:
-            coroutine.close()
-            raise ClientClosed("the consumer is closed")
-        return self._mq.run(coroutine)
+def _table(part: Fetched | None, queue: MessageQueue) -> pa.Table:
+    if part is None:
+        return SCHEMA.empty_table()
+    return table_from_records(part.records, part.sizes, broker=queue.broker, check_crc=False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from raymq.actors.errors import ClientClosed
+from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.consuming import Consuming
@@ -19,7 +19,7 @@ from raymq.client.subscription import Sql, parse_subscriptions
 from raymq.client.trace import Trace
 
 
-class PushConsumer:
+class PushConsumer(ClientBase):
     """A member of a consumer group. A context manager: enters started, leaves shut down.
 
     Every message that was acknowledged to its producer is delivered to the group at least once. It may come again:
@@ -50,6 +50,8 @@ class PushConsumer:
     Raises:
         InvalidInput: a name, an expression or a number breaks its rule.
     """
+
+    KIND = "consumer"
 
     def __init__(
         self,
@@ -91,12 +93,11 @@ class PushConsumer:
             park_failed_keys=park_failed_keys,
             trace=trace,
         )
+        super().__init__(mq)
         self.group = group
-        self._mq = mq
         self._listener = listener
         self._runner: ListenerRunner | None = None
         self._consuming: Consuming | None = None
-        self._closed = False
         self._paused = False
         mq.adopt(self)
 
@@ -109,6 +110,15 @@ class PushConsumer:
     ) -> None:
         self.shutdown()
 
+    async def __aenter__(self) -> Self:
+        await self.astart()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.ashutdown()
+
     def start(self) -> None:
         """Join the group; returns when the brokers know this member and its start positions are fixed.
 
@@ -117,8 +127,7 @@ class PushConsumer:
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
             ClientClosed: it was shut down.
         """
-        if self._closed:
-            raise ClientClosed("the consumer was shut down")
+        self._check_open()
         if self._consuming is None:
             for wanted in self._settings.filters.values():
                 wanted.check()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from raymq.actors.errors import ClientClosed, InvalidInput
+from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
+from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.popping import Popping
@@ -16,10 +15,9 @@ from raymq.client.receipt import Receipt
 from raymq.client.subscription import Sql, SqlWanted, TagFilter, parse_subscriptions
 
 _MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0
-_T = TypeVar("_T")
 
 
-class SimpleConsumer:
+class SimpleConsumer(ClientBase):
     """A member of a consumer group that takes messages when it wants to. Thread-safe; a context manager.
 
     The members share the messages, not the queues: any of them gets any message. One that is received is invisible to
@@ -38,6 +36,8 @@ class SimpleConsumer:
         TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join the group.
     """
 
+    KIND = "consumer"
+
     def __init__(
         self,
         mq: Connection,
@@ -52,18 +52,9 @@ class SimpleConsumer:
             wanted.check()
         if not isinstance(max_reconsume_times, int) or max_reconsume_times < 0:
             raise InvalidInput("max_reconsume_times", "a whole number, at least 0", max_reconsume_times)
-        self._mq = mq
-        self._closed = False
+        super().__init__(mq)
         self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
         mq.adopt(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def receive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
@@ -85,7 +76,7 @@ class SimpleConsumer:
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
     ) -> list[ReceivedMessage]:
         """`receive` for asyncio code, on any event loop."""
-        return await self._submit(self._receive(max_messages, invisible_duration, await_duration))
+        return await self._arun(self._receive(max_messages, invisible_duration, await_duration))
 
     def ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
         """One or several messages are done: they never come again, whatever is killed.
@@ -101,7 +92,7 @@ class SimpleConsumer:
 
     async def aack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
         """`ack` for asyncio code, on any event loop."""
-        return await self._submit(self._ack(message))
+        return await self._arun(self._ack(message))
 
     def change_invisible_duration(self, message: ReceivedMessage, seconds: float) -> bool:
         """From now on the message is this consumer's for `seconds`; its handle is renewed in place.
@@ -117,7 +108,7 @@ class SimpleConsumer:
 
     async def achange_invisible_duration(self, message: ReceivedMessage, seconds: float) -> bool:
         """`change_invisible_duration` for asyncio code, on any event loop."""
-        return await self._submit(self._change(message, seconds))
+        return await self._arun(self._change(message, seconds))
 
     def close(self, timeout: float = 10.0) -> None:
         """Leave the group, within `timeout` seconds. What was received and not acknowledged comes again in time."""
@@ -155,19 +146,6 @@ class SimpleConsumer:
     async def _change(self, message: ReceivedMessage, seconds: float) -> bool:
         receipt = _receipt(message)
         return await self._popping.change_invisible(message, receipt, _invisible_ms("seconds", seconds))
-
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        self._check_open(coroutine)
-        return self._mq.run(coroutine)
-
-    async def _submit(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        self._check_open(coroutine)
-        return await asyncio.wrap_future(self._mq.submit(coroutine))
-
-    def _check_open(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        if self._closed:
-            coroutine.close()
-            raise ClientClosed("the consumer is closed")
 
 
 def _invisible_ms(field: str, seconds: float) -> int:

@@ -8,35 +8,22 @@ commit is repeated with the same transaction name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.protocol import MessageQueue, Tls
+from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import staging as wire_staging
 from raymq.actors.wire.frame import Command
-from raymq.client.connection import Connection
 from raymq.client.fetching import address_of, patiently
+from raymq.client.own_connection import OwnConnection
 
 #: One staging or commit request may take this long; a commit copies every staged byte into the log.
 _REQUEST_SECONDS = 60.0
 
 
-class StagedWriter:
+class StagedWriter(OwnConnection):
     """For tasks of other processes: it needs addresses only."""
-
-    def __init__(self, name_servers: Sequence[str], tls: Tls | None = None) -> None:
-        self._mq = Connection(name_servers, tls=tls)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def stage(
         self,
@@ -90,10 +77,6 @@ class StagedWriter:
                     )
                 )
             )
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._mq.close()
 
     async def _request(self, topic: str, broker: str, command: Command) -> Command:
         return await self._mq.pool.request(await address_of(self._mq, topic, broker), command, _REQUEST_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,10 @@ class Cluster(Connection):
             _stop_actors(self.namespace, timeout)
         finally:
             self._leave_ray()
+
+    async def astop(self, timeout: float = 30.0) -> None:
+        """`stop` for asyncio code."""
+        await asyncio.to_thread(self.stop, timeout)
 
     def close(self) -> None:
         """Disconnect this process; the cluster goes on, unless its Ray was started by this process and ends with it."""

@@ -20,10 +20,11 @@ from raymq.cluster.bootstrap import Cluster, connect
 from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cli_dlq import dlq_commands
+from raymq.cluster.cli_group import group_commands
 from raymq.cluster.cli_message import message_commands
 from raymq.cluster.cli_outbox import outbox_commands
 from raymq.cluster.cli_store import store_commands
-from raymq.cluster.cli_topic import group_commands, topic_commands
+from raymq.cluster.cli_topic import topic_commands
 
 ENTRY_POINTS = "raymq.commands"
 

@@ -1,4 +1,4 @@
-"""`raymq topic ...` and `raymq group ...`."""
+"""`raymq topic ...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raymq.cluster.output import print_fields, print_rows
 
 @click.group("topic")
 def topic_commands() -> None:
-    """Make, list, look at and delete topics."""
+    """Make, list, look at, change and delete topics."""
 
 
 @topic_commands.command("list")
@@ -59,6 +59,52 @@ def topic_stats(finder: Finder, name: str, as_json: bool) -> None:
     print_rows(rows, as_json=as_json, empty="no queue")
 
 
+#: How a permission is told: RocketMQ's sum, and what one says.
+_PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+
+
+@topic_commands.command("update")
+@click.argument("name")
+@click.option("--queues", type=int, help="Queues on every broker, to read and to write.")
+@click.option("--read-queues", type=int, help="Those to read alone.")
+@click.option("--write-queues", type=int, help="Those to write alone; to take queues away, write fewer first.")
+@click.option("--permission", type=click.Choice(list(_PERMISSIONS)), help="What may be done with it.")
+@click.option("--ordered/--unordered", default=None, help="Whether the topic is marked as ordered.")
+@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
+@json_option
+@click.pass_obj
+def update_topic(
+    finder: Finder,
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: str | None,
+    ordered: bool | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Change topic NAME on every broker that has it; what is not named stays."""
+    perm = None if permission is None else _PERMISSIONS[permission]
+    told = {
+        "queues": queues,
+        "read_queues": read_queues,
+        "write_queues": write_queues,
+        "permission": perm,
+        "ordered": ordered,
+    }
+    changes = {field: value for field, value in told.items() if value is not None}
+    if not changes:
+        raise click.UsageError("nothing to change: give --queues, --permission, --ordered or the like")
+    with finder.connect() as mq, Admin(mq) as admin:
+        admin.topic_stats(name)  # TopicNotFound also from a dry run
+        if not dry_run:
+            admin.update_topic(
+                name, queues, ordered, read_queues=read_queues, write_queues=write_queues, permission=perm
+            )
+    print_fields({"topic": name, **changes, "updated": not dry_run}, as_json=as_json)
+
+
 @topic_commands.command("delete")
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
@@ -74,31 +120,3 @@ def delete_topic(finder: Finder, name: str, dry_run: bool, yes: bool, as_json: b
         if not dry_run:
             admin.delete_topic(name)
     print_fields({"topic": name, "messages": messages, "deleted": not dry_run}, as_json=as_json)
-
-
-@click.group("group")
-def group_commands() -> None:
-    """Look at consumer groups."""
-
-
-@group_commands.command("progress")
-@click.argument("name")
-@json_option
-@click.pass_obj
-def group_progress(finder: Finder, name: str, as_json: bool) -> None:
-    """How far group NAME is in each queue."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        progress = admin.group_progress(name)
-    rows = [
-        {
-            "topic": queue.topic,
-            "broker": queue.broker,
-            "queue_id": queue.queue_id,
-            "committed_offset": found.committed_offset,
-            "max_offset": found.max_offset,
-            "lag": found.lag,
-            "owner": found.owner,
-        }
-        for queue, found in progress.items()
-    ]
-    print_rows(rows, as_json=as_json, empty="no queue")

@@ -18,13 +18,16 @@ from raymq.storage import fileutil
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
 
 def parse(text: str) -> dict[str, Any]:
     """The JSON object in `text`, integer keys quoted or not (they arrive as strings); ValueError if it is none."""
-    quoted = _STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
-    value = json.loads(quoted)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = json.loads(_STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - the text is at fault, not its type
     return value
@@ -52,22 +55,36 @@ def load(path: Path) -> dict[str, Any]:
     return {}
 
 
-def save(path: Path, content: dict[str, Any]) -> None:
+def encode(value: Any) -> str:
+    """A value as JSON of one line. json's fast encoder makes no other."""
+    return _ENCODER.encode(value)
+
+
+def save(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` durably and keep what was there as `.bak`, unless that is broken: then the `.bak` stays.
 
     Raises:
         StoreFull, StoreFailed: not written; what was there stays.
+    """
+    save_encoded(path, encode(content).encode())
+
+
+def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) -> None:
+    """`save` of what is JSON already.
+
+    Args:
+        last_saved: what the caller wrote last. If it is what is there, it is whole, and needs not be parsed to know it.
     """
     fileutil.make_folder(path.parent)
     try:
         before = path.read_bytes()
     except FileNotFoundError:
         before = b""
-    if _is_readable(before):
+    if before and (before == last_saved or _is_readable(before)):
         failpoint("settings.before_backup")
         fileutil.replace(path.with_name(path.name + ".bak"), before)
     failpoint("settings.before_replace")
-    fileutil.replace(path, json.dumps(content, ensure_ascii=False, indent="\t", separators=(",", ":")).encode())
+    fileutil.replace(path, content)
 
 
 def _is_readable(content: bytes) -> bool:

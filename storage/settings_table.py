@@ -59,6 +59,9 @@ class SettingsTable(Generic[S]):
         self._version = DataVersion.from_json(raw.get("dataVersion"))
         table: Mapping[str, Any] = raw.get(key) or {}
         self._table = {name: from_json(name, each) for name, each in table.items()}
+        #: Each setting as it stands in the file, so that a change of one costs what one costs.
+        self._lines: dict[str, tuple[S, str]] = {}
+        self._last_saved: bytes | None = None
 
     def get(self, name: str) -> S | None:
         """The setting of that name, if there is one."""
@@ -89,10 +92,17 @@ class SettingsTable(Generic[S]):
         if not self._writable:
             raise StoreError("the store was opened read-only")
         version = self._version.next()
-        content = {
-            "dataVersion": version.to_json(),
-            **beside,
-            self._key: {name: setting.to_json() for name, setting in table.items()},
-        }
-        json_file.save(self._path, content)
+        lines = {}
+        for name, setting in table.items():
+            known = self._lines.get(name)
+            if known is None or known[0] is not setting:
+                known = setting, f"{json_file.encode(name)}:{json_file.encode(setting.to_json())}"
+            lines[name] = known
+        heads = {"dataVersion": version.to_json(), **beside}
+        parts = [f"{json_file.encode(name)}:{json_file.encode(value)}" for name, value in heads.items()]
+        rows = ",\n".join([line for _, line in lines.values()])
+        parts.append(f"{json_file.encode(self._key)}:{{\n{rows}\n}}")
+        content = ("{\n" + ",\n".join(parts) + "\n}").encode()
+        json_file.save_encoded(self._path, content, self._last_saved)
         self._table, self._beside, self._version = table, beside, version
+        self._lines, self._last_saved = lines, content

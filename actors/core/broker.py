@@ -36,7 +36,7 @@ from raymq.actors.errors import (
     PermissionDenied,
     QueueNotFound,
 )
-from raymq.actors.naming import UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
+from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage import producer_sequence
 from raymq.storage import properties as names
@@ -44,9 +44,6 @@ from raymq.storage.group_config import GroupConfig
 from raymq.storage.record import Record, decode
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.topic_config import TopicConfig
-
-#: Queues of a topic that its first message makes (RocketMQ's defaultTopicQueueNums of a producer).
-AUTO_CREATED_QUEUES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ class Statistics:
         self.started = clock()
         self.total_put = Counter()
         self.total_get = Counter()
+        #: Appends that were refused, by the response code's name: SYSTEM_BUSY, SERVICE_NOT_AVAILABLE (disk full), ...
+        self.refusals: dict[str, int] = {}
         self._put: dict[str, Counter] = {}
         self._get: dict[tuple[str, str], Counter] = {}
         self._sent_back: dict[tuple[str, str], Counter] = {}
@@ -135,6 +137,10 @@ class Statistics:
     def sent_back(self, group: str, topic: str) -> None:
         """`group` failed to consume a message of `topic`."""
         _counter(self._sent_back, (topic, group)).add(self._now(), 1, 0)
+
+    def refused(self, code: str) -> None:
+        """An append was answered with `code`; nothing was stored."""
+        self.refusals[code] = self.refusals.get(code, 0) + 1
 
     def put_of(self, topic: str) -> Counter | None:
         """What was appended for a topic, or None if nothing was."""

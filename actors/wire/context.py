@@ -11,7 +11,7 @@ from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.settings import Settings
 from raymq.actors.core.statistics import Statistics
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.protocol import BrokerInfo, SendStatus, TopicRoute
 from raymq.actors.wire.frame import Command
 
@@ -42,12 +42,16 @@ class BrokerContext:
             ServerBusy: the broker has more to do than it may have; nothing was stored. Whatever `store` raises.
         """
         admission = self.core.admission
-        admission.enter(octets)
         known = self.core.store.topic_configs.version
         try:
-            answer = store()
-        except BaseException:
-            admission.leave(octets)
+            admission.enter(octets)
+            try:
+                answer = store()
+            except BaseException:
+                admission.leave(octets)
+                raise
+        except RayMQError as error:
+            self.statistics.refused(error.wire_code)
             raise
         settled = self.when_settled(answer, new_topic=self.core.store.topic_configs.version is not known)
         if isinstance(settled, Command):

@@ -28,6 +28,7 @@ def test_what_is_under_way_is_bounded(services: Services, mq: Connection, admin:
         with pytest.raises(NotStored) as caught:
             producer.send(Message("t", b"x"), queue=QUEUE, retries=0)
         assert [attempt.code for attempt in caught.value.attempts] == ["SYSTEM_BUSY"]
+        assert [broker.refusals for broker in admin.cluster_info().brokers] == [{"SYSTEM_BUSY": 1}, {}]
         assert admin.topic_stats("t")[QUEUE].max_offset == 0
         assert producer.send(Message("t", b"x")).queue.broker == "broker-b"
         admission.leave(1)

@@ -100,7 +100,7 @@ def test_what_we_write_is_what_rocketmq_wrote(tmp_path: Path, name: str) -> None
         assert after == before[file]
         content = (config / file).read_text("utf-8")
         assert json.loads(content)
-        assert content.startswith('{\n\t"dataVersion":{\n\t\t"counter":')
+        assert content.startswith('{\n"dataVersion":{"counter":')
         assert not content.endswith("\n")
         assert (config / f"{file}.bak").read_bytes() == text_before[file]
 

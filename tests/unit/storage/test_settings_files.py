@@ -67,3 +67,30 @@ def test_a_broken_file_gives_way_to_its_spare_copy(tmp_path: Path) -> None:
     path.with_name("topics.json.bak").write_text("")
     with pytest.raises(StoreCorrupt):
         TopicConfigs(path, writable=False)
+
+
+def test_a_change_leaves_the_other_lines_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    topics = TopicConfigs(path, writable=True)
+    topics.put(*(TopicConfig(f"t{number}", 4, 4) for number in range(50)))
+    before = path.read_bytes()
+    topics.put(TopicConfig('odd "name"', 1, 1), TopicConfig("t7", 8, 8))
+    assert topics.delete("t9")
+
+    assert path.with_name("topics.json.bak").read_bytes() != before  # the last but one
+    lines = set(before.decode().splitlines())
+    assert len([line for line in path.read_text().splitlines() if line not in lines]) <= 4  # two, version, last comma
+    assert TopicConfigs(path, writable=False).all() == topics.all()
+    assert topics.all().keys() == {f"t{number}" for number in range(50)} - {"t9"} | {'odd "name"'}
+
+
+def test_what_somebody_else_broke_meanwhile_is_no_spare_copy(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    topics = TopicConfigs(path, writable=True)
+    topics.put(TopicConfig("first", 1, 1))
+    topics.put(TopicConfig("second", 1, 1))
+    spare = path.with_name("topics.json.bak").read_bytes()
+    path.write_bytes(path.read_bytes()[:-20])
+    topics.put(TopicConfig("third", 1, 1))
+    assert path.with_name("topics.json.bak").read_bytes() == spare
+    assert list(TopicConfigs(path, writable=False).all()) == ["first", "second", "third"]

@@ -1,0 +1,63 @@
+"""What every client of a connection has in common: it is usable until it is closed, from threads and from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+from raymq.actors.errors import ClientClosed
+from raymq.client.connection import Connection
+
+_T = TypeVar("_T")
+
+
+class ClientBase:
+    """A context manager, for `with` and `async with`. What it does runs on the connection's event loop."""
+
+    #: What `ClientClosed` calls it.
+    KIND: ClassVar = "client"
+
+    def __init__(self, mq: Connection) -> None:
+        """A client that is ready has its connection `adopt` it, so that it is closed with it."""
+        self._mq = mq
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
+        """Ask no more. May be called twice."""
+        self._closed = True
+
+    async def aclose(self, timeout: float = 10.0) -> None:
+        """`close` for asyncio code."""
+        await asyncio.to_thread(self.close, timeout)
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._check_open(coroutine)
+        return self._mq.run(coroutine)
+
+    async def _arun(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._check_open(coroutine)
+        return await self._mq.arun(coroutine)
+
+    def _check_open(self, coroutine: Coroutine[Any, Any, Any] | None = None) -> None:
+        if self._closed:
+            if coroutine is not None:
+                coroutine.close()
+            raise ClientClosed(f"the {self.KIND} is closed")

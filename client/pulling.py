@@ -1,0 +1,123 @@
+"""The engine of a pull consumer: positions, bounds, fetches and commits of queues that its user names.
+
+Runs on the connection's event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, MessageNotFound, QueueNotFound
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import offset as wire_offset
+from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.frame import Command
+from raymq.client.connection import Connection
+from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
+from raymq.client.timestamps import milliseconds
+
+_CONTROL_SECONDS = 5.0
+
+
+class Pulling:
+    """What `PullConsumer` promises, call by call."""
+
+    def __init__(self, mq: Connection, group: str) -> None:
+        self._mq = mq
+        self._group = group
+        self._positions: dict[MessageQueue, int] = {}
+        self._session = f"pull-{uuid.uuid4().hex}"
+
+    async def create_group(self) -> None:
+        """Make the group on every broker that can be reached; the others make it with its first commit."""
+        for address in (await self._mq.routes.cluster()).masters.values():
+            with contextlib.suppress(BrokerUnavailable):
+                command = wire_group.create_group_command(self._group)
+                await self._mq.pool.request(address, command, _CONTROL_SECONDS)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic."""
+        return (await self._mq.routes.get(topic, fresh=True)).readable()
+
+    async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
+        """The queue's minimum and maximum offset; QueueNotFound."""
+        answer = await self._ask(queue, lambda: wire_admin.topic_stats_command(queue.topic))
+        values = wire_admin.read_queue_table(answer).get(queue)
+        if values is None:
+            raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
+        return values["minOffset"], values["maxOffset"]
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset, None if it never committed one."""
+        try:
+            answer = await self._ask(
+                queue, lambda: wire_offset.query_offset_command(self._group, queue.topic, queue.queue_id)
+            )
+        except MessageNotFound:
+            return None
+        return int(answer.fields["offset"])
+
+    async def position(self, queue: MessageQueue) -> int:
+        """The offset of the next fetch."""
+        if queue not in self._positions:
+            committed = await self.committed(queue)
+            self._positions[queue] = (await self.offsets(queue))[0] if committed is None else committed
+        return self._positions[queue]
+
+    async def seek(self, queue: MessageQueue, offset: int | str) -> None:
+        """Go to an offset or an end of the queue."""
+        if isinstance(offset, str):
+            if offset not in ("earliest", "latest"):
+                raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
+            offset = (await self.offsets(queue))[offset == "latest"]
+        if offset < 0:
+            raise InvalidInput("offset", "at least 0", offset)
+        self._positions[queue] = offset
+
+    async def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
+        """Go to the first message stored then or later."""
+        timestamp_ms = milliseconds("timestamp", timestamp)
+        answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
+        self._positions[queue] = int(answer.fields["offset"])
+
+    async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
+        """What is at the position, which moves behind it; None at the time-out."""
+        if max_messages < 1:
+            raise InvalidInput("max_messages", "at least 1", max_messages)
+        wanted = [Wanted(queue.topic, queue.queue_id, await self.position(queue))]
+        deadline = time.monotonic() + timeout
+
+        async def once() -> list[Fetched]:
+            left = max(0.0, deadline - time.monotonic())
+            return await fetch(self._mq, queue.broker, self._session, wanted, max_messages, CHUNK_BYTES, left)
+
+        parts = await patiently(once, timeout)
+        if not parts:
+            return None
+        if parts[0].error is not None:
+            raise parts[0].error
+        self._positions[queue] = parts[0].next_offset
+        return parts[0]
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Everything below `offset` is done."""
+        await self._ask(
+            queue,
+            lambda: wire_offset.update_offset_command(
+                self._group, queue.topic, queue.queue_id, offset, overrules_reset=True
+            ),
+        )
+
+    async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:
+        async def once() -> Command:
+            address = await address_of(self._mq, queue.topic, queue.broker)
+            return await self._mq.pool.request(address, command(), _CONTROL_SECONDS)
+
+        return await patiently(once, _CONTROL_SECONDS)

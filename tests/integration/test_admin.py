@@ -1,0 +1,254 @@
+"""Administration by the Python API: topics that change, groups that are sent elsewhere, and the asyncio twins."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.client import (
+    Admin,
+    ClientClosed,
+    Connection,
+    ConsumeResult,
+    GroupNotFound,
+    InvalidInput,
+    Message,
+    MessageNotFound,
+    MessageQueue,
+    NotStored,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    QueueNotFound,
+    SimpleConsumer,
+    TopicNotFound,
+)
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+OTHER = MessageQueue("t", "broker-b", 0)
+
+
+def send(mq: Connection, count: int, queue: MessageQueue = QUEUE) -> None:
+    with Producer(mq, "p") as producer:
+        for number in range(count):
+            producer.send(Message("t", str(number).encode()), queue=queue)
+
+
+class TestTopicsChange:
+    def test_more_queues(self, mq: Connection, admin: Admin) -> None:
+        admin.update_topic("t", queues=3, ordered=True)
+        assert sorted(queue.queue_id for queue in admin.topic_stats("t")) == [0, 0, 1, 1, 2, 2]
+        admin.create_topic("t", queues=3, ordered=True)  # raises if that is not what it has
+        with PullConsumer(mq, "g") as consumer:
+            assert len(consumer.queues("t")) == 6
+
+    def test_what_is_not_named_stays(self, mq: Connection, admin: Admin) -> None:
+        admin.create_topic("o", queues=3, ordered=True)
+        admin.update_topic("o", permission=4)
+        with Producer(mq, "p", retries=0) as producer, pytest.raises(NotStored, match="writable"):
+            producer.send(Message("o", b"x"))
+        admin.update_topic("o", permission=6)
+        admin.create_topic("o", queues=3, ordered=True)
+
+    def test_queues_are_taken_away_in_two_steps(self, mq: Connection, admin: Admin) -> None:
+        send(mq, 1, MessageQueue("t", "broker-a", 1))
+        admin.update_topic("t", write_queues=1)
+        assert len(admin.topic_stats("t")) == 4
+        with Producer(mq, "p") as producer, pytest.raises(QueueNotFound):
+            producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 1))
+        admin.update_topic("t", read_queues=1)
+        assert len(admin.topic_stats("t")) == 2
+
+    @pytest.mark.parametrize(("change", "field"), [({"queues": 0}, "QueueNums"), ({"permission": 1}, "permission")])
+    def test_what_cannot_be(self, admin: Admin, change: dict[str, int], field: str) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            admin.update_topic("t", **change)
+        assert field in caught.value.field
+        with pytest.raises(TopicNotFound):
+            admin.update_topic("none", queues=2)
+
+
+class TestResets:
+    def test_of_a_stopped_group(self, mq: Connection, admin: Admin) -> None:
+        send(mq, 3)
+        middle = time.time() + 0.01
+        poll_until(lambda: time.time() > middle)
+        send(mq, 2)
+        with PullConsumer(mq, "g"):
+            pass
+        assert admin.reset_offset_by_time("g", "t", middle)[QUEUE] == 3
+        assert admin.group_progress("g")[QUEUE].lag == 2
+        assert admin.reset_offset_by_time("g", "t", 0)[QUEUE] == 0
+        for future in (time.time() + 1e6, math.inf):
+            assert admin.reset_offset_by_time("g", "t", future)[QUEUE] == 5
+        admin.reset_offset_by_time("g", "t", 0)
+        assert admin.skip("g", "t")[QUEUE] == 5
+        assert admin.group_progress("g")[QUEUE].lag == 0
+
+    def test_of_a_running_group(self, mq: Connection, admin: Admin) -> None:
+        seen: list[int] = []
+
+        def listener(messages: list[Any]) -> ConsumeResult:
+            seen.extend(message.queue_offset for message in messages)
+            return ConsumeResult.SUCCESS
+
+        send(mq, 4)
+        with PushConsumer(mq, "g", {"t": "*"}, listener):
+            poll_until(lambda: admin.group_progress("g")[QUEUE].committed_offset == 4)
+            admin.reset_offset_by_time("g", "t", 0)
+            poll_until(lambda: len(seen) == 8 and admin.group_progress("g")[QUEUE].committed_offset == 4)
+        assert sorted(seen) == sorted([0, 1, 2, 3] * 2)
+
+    def test_handles_given_out_before_have_no_effect(self, mq: Connection, admin: Admin) -> None:
+        send(mq, 3)
+        with SimpleConsumer(mq, "g", {"t": "*"}) as simple:
+            before = simple.receive(10, invisible_duration=60.0)
+            assert len(before) == 3
+            admin.reset_offset_by_time("g", "t", 0)
+            assert not simple.ack(before)
+            assert not simple.change_invisible_duration(before[0], 1.0)
+            again = simple.receive(10, invisible_duration=60.0)
+            assert [message.queue_offset for message in again] == [0, 1, 2]
+            admin.skip("g", "t")
+            assert not simple.ack(again[0])
+            assert simple.receive(10, await_duration=0.2) == []
+
+    def test_a_broker_that_does_not_know_the_group_yet(self, mq: Connection, services: Services, admin: Admin) -> None:
+        send(mq, 2, OTHER)
+        services.stop_broker("broker-b")
+        poll_until(lambda: "broker-b" not in [broker.name for broker in Admin(mq).cluster_info().brokers])
+        with PullConsumer(mq, "g"):
+            pass
+        services.start_broker("broker-b")
+        assert admin.skip("g", "t")[OTHER] == 2
+        assert admin.group_progress("g")[OTHER].committed_offset == 2
+
+    def test_what_cannot_be(self, mq: Connection, admin: Admin) -> None:
+        with pytest.raises(GroupNotFound):
+            admin.skip("none", "t")
+        with PullConsumer(mq, "g"), pytest.raises(TopicNotFound):
+            admin.skip("g", "none")
+        for timestamp in (-1.0, math.nan):
+            with pytest.raises(InvalidInput):
+                admin.reset_offset_by_time("g", "t", timestamp)
+
+
+def test_what_is_unknown_is_told_as_none(mq: Connection, services: Services, admin: Admin) -> None:
+    send(mq, 1)
+    send(mq, 1, OTHER)
+    with PullConsumer(mq, "g") as consumer:
+        for queue in (QUEUE, OTHER):
+            consumer.commit(queue, 1)
+    assert admin.groups() == ["g"]
+    known = admin.group_progress("g")
+    assert known[QUEUE].lag == known[OTHER].lag == 0
+    assert {broker.state for broker in admin.cluster_info().brokers} == {"running"}
+    services.stop_broker("broker-b")
+    progress = admin.group_progress("g")
+    assert progress[QUEUE] == known[QUEUE]
+    assert (progress[OTHER].committed_offset, progress[OTHER].max_offset, progress[OTHER].lag) == (None, None, None)
+    assert {broker.name: broker.state for broker in admin.cluster_info().brokers} == {
+        "broker-a": "running",
+        "broker-b": "unreachable",
+    }
+
+
+class TestAsyncio:
+    def test_a_day_of_an_administrator(self, mq: Connection, services: Services) -> None:
+        async def day() -> None:
+            async with Admin(mq) as admin, Producer(mq, "p") as producer:
+                await admin.acreate_topic("t", 1)
+                sent = await producer.asend(Message("t", b"x", keys=["k"]), queue=QUEUE)
+                assert (await admin.aquery_by_id(sent.message_id)).body == b"x"
+                assert (await admin.aquery_by_unique_key("t", sent.unique_key)).body == b"x"
+                assert [m.body for m in await admin.aquery_by_key("t", "k")] == [b"x"]
+                assert (await admin.atopic_stats("t"))[QUEUE].max_offset == 1
+                assert await admin.atopics() == ["t"]
+                with pytest.raises(MessageNotFound):
+                    await admin.aquery_by_unique_key("t", "0" * 32)
+                async with PullConsumer(mq, "g") as consumer:
+                    assert QUEUE in await consumer.aqueues("t")
+                    assert await consumer.aoffsets(QUEUE) == (0, 1)
+                    await consumer.aseek(QUEUE, "earliest")
+                    assert [m.body for m in await consumer.apoll(QUEUE)] == [b"x"]
+                    await consumer.aseek_to_time(QUEUE, 0.0)
+                    assert (await consumer.afetch_table(QUEUE)).num_rows == 1
+                    await consumer.acommit(QUEUE, await consumer.aposition(QUEUE))
+                    assert await consumer.acommitted(QUEUE) == 1
+                assert (await admin.agroup_progress("g"))[QUEUE].lag == 0
+                assert (await admin.areset_offset_by_time("g", "t", 0.0))[QUEUE] == 0
+                assert (await admin.askip("g", "t"))[QUEUE] == 1
+                assert await admin.agroups() == ["g"]
+                assert await admin.adlq_list("g") == []
+                assert [message async for message in admin.adlq_messages("g")] == []
+                assert (await admin.adlq_redrive("g")).redriven == []
+                assert len((await admin.acluster_info()).brokers) == 2
+                await admin.aupdate_topic("t", 2)
+                await admin.adelete_topic("t")
+            with pytest.raises(ClientClosed):
+                await admin.atopics()
+
+        asyncio.run(day())
+
+    @pytest.mark.parametrize(
+        ("kind", "blocking"),
+        [
+            (Admin, {name for name in vars(Admin) if not name.startswith(("_", "a")) and name.islower()}),
+            (PullConsumer, {"queues", "offsets", "committed", "position", "seek", "poll", "fetch_table", "commit"}),
+            (SimpleConsumer, {"receive", "ack", "change_invisible_duration", "close"}),
+            (Producer, {"send", "send_batch", "send_table", "recall", "flush", "close"}),
+            (PushConsumer, {"start", "shutdown"}),
+        ],
+    )
+    def test_what_blocks_has_a_twin_with_the_same_arguments(self, kind: type, blocking: set[str]) -> None:
+        for name in blocking:
+            own, twin = getattr(kind, name), getattr(kind, f"a{name}")
+            assert inspect.iscoroutinefunction(twin) or inspect.isasyncgenfunction(twin), name
+            assert inspect.signature(own).parameters == inspect.signature(twin).parameters, name
+
+    def test_a_connection_that_is_closed_meanwhile(self, services: Services) -> None:
+        async def wait() -> None:
+            connection = Connection([services.name_server.address])
+            Admin(connection).create_topic("t", 1)
+            consumer = PullConsumer(connection, "g")
+            waiting = asyncio.create_task(consumer.apoll(QUEUE, timeout=30.0))
+            await consumer.aposition(QUEUE)
+            await connection.aclose()
+            with pytest.raises(ClientClosed):
+                await waiting
+
+        asyncio.run(wait())
+
+
+class TestTopicsMadeBySending:
+    def test_where_that_is_allowed(self, tmp_path: Path) -> None:
+        services = Services(tmp_path, auto_create_topics=True)
+        services.start()
+        try:
+            with Connection([services.name_server.address]) as mq, Producer(mq, "p") as producer:
+                futures = [producer.send_async(Message("new", str(n).encode())) for n in range(40)]
+                queues = {future.result(10).queue for future in futures}
+                assert queues == {MessageQueue("new", broker, n) for broker in services.brokers for n in range(4)}
+                with Admin(mq) as admin:
+                    assert admin.topics() == ["new"]
+                    admin.create_topic("new", queues=4)
+                by_key = {producer.send(Message("keyed", b"x"), sharding_key="k").queue for _ in range(4)}
+                assert len(by_key) == 1
+                assert len(producer.send_batch([Message("batch", b"x")] * 3)) == 3
+        finally:
+            services.stop()
+
+    def test_where_it_is_not(self, mq: Connection, admin: Admin) -> None:
+        with Producer(mq, "p") as producer, pytest.raises(TopicNotFound, match="create_topic"):
+            producer.send(Message("new", b"x"))
+        assert admin.topics() == ["t"]

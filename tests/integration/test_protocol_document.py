@@ -1,0 +1,51 @@
+"""docs/protocol.md's tables of commands are what name servers and brokers serve: the same codes, by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.wire.codes import RequestCode
+from tests.integration.conftest import Services
+
+pytestmark = pytest.mark.integration
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+FIRST_OF_OURS = 900_000
+
+
+def rows() -> Iterator[tuple[list[int], list[str], str]]:
+    """The codes, names and last column of each row of the tables of commands; (one-way, ...) is passed over."""
+    _, _, section = DOCUMENT.read_text("utf-8").partition("\n## Commands\n")
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 3 and re.fullmatch(r"[\d, ]+", cells[0]) and re.match(r"[A-Z][A-Z_0-9]+\b", cells[1]):
+            names = re.sub(r"\(.*?\)", "", cells[1])
+            yield [int(code) for code in cells[0].split(",")], [name.strip() for name in names.split(",")], cells[2]
+
+
+def documented(server: str) -> set[int]:
+    theirs = {code for codes, _, by in rows() for code in codes if codes[0] < FIRST_OF_OURS and by.startswith(server)}
+    return theirs | {code for codes, _, _ in rows() for code in codes if code > FIRST_OF_OURS}
+
+
+def test_codes_have_their_names() -> None:
+    for codes, names, _ in rows():
+        assert [RequestCode(code).name for code in codes] == names
+
+
+def test_a_code_stands_in_one_row() -> None:
+    listed = [code for codes, _, _ in rows() for code in codes]
+    assert len(listed) == len(set(listed)) > 80
+
+
+def test_what_a_broker_serves(services: Services) -> None:
+    assert documented("broker") == set(services.brokers["broker-a"]._server.handlers)
+
+
+def test_what_a_name_server_serves(services: Services) -> None:
+    ours = {code for code in documented("name server") if code > FIRST_OF_OURS}
+    assert documented("name server") - ours | {RequestCode.STATUS} == set(services.name_server._server.handlers)
