@@ -81,13 +81,14 @@ class Delivery:
         self._stopping = False
 
     def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
-        """Take over a queue from `offset` on."""
+        """Take over a queue from `offset` on; in order, once no call of a lane that was dropped has its messages."""
         settings = self._settings
         process = ProcessQueue(queue, offset, settings.fetched_messages)
         lane: Lane = UnorderedLane(process)
         if settings.ordered:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
             lane = OrderedLane(process, interval, limit, settings.park_failed_keys)
+            lane.blocked = any(call.lane.process.queue == queue for call in self._calls)
         self._lanes[queue] = lane
         return process
 
@@ -214,13 +215,21 @@ class Delivery:
         while self._ended:
             call, levels = self._ended.popleft()
             if levels is None:
-                self._calls.discard(call)
+                self._end(call)
             elif not call.abandoned:
                 self._finish(call, levels)
         self._pump()
 
-    def _finish(self, call: _Call, levels: Levels) -> None:
+    def _end(self, call: _Call) -> None:
+        """A call runs no more: a lane that was opened meanwhile for its queue may begin."""
         self._calls.discard(call)
+        lane = self._lanes.get(call.lane.process.queue)
+        if lane is not None and lane is not call.lane and lane.blocked:
+            lane.blocked = False
+            self._take_turn(lane)
+
+    def _finish(self, call: _Call, levels: Levels) -> None:
+        self._end(call)
         lane, process = call.lane, call.lane.process
         had_room = process.has_room
         if self._settings.on_outage is not None and self._stays_out(call, levels):
