@@ -30,14 +30,13 @@ from raymq.client.delivery import Delivery
 from raymq.client.fetching import fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
-from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
 from raymq.client.rebalance import strategy_named
+from raymq.client.received import received
 from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
-from raymq.storage.record import decode
 
 REBALANCE_SECONDS = 20.0
 _TICK_SECONDS = 1.0
@@ -276,16 +275,15 @@ class Consuming:
             return
         if part.error is not None:
             raise part.error
-        passes = self._filters[process.queue.topic].passes
-        wanted: list[tuple[ReceivedMessage, int]] = []
-        start = 0
-        for size in part.sizes.tolist():
-            message = ReceivedMessage.from_record(decode(part.records, start, check_crc=False), process.queue.broker)
-            start += size
-            if passes(message.tags):
-                wanted.append((message, size))
-        self.delivery.add(process, wanted)
+        messages, sizes = received(part, process.queue), part.sizes.tolist()
+        wanted = self._filters[process.queue.topic]
+        if wanted.codes is not None:  # the broker compared hashes
+            pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
+            messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
+        self.delivery.add(process, messages, sizes)
         process.next_offset = max(process.next_offset, part.next_offset)
+        if messages:  # other queues take their turn first: this one goes behind them
+            self._queues[process.queue] = self._queues.pop(process.queue)
 
     def _move(self, process: ProcessQueue, offset: int) -> None:
         """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""

@@ -24,7 +24,7 @@ from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
 from raymq.client.message import ReceivedMessage
-from raymq.storage.record import decode
+from raymq.client.received import received
 from raymq.storage.record_table import SCHEMA, table_from_records
 
 _CONTROL_SECONDS = 5.0
@@ -103,14 +103,7 @@ class PullConsumer:
             BrokerUnavailable: it could not be reached within the time-out.
         """
         part = self._fetch(queue, max_messages, timeout)
-        if part is None:
-            return []
-        messages = []
-        start = 0
-        for size in part.sizes.tolist():
-            messages.append(ReceivedMessage.from_record(decode(part.records, start, check_crc=False), queue.broker))
-            start += size
-        return messages
+        return [] if part is None else received(part, queue)
 
     def fetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
         """As `poll`, as an Arrow table with the columns of `raymq.storage.record_table.SCHEMA`."""
