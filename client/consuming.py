@@ -44,6 +44,8 @@ _COMMIT_SECONDS = 0.5
 _PARK_SECONDS = 15.0
 #: How long a queue that goes to another member is kept for the sake of an ordered call that still runs.
 _LET_GO_SECONDS = 30.0
+#: How long the routes are looked at every second for a broker that fell out of them: a restart takes 2 s.
+_RETURN_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -81,11 +83,14 @@ class Consuming:
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
+        #: Queues that went away with their broker, before it knew how far they were done.
+        self._unsaved: dict[MessageQueue, ProcessQueue] = {}
         self._locked_at: dict[MessageQueue, float] = {}
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._fetchers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._rebalance_now = asyncio.Event()
+        self._missed_until = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
 
@@ -124,7 +129,8 @@ class Consuming:
     async def _keep_assignment(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REBALANCE_SECONDS if self._queues else _TICK_SECONDS):
+                missing = not self._queues or time.monotonic() < self._missed_until
+                async with asyncio.timeout(_TICK_SECONDS if missing else REBALANCE_SECONDS):
                     await self._rebalance_now.wait()
             self._rebalance_now.clear()
             try:
@@ -148,6 +154,7 @@ class Consuming:
         if not members:
             return False
         mine: set[MessageQueue] = set()
+        others: set[MessageQueue] = set()
         settled = self._membership.settled
         for topic in self._filters:
             try:
@@ -158,7 +165,13 @@ class Consuming:
                 settled = False
                 continue
             mine.update(self._strategy(queues, members, self._client_id))
+            others.update(queues)
+        for queue in others - mine:  # another member knows better by now
+            self._unsaved.pop(queue, None)
+        brokers = {queue.broker for queue in mine | others}
         for queue in [queue for queue in self._queues if queue not in mine]:
+            if queue.broker not in brokers:
+                self._missed_until = time.monotonic() + _RETURN_SECONDS
             await self._let_go(queue)
         new = mine - set(self._queues)
         may_take = {queue for queue in new if queue not in self._leaving}
@@ -179,8 +192,10 @@ class Consuming:
         except RayMQError as error:  # not "no offset": come back later rather than start somewhere
             _log.debug("position of %s: %s", queue, error)
             return False
-        self._queues[queue] = self.delivery.open(queue, offset)
         self._committed[queue] = offset
+        if queue in self._unsaved:
+            offset = max(offset, self._unsaved.pop(queue).commit_offset)
+        self._queues[queue] = self.delivery.open(queue, offset)
         return True
 
     async def _let_go(self, queue: MessageQueue) -> None:
@@ -191,15 +206,13 @@ class Consuming:
             self._leaving[queue] = task
             task.add_done_callback(lambda _: self._leaving.pop(queue, None))
         else:
-            await self._commit(process)
-            self._committed.pop(queue, None)
+            await self._commit_last(process)
 
     async def _hand_over(self, process: ProcessQueue) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LET_GO_SECONDS):
                 await self.delivery.idle(process.queue)
-        await self._commit(process)
-        self._committed.pop(process.queue, None)
+        await self._commit_last(process)
         self._locked_at.pop(process.queue, None)
         await self._locks.unlock([process.queue])
 
@@ -297,6 +310,13 @@ class Consuming:
 
     async def _commit_all(self) -> None:
         await asyncio.gather(*(self._commit(process) for process in self._queues.values()))
+
+    async def _commit_last(self, process: ProcessQueue) -> None:
+        """Commit a queue that is let go; what its broker cannot be told counts if the queue comes back to us."""
+        offset = process.commit_offset
+        await self._commit(process)
+        if self._clustering and self._committed.pop(process.queue, offset) < offset:
+            self._unsaved[process.queue] = process
 
     async def _commit(self, process: ProcessQueue) -> None:
         offset = process.commit_offset
