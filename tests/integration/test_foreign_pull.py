@@ -25,6 +25,7 @@ from raymq.actors.wire.headers.pull import (
     LitePullMessage,
     PullMessage,
 )
+from raymq.actors.wire.headers.query import GetMaxOffset
 from raymq.actors.wire.lock import lock_command, read_locked, unlock_command
 from raymq.actors.wire.query import read_records
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
@@ -155,6 +156,7 @@ def test_a_parked_pull_waits_for_what_it_wants(
 ) -> None:
     asked = pull(0, sys_flag=HAS_SUBSCRIPTION | MAY_PARK, suspend_timeout_millis=15_000, subscription="b")
     opaque = foreign.send(Command(header.CODE, asked.fields()))
+    foreign.ask(GetMaxOffset(queue.topic, queue.queue_id).command())  # answered in order: the pull is parked now
     send(producer, queue, b"not this", tags="a")
     assert not foreign.has_answer(opaque)
     send(producer, queue, b"this", tags="b")

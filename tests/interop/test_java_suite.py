@@ -28,31 +28,12 @@ FAMILIES = [
 ]
 
 #: Cases whose semantics RayMQ does not have yet, with what brings them. A case that passes must leave this table.
-NOT_YET: dict[str, str] = {
-    name: reason
-    for reason, names in {
-        "consuming by pop": [
-            "pop.push_consumer",
-            "pop.push_consumer_retry",
-            "pop.two_consumers_share",
-            "pop.ack",
-            "pop.redelivery",
-            "pop.change_invisible_time",
-            "pop.long_poll",
-            "pop.batch_ack",
-            "pop.orderly",
-        ],
-        "transactions": [
-            "transaction.commit",
-            "transaction.rollback",
-            "transaction.check_back_commit",
-            "transaction.check_back_rollback",
-        ],
-    }.items()
-    for name in names
-}
+NOT_YET: dict[str, str] = dict.fromkeys(
+    ["transaction.commit", "transaction.rollback", "transaction.check_back_commit", "transaction.check_back_rollback"],
+    "transactions",
+)
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 
 _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
 
