@@ -9,10 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -34,27 +31,15 @@ from raymq.client import (
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
 from tests.bench.bench_cluster import latency_us
-from tests.bench.bench_produce import Bench, Row, socket_rate
-from tests.broker_process import BrokerProcess
+from tests.bench.bench_produce import Bench, Row, broker, socket_rate
 
 SIZES = (100, 1024)
-MESSAGES = {100: 400_000, 1024: 200_000}
+MESSAGES = {100: 200_000, 1024: 100_000}
 QUEUES = 4
 #: Of one poll or fetch_table; 8 MiB are the most that an answer holds.
 ASKED = 10_000
 END_TO_END = 2_000
 TIMEOUT = 60.0
-
-
-@contextmanager
-def broker() -> Iterator[tuple[str, psutil.Process]]:
-    """A name server's address and the process of its broker."""
-    with tempfile.TemporaryDirectory() as directory:
-        process = BrokerProcess("broker-a", Path(directory))
-        try:
-            yield process.name_server, psutil.Process(process.pid)
-        finally:
-            process.stop()
 
 
 class Countdown:
