@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +23,7 @@ from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.admin import ResetOffset
 from raymq.client import dead_letters
 from raymq.client.connection import Connection
 from raymq.client.dead_letters import DeadMessage, RedriveResult
@@ -122,6 +124,18 @@ class Admin:
             lag = None if committed is None else values["brokerOffset"] - committed
             progress[queue] = QueueProgress(committed, values["brokerOffset"], lag, owners.get(queue))
         return progress
+
+    def reset_offset_by_time(self, group: str, topic: str, timestamp: float) -> None:
+        """Send a group, running or not, to the first message stored at `timestamp` (seconds) or later, else to the end.
+
+        Raises:
+            GroupNotFound, TopicNotFound: there is none.
+            BrokerUnavailable: a broker of the topic did not answer; the others may have done it.
+        """
+        check_group(group)
+        check_topic(topic)
+        timestamp_ms = math.ceil(timestamp * 1000)
+        self._run(self._on_brokers_of(topic, lambda: ResetOffset(topic, group, timestamp=timestamp_ms).command()))
 
     def query_by_id(self, message_id: str) -> ReceivedMessage:
         """The message at the place that an id names: MessageNotFound, MessageExpired or BrokerUnavailable if not."""
