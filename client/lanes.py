@@ -152,6 +152,8 @@ class OrderedLane:
         return []
 
     def _next_fresh(self, limit: int) -> list[ReceivedMessage]:
+        if not self._parked:
+            return self.process.take(limit)
         batch: list[ReceivedMessage] = []
         while len(batch) < limit and self.process.ready:
             for message in self.process.take(limit - len(batch)):
