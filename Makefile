@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-interop lint fix types bench bench-produce bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit test-interop lint fix types bench bench-consume bench-produce bench-store soak lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-interop  RocketMQ's Java client, admin client and mqadmin against a cluster (needs Maven)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
+	@echo "make bench-consume the consumers beside a bare socket (ARGS=--json for JSON)"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
@@ -115,6 +116,9 @@ fix: env
 
 types: env links
 	@$(PY) -m mypy
+
+bench-consume: env
+	@$(PY) tests/bench/bench_consume.py $(ARGS)
 
 bench-produce: env
 	@$(PY) tests/bench/bench_produce.py $(ARGS)

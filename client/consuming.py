@@ -30,14 +30,13 @@ from raymq.client.delivery import Delivery
 from raymq.client.fetching import fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
-from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
 from raymq.client.rebalance import strategy_named
+from raymq.client.received import received
 from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
-from raymq.storage.record import decode
 
 REBALANCE_SECONDS = 20.0
 _TICK_SECONDS = 1.0
@@ -45,6 +44,8 @@ _COMMIT_SECONDS = 0.5
 _PARK_SECONDS = 15.0
 #: How long a queue that goes to another member is kept for the sake of an ordered call that still runs.
 _LET_GO_SECONDS = 30.0
+#: How long the routes are looked at every second for a broker that fell out of them: a restart takes 2 s.
+_RETURN_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -82,11 +83,14 @@ class Consuming:
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
+        #: Queues that went away with their broker, before it knew how far they were done.
+        self._unsaved: dict[MessageQueue, ProcessQueue] = {}
         self._locked_at: dict[MessageQueue, float] = {}
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._fetchers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._rebalance_now = asyncio.Event()
+        self._missed_until = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
 
@@ -125,7 +129,8 @@ class Consuming:
     async def _keep_assignment(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REBALANCE_SECONDS if self._queues else _TICK_SECONDS):
+                missing = not self._queues or time.monotonic() < self._missed_until
+                async with asyncio.timeout(_TICK_SECONDS if missing else REBALANCE_SECONDS):
                     await self._rebalance_now.wait()
             self._rebalance_now.clear()
             try:
@@ -149,6 +154,7 @@ class Consuming:
         if not members:
             return False
         mine: set[MessageQueue] = set()
+        others: set[MessageQueue] = set()
         settled = self._membership.settled
         for topic in self._filters:
             try:
@@ -159,7 +165,13 @@ class Consuming:
                 settled = False
                 continue
             mine.update(self._strategy(queues, members, self._client_id))
+            others.update(queues)
+        for queue in others - mine:  # another member knows better by now
+            self._unsaved.pop(queue, None)
+        brokers = {queue.broker for queue in mine | others}
         for queue in [queue for queue in self._queues if queue not in mine]:
+            if queue.broker not in brokers:
+                self._missed_until = time.monotonic() + _RETURN_SECONDS
             await self._let_go(queue)
         new = mine - set(self._queues)
         may_take = {queue for queue in new if queue not in self._leaving}
@@ -180,8 +192,10 @@ class Consuming:
         except RayMQError as error:  # not "no offset": come back later rather than start somewhere
             _log.debug("position of %s: %s", queue, error)
             return False
-        self._queues[queue] = self.delivery.open(queue, offset)
         self._committed[queue] = offset
+        if queue in self._unsaved:
+            offset = max(offset, self._unsaved.pop(queue).commit_offset)
+        self._queues[queue] = self.delivery.open(queue, offset)
         return True
 
     async def _let_go(self, queue: MessageQueue) -> None:
@@ -192,15 +206,13 @@ class Consuming:
             self._leaving[queue] = task
             task.add_done_callback(lambda _: self._leaving.pop(queue, None))
         else:
-            await self._commit(process)
-            self._committed.pop(queue, None)
+            await self._commit_last(process)
 
     async def _hand_over(self, process: ProcessQueue) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LET_GO_SECONDS):
                 await self.delivery.idle(process.queue)
-        await self._commit(process)
-        self._committed.pop(process.queue, None)
+        await self._commit_last(process)
         self._locked_at.pop(process.queue, None)
         await self._locks.unlock([process.queue])
 
@@ -276,16 +288,15 @@ class Consuming:
             return
         if part.error is not None:
             raise part.error
-        passes = self._filters[process.queue.topic].passes
-        wanted: list[tuple[ReceivedMessage, int]] = []
-        start = 0
-        for size in part.sizes.tolist():
-            message = ReceivedMessage.from_record(decode(part.records, start, check_crc=False), process.queue.broker)
-            start += size
-            if passes(message.tags):
-                wanted.append((message, size))
-        self.delivery.add(process, wanted)
+        messages, sizes = received(part, process.queue), part.sizes.tolist()
+        wanted = self._filters[process.queue.topic]
+        if wanted.codes is not None:  # the broker compared hashes
+            pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
+            messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
+        self.delivery.add(process, messages, sizes)
         process.next_offset = max(process.next_offset, part.next_offset)
+        if messages:  # other queues take their turn first: this one goes behind them
+            self._queues[process.queue] = self._queues.pop(process.queue)
 
     def _move(self, process: ProcessQueue, offset: int) -> None:
         """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""
@@ -299,6 +310,13 @@ class Consuming:
 
     async def _commit_all(self) -> None:
         await asyncio.gather(*(self._commit(process) for process in self._queues.values()))
+
+    async def _commit_last(self, process: ProcessQueue) -> None:
+        """Commit a queue that is let go; what its broker cannot be told counts if the queue comes back to us."""
+        offset = process.commit_offset
+        await self._commit(process)
+        if self._clustering and self._committed.pop(process.queue, offset) < offset:
+            self._unsaved[process.queue] = process
 
     async def _commit(self, process: ProcessQueue) -> None:
         offset = process.commit_offset

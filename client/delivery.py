@@ -81,13 +81,14 @@ class Delivery:
         self._stopping = False
 
     def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
-        """Take over a queue from `offset` on."""
+        """Take over a queue from `offset` on; in order, once no call of a lane that was dropped has its messages."""
         settings = self._settings
         process = ProcessQueue(queue, offset, settings.fetched_messages)
         lane: Lane = UnorderedLane(process)
         if settings.ordered:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
             lane = OrderedLane(process, interval, limit, settings.park_failed_keys)
+            lane.blocked = any(call.lane.process.queue == queue for call in self._calls)
         self._lanes[queue] = lane
         return process
 
@@ -104,11 +105,10 @@ class Delivery:
                 await asyncio.wait([asyncio.wrap_future(call.future)])
         self._drain()
 
-    def add(self, process: ProcessQueue, fetched: Sequence[tuple[ReceivedMessage, int]]) -> None:
-        """Messages of one queue arrived, each with its size in bytes."""
-        for message, size in fetched:
-            process.add(message, size)
-            self._trace(TraceState.READY, message)
+    def add(self, process: ProcessQueue, messages: Sequence[ReceivedMessage], sizes: Sequence[int]) -> None:
+        """Messages of one queue arrived; their sizes in bytes."""
+        process.extend(messages, sizes)
+        self._trace(TraceState.READY, messages)
         self._take_turn(self._lanes[process.queue])
         self._pump()
 
@@ -188,8 +188,7 @@ class Delivery:
     def _begin(self, call: _Call) -> None:
         if self._bucket is not None:
             self._bucket.take(len(call.messages))
-        for message in call.messages:
-            self._trace(TraceState.IN_FLIGHT, message)
+        self._trace(TraceState.IN_FLIGHT, call.messages)
         self._calls.add(call)
         with contextlib.suppress(RuntimeError):  # the pool was shut down meanwhile: they come again
             call.future = self._threads.submit(self._run, call)
@@ -214,13 +213,21 @@ class Delivery:
         while self._ended:
             call, levels = self._ended.popleft()
             if levels is None:
-                self._calls.discard(call)
+                self._end(call)
             elif not call.abandoned:
                 self._finish(call, levels)
         self._pump()
 
-    def _finish(self, call: _Call, levels: Levels) -> None:
+    def _end(self, call: _Call) -> None:
+        """A call runs no more: a lane that was opened meanwhile for its queue may begin."""
         self._calls.discard(call)
+        lane = self._lanes.get(call.lane.process.queue)
+        if lane is not None and lane is not call.lane and lane.blocked:
+            lane.blocked = False
+            self._take_turn(lane)
+
+    def _finish(self, call: _Call, levels: Levels) -> None:
+        self._end(call)
         lane, process = call.lane, call.lane.process
         had_room = process.has_room
         if self._settings.on_outage is not None and self._stays_out(call, levels):
@@ -229,7 +236,7 @@ class Delivery:
             decision = lane.done(call.messages, levels, self._clock())
             for message in decision.finished:
                 process.finish(message.queue_offset)
-                self._trace(TraceState.COMMIT, message)
+            self._trace(TraceState.COMMIT, decision.finished)
             for message, level in decision.returned:
                 self._give_back(process, message, level)
             self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
@@ -261,7 +268,7 @@ class Delivery:
         dead = await self._send_back(message, level)
         had_room = process.has_room
         process.finish(message.queue_offset)
-        self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, message)
+        self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, [message])
         if not had_room and process.has_room:
             self._on_room(process)
 
@@ -271,14 +278,13 @@ class Delivery:
         if self._settings.trace is None or not self._settings.ordered:
             return
         ended = {message.queue_offset for message in (*finished, *returned)}
-        for message in call.messages:
-            if message.queue_offset not in ended:
-                self._trace(TraceState.RETRY, message)
+        self._trace(TraceState.RETRY, [message for message in call.messages if message.queue_offset not in ended])
 
-    def _trace(self, state: TraceState, message: ReceivedMessage) -> None:
+    def _trace(self, state: TraceState, messages: Sequence[ReceivedMessage]) -> None:
         if self._settings.trace is None:
             return
-        try:
-            self._settings.trace(TraceEvent(state, message))
-        except Exception:  # noqa: BLE001 - a watcher's fault must not stop what it watches
-            _log.exception("the trace hook failed")
+        for message in messages:
+            try:
+                self._settings.trace(TraceEvent(state, message))
+            except Exception:  # noqa: BLE001 - a watcher's fault must not stop what it watches
+                _log.exception("the trace hook failed")

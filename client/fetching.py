@@ -16,6 +16,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched
 from raymq.client.connection import Connection
 from raymq.client.own_connection import OwnConnection
+from raymq.client.received import FEW_RECORDS
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import measure
 from raymq.storage.record_batch import BadRecord, parse
@@ -27,8 +28,6 @@ CHUNK_BYTES = 8 * 1024 * 1024
 PATIENCE_SECONDS = 30.0
 #: What an answer may take beyond the time for which the request may be parked.
 ANSWER_SECONDS = 10.0
-#: Up to how many records a loop is faster than NumPy's set-up.
-_FEW = 32
 
 _T = TypeVar("_T")
 
@@ -76,7 +75,7 @@ async def fetch(
 def _is_intact(part: Fetched) -> bool:
     """Whether every record's checksum is right."""
     try:
-        if len(part.sizes) > _FEW:
+        if len(part.sizes) > FEW_RECORDS:
             parse(part.records, part.sizes)
         else:
             position = 0

@@ -31,9 +31,10 @@ class Decision:
 
 
 class Lane(Protocol):
-    """One queue's order of delivery."""
+    """One queue's order of delivery. While `blocked` an ordered one lets nothing go."""
 
     process: ProcessQueue
+    blocked: bool
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
         """Messages for one call of the listener; [] if none may go now."""
@@ -53,6 +54,7 @@ class UnorderedLane:
     """Any number of calls at a time; what fails is sent back to its broker."""
 
     process: ProcessQueue
+    blocked: bool = False
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:  # noqa: ARG002 - time plays no part
         return self.process.take(limit)
@@ -91,13 +93,14 @@ class OrderedLane:
     retry_seconds: float
     max_reconsume_times: int | None = None
     park_failed_keys: bool = False
+    blocked: bool = False
     _running: bool = False
     _running_key: str | None = None
     _retry_at: float = 0.0
     _parked: dict[str, _Parked] = field(default_factory=dict)
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
-        if self._running:
+        if self._running or self.blocked:
             return []
         batch = self._next_parked(limit, now)
         if not batch and now >= self._retry_at:
@@ -106,7 +109,7 @@ class OrderedLane:
         return batch
 
     def wait_seconds(self, now: float) -> float | None:
-        if self._running:
+        if self._running or self.blocked:
             return None
         times = [parked.retry_at for parked in self._parked.values()]
         if self.process.ready:
@@ -149,6 +152,8 @@ class OrderedLane:
         return []
 
     def _next_fresh(self, limit: int) -> list[ReceivedMessage]:
+        if not self._parked:
+            return self.process.take(limit)
         batch: list[ReceivedMessage] = []
         while len(batch) < limit and self.process.ready:
             for message in self.process.take(limit - len(batch)):

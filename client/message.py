@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
@@ -23,6 +23,7 @@ from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
     MAX_PROPERTIES_BYTES,
     Record,
+    decode,
     encode,
     encode_properties,
 )
@@ -189,12 +190,21 @@ def _check_text(name: str, value: object) -> None:
         raise InvalidInput(name, "none of the characters \\x00 \\x01 \\x02", value)
 
 
+class _Undecoded:
+    """Keeps what a record has before and behind its body, until somebody looks at more of it than body and place."""
+
+    __slots__ = ("_around",)
+    _around: tuple[bytes, bytes] | None
+
+
 @dataclass(frozen=True, slots=True)
-class ReceivedMessage:
+class ReceivedMessage(_Undecoded):
     """One delivery of a message. Times are seconds since the epoch.
 
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
     retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
+
+    Thread-safe. Of messages that come by the thousand most fields are decoded when one of them is first looked at.
     """
 
     topic: str
@@ -238,3 +248,49 @@ class ReceivedMessage:
             reconsume_times=record.reconsume_times,
             receipt=receipt,
         )
+
+    @classmethod
+    def of_records(
+        cls, queue: MessageQueue, offsets: Iterable[int], parts: Iterable[tuple[bytes, bytes, bytes]]
+    ) -> list[ReceivedMessage]:
+        """The messages of sound records whose bodies are not compressed, decoded when they are looked at.
+
+        Args:
+            offsets: the queue offset of each.
+            parts: of each what stands before its body, the body, and what stands behind it.
+        """
+        made = []
+        new, set_body, set_queue, set_offset, set_around = cls.__new__, *_SET_AT_ONCE
+        for offset, (head, body, tail) in zip(offsets, parts, strict=True):
+            message = new(cls)
+            set_body(message, body)
+            set_queue(message, queue)
+            set_offset(message, offset)
+            set_around(message, (head, tail))
+            made.append(message)
+        return made
+
+    if not TYPE_CHECKING:  # a name that no message has is still an error to type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            # Called only for what is missing: a field that was not decoded yet, or nothing of ours.
+            if name not in _DECODED_LATE:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            around = self._around
+            if around is not None:  # else another thread has just done it
+                self._decode(*around)
+            return object.__getattribute__(self, name)
+
+    def _decode(self, head: bytes, tail: bytes) -> None:
+        record = decode(b"".join((head, self.body, tail)), check_crc=False)
+        whole = ReceivedMessage.from_record(record, self.queue.broker)
+        for name in _DECODED_LATE:
+            object.__setattr__(self, name, getattr(whole, name))
+        object.__setattr__(self, "_around", None)
+
+
+#: The setters of the slots, past the frozen __setattr__.
+_SET_AT_ONCE: Final = tuple(
+    getattr(ReceivedMessage, name).__set__ for name in ("body", "queue", "queue_offset", "_around")
+)
+_DECODED_LATE: Final = frozenset(each.name for each in fields(ReceivedMessage)) - {"body", "queue", "queue_offset"}

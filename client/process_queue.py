@@ -7,6 +7,7 @@ if the consumer dies before the gap closes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raymq.actors.protocol import MessageQueue
@@ -22,7 +23,7 @@ MAX_SPAN = 2_000
 class ProcessQueue:
     """Used on one thread. `next_offset` is where the next fetch starts.
 
-    A message is ready from `add` until `take`, and in flight from `add` until `finish`.
+    A message is ready from `extend` until `take`, and in flight from `extend` until `finish`.
     """
 
     queue: MessageQueue
@@ -31,15 +32,20 @@ class ProcessQueue:
     dropped: bool = False
     _ready: deque[ReceivedMessage] = field(default_factory=deque)
     _in_flight: dict[int, int] = field(default_factory=dict)
+    #: The offsets in flight in their order; finished ones leave when they come to the front.
+    _order: deque[int] = field(default_factory=deque)
     _bytes: int = 0
 
-    def add(self, message: ReceivedMessage, size_bytes: int) -> None:
-        """A message was fetched; offsets come in rising order."""
-        offset = message.queue_offset
-        self._ready.append(message)
-        self._in_flight[offset] = size_bytes
-        self._bytes += size_bytes
-        self.next_offset = max(self.next_offset, offset + 1)
+    def extend(self, messages: Sequence[ReceivedMessage], sizes_bytes: Sequence[int]) -> None:
+        """Messages were fetched; offsets come in rising order."""
+        if not messages:
+            return
+        offsets = [message.queue_offset for message in messages]
+        self._ready.extend(messages)
+        self._in_flight.update(zip(offsets, sizes_bytes, strict=True))
+        self._order.extend(offsets)
+        self._bytes += sum(sizes_bytes)
+        self.next_offset = max(self.next_offset, offsets[-1] + 1)
 
     def take(self, limit: int) -> list[ReceivedMessage]:
         """The next ready messages in order, at most `limit`."""
@@ -67,7 +73,10 @@ class ProcessQueue:
     @property
     def commit_offset(self) -> int:
         """Everything below is finished."""
-        return next(iter(self._in_flight), self.next_offset)
+        order = self._order
+        while order and order[0] not in self._in_flight:
+            order.popleft()
+        return order[0] if order else self.next_offset
 
     @property
     def has_room(self) -> bool:
@@ -79,6 +88,7 @@ class ProcessQueue:
         """Invariants, asserted after every unit test."""
         offsets = list(self._in_flight)
         assert offsets == sorted(offsets)
+        assert offsets == [offset for offset in self._order if offset in self._in_flight]
         assert self._bytes == sum(self._in_flight.values())
         assert all(offset < self.next_offset for offset in offsets)
         assert {message.queue_offset for message in self._ready} <= set(offsets)

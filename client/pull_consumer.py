@@ -11,7 +11,7 @@ from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.pulling import Pulling
-from raymq.storage.record import decode
+from raymq.client.received import received
 from raymq.storage.record_table import SCHEMA, table_from_records
 
 
@@ -111,14 +111,7 @@ class PullConsumer(ClientBase):
 
 
 def _messages(part: Fetched | None, queue: MessageQueue) -> list[ReceivedMessage]:
-    if part is None:
-        return []
-    messages = []
-    start = 0
-    for size in part.sizes.tolist():
-        messages.append(ReceivedMessage.from_record(decode(part.records, start, check_crc=False), queue.broker))
-        start += size
-    return messages
+    return [] if part is None else received(part, queue)
 
 
 def _table(part: Fetched | None, queue: MessageQueue) -> pa.Table:

@@ -22,7 +22,7 @@ EXPIRY_SECONDS = 4.0
 SUSPECT_SECONDS = 2.0
 
 #: A name server younger than this does not say "no such topic": the topic's broker may not have registered yet.
-LEARNING_SECONDS = 2 * HEARTBEAT_SECONDS
+LEARNING_SECONDS = 1.5 * HEARTBEAT_SECONDS
 
 
 @dataclass(slots=True)

@@ -8,7 +8,18 @@ from collections import defaultdict
 
 import pytest
 
-from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, ReceivedMessage, Retry
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    Retry,
+)
+from tests.integration.conftest import Services
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
@@ -121,3 +132,41 @@ def test_straight_to_the_dead_letters(mq: Connection, admin: Admin) -> None:
         poll_until(lambda: len(calls) >= 2, 20)
         poll_until(lambda: "%DLQ%g" in admin.topics(system=True), 20)
     assert calls == [b"0-0", b"0-1"]
+
+
+def test_a_reset_waits_for_the_call_that_runs(mq: Connection, services: Services, admin: Admin) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    calls: list[int] = []
+    running = overlaps = 0
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        nonlocal running, overlaps
+        overlaps += running
+        running += 1
+        calls.append(messages[0].queue_offset)
+        if len(calls) == 3:
+            entered.set()
+            go_on.wait(20)
+        running -= 1
+        return ConsumeResult.SUCCESS
+
+    queue = MessageQueue("t", "broker-a", 0)
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(5)], queue=queue)
+    broker = services.brokers["broker-a"]
+
+    async def reset() -> None:
+        broker.core.reset_offset("g", "t", 0, 1)
+
+    def noticed() -> bool:
+        return ("g", "t", 0) not in broker.core.offsets._resets
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener, ordered=True):
+        assert entered.wait(10)
+        services.loop.run(reset())
+        poll_until(noticed, 20, "the consumer fetches from the reset offset")
+        assert calls == [0, 1, 2], "a call began beside the one that runs"
+        go_on.set()
+        poll_until(lambda: len(calls) == 7, 10)
+        poll_until(lambda: admin.group_progress("g")[queue].committed_offset == 5, 10)
+    assert calls == [0, 1, 2, 1, 2, 3, 4]
+    assert overlaps == 0

@@ -89,7 +89,7 @@ def test_a_coroutine_function_is_awaited() -> None:
 def test_a_commit_waits_for_the_lowest_in_flight() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 10)
     for offset in (10, 11, 13):
-        process.add(message(offset), 5)
+        process.extend([message(offset)], [5])
     assert len(process.take(9)) == 3
     assert process.commit_offset == 10
     process.finish(11)
@@ -107,7 +107,7 @@ def test_flow_control() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     for offset in range(MAX_MESSAGES):
         assert process.has_room
-        process.add(message(offset), 1)
+        process.extend([message(offset)], [1])
     assert not process.has_room
     process.take(MAX_MESSAGES)
     process.finish(500)
@@ -122,7 +122,7 @@ def test_commit_offset_is_never_above_an_unfinished_one(offsets: list[int], rng:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     waiting = sorted(offsets)
     for offset in waiting:
-        process.add(message(offset), 1)
+        process.extend([message(offset)], [1])
         process.take(1)
     rng.shuffle(waiting)
     before = process.commit_offset

@@ -13,7 +13,7 @@ RETRY_SECONDS = 1.0
 def filled(keys: str | int) -> ProcessQueue:
     process = ProcessQueue(QUEUE, 0)
     for offset, key in enumerate(keys if isinstance(keys, str) else " " * keys):
-        process.add(message(offset, key.strip()), 10)
+        process.extend([message(offset, key.strip())], [10])
     return process
 
 

@@ -1,0 +1,42 @@
+"""Broadcasting: who is there gets everything; who joins later starts by its own rule; who left gets nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client import Admin, Connection, ConsumeFrom, Message, MessageModel, Producer, PushConsumer
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_members_join_and_leave(mq: Connection, admin: Admin) -> None:
+    producer = Producer(mq, "p")
+
+    def member(taker: Taker, start: ConsumeFrom) -> PushConsumer:
+        model = MessageModel.BROADCASTING
+        return PushConsumer(mq, "g", {"t": "*"}, taker, model=model, consume_from=start)
+
+    def send(*bodies: bytes) -> None:
+        producer.send_batch([Message("t", body) for body in bodies])
+
+    stays, leaves, late, from_now = Taker(), Taker(), Taker(), Taker()
+    leaving = member(leaves, ConsumeFrom.FIRST)
+    with member(stays, ConsumeFrom.FIRST):
+        leaving.start()
+        send(b"1", b"2")
+        poll_until(lambda: len(stays.taken) == len(leaves.taken) == 2, 10)
+        leaving.shutdown()
+        with member(late, ConsumeFrom.FIRST), member(from_now, ConsumeFrom.LAST):
+            send(b"3")
+            poll_until(lambda: from_now.bodies == [b"3"] and len(late.taken) == 3, 10)
+        send(b"4")
+        poll_until(lambda: len(stays.taken) == 4, 10)
+    assert stays.bodies == [b"1", b"2", b"3", b"4"]
+    assert leaves.bodies == [b"1", b"2"]
+    assert late.bodies == [b"1", b"2", b"3"]
+    again = Taker()
+    with member(again, ConsumeFrom.FIRST):  # progress lived in the processes of before
+        poll_until(lambda: len(again.taken) == 4, 10)
+    assert all(found.committed_offset is None for found in admin.group_progress("g").values())

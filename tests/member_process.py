@@ -1,0 +1,92 @@
+"""A member of a consumer group in a process of its own: for kills, and for the memory that threads do not share.
+
+As a program: `member_process.py NAME_SERVERS GROUP TOPIC`. It prints "ready", then a line for each delivery before its
+outcome is told to the consumer: number (the body), broker, queue id, queue offset, times reconsumed, and "ok" or
+"retry". Every tenth number fails at its first delivery. It ends cleanly when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raymq.client import Connection, ConsumeResult, PushConsumer, ReceivedMessage, Retry
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One line of a member, and when it was read (monotonic seconds)."""
+
+    at: float
+    member: int
+    number: int
+    #: Broker, queue id and offset of the copy.
+    place: tuple[str, int, int]
+    reconsume_times: int
+    success: bool
+
+
+class MemberProcess:
+    """One such process; `told` is called on a thread with each delivery."""
+
+    def __init__(self, name_servers: str, group: str, topic: str, told: Callable[[Delivered], None]) -> None:
+        arguments = [sys.executable, __file__, name_servers, group, topic]
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._told = told
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL; all that it printed was told when this returns."""
+        self._process.kill()
+        self._process.wait(30)
+        self._reader.join(30)
+
+    def stop(self) -> None:
+        """Let it leave its group in good order."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(60) == 0
+        self._reader.join(30)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.endswith("\n"):
+                return  # cut off by a kill
+            number, broker, queue_id, offset, times, outcome = line.split()
+            place = (broker, int(queue_id), int(offset))
+            self._told(Delivered(time.monotonic(), self.pid, int(number), place, int(times), outcome == "ok"))
+
+
+def listener(messages: list[ReceivedMessage]) -> list[ConsumeResult | Retry]:
+    results: list[ConsumeResult | Retry] = []
+    lines = []
+    for message in messages:
+        fails = int(message.body) % 10 == 0 and not message.reconsume_times
+        results.append(Retry(1) if fails else ConsumeResult.SUCCESS)
+        place = f"{message.queue.broker} {message.queue.queue_id} {message.queue_offset}"
+        lines.append(f"{message.body.decode()} {place} {message.reconsume_times} {'retry' if fails else 'ok'}\n")
+    sys.stdout.write("".join(lines))
+    sys.stdout.flush()
+    return results
+
+
+if __name__ == "__main__":
+    name_servers, group, topic = sys.argv[1:]
+    with (
+        Connection(name_servers.split(";")) as mq,
+        PushConsumer(mq, group, {topic: "*"}, listener, threads=1, batch_size=8),
+    ):
+        print("ready", flush=True)
+        sys.stdin.read()

@@ -1,0 +1,88 @@
+"""Messages that are decoded late are the same as those that are decoded at once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.fetch import Fetched
+from raymq.client.message import Message, ReceivedMessage
+from raymq.client.received import FEW_RECORDS, received
+from raymq.storage.record import decode
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+COUNT = FEW_RECORDS * 3
+BORN_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x50"
+
+
+def part(count: int = COUNT) -> Fetched:
+    messages = [
+        Message("t", b"body-%d" % n, tags=f"tag{n}" if n % 2 else None, keys=["k", f"k{n}"], properties={"n": str(n)})
+        for n in range(count)
+    ]
+    records = [message.encode(1_700_000_000_000 + n, BORN_HOST) for n, message in enumerate(messages)]
+    sizes = np.array([len(record) for record in records], np.int32)
+    offsets = np.zeros(count, np.int64)  # no store stamped them
+    return Fetched(0, count, 0, count, memoryview(b"".join(records)), sizes, offsets, None)
+
+
+def decoded_at_once(fetched: Fetched) -> list[ReceivedMessage]:
+    ends = np.cumsum(fetched.sizes).tolist()
+    starts = [0, *ends[:-1]]
+    return [ReceivedMessage.from_record(decode(fetched.records, start), QUEUE.broker) for start in starts]
+
+
+@pytest.mark.parametrize("count", [1, FEW_RECORDS, COUNT])
+def test_the_same_messages(count: int) -> None:
+    fetched = part(count)
+    late, whole = received(fetched, QUEUE), decoded_at_once(fetched)
+    assert late == whole
+    assert repr(late) == repr(whole)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ReceivedMessage)])
+def test_whatever_is_looked_at_first(field: str) -> None:
+    fetched = part()
+    late, whole = received(fetched, QUEUE)[7], decoded_at_once(fetched)[7]
+    assert getattr(late, field) == getattr(whole, field)
+    assert late == whole
+
+
+def test_copies_and_pickles() -> None:
+    fetched = part()
+    whole = decoded_at_once(fetched)[5]
+    assert pickle.loads(pickle.dumps(received(fetched, QUEUE)[5])) == whole
+    assert copy.copy(received(fetched, QUEUE)[5]) == whole
+    assert dataclasses.replace(received(fetched, QUEUE)[5], reconsume_times=3).reconsume_times == 3
+
+
+def test_frozen_and_without_other_attributes() -> None:
+    message = received(part(), QUEUE)[0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        message.body = b""  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="priority"):
+        message.priority  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_many_threads_look_at_once() -> None:
+    fetched = part()
+    messages, whole = received(fetched, QUEUE), decoded_at_once(fetched)
+    start = threading.Barrier(4)
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        start.wait(10)
+        seen.append([message.properties["n"] + str(message.keys) for message in messages])
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert seen == [[message.properties["n"] + str(message.keys) for message in whole]] * 4
