@@ -52,10 +52,10 @@ from raymq.actors.wire import (
     send_back,
     staging,
 )
-from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.group import NotifyConsumerIdsChanged
 from raymq.actors.wire.invoke import InvokeDoor
 from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
@@ -313,7 +313,7 @@ class BrokerService:
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):
             assert isinstance(connection, ServerConnection)
-            connection.push(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name}))
+            connection.push(NotifyConsumerIdsChanged(name).command())
 
     def _durable(self) -> Awaitable[SendStatus] | None:
         return self._commits.wait() if self.store.config.flush == "sync" else None

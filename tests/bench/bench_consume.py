@@ -7,15 +7,12 @@ ratios, not times: the machine is shared. "CPU" is what one message costs this p
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
 
 from raymq.client import (
     Admin,
@@ -31,7 +28,7 @@ from raymq.client import (
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
 from tests.bench.bench_cluster import latency_us
-from tests.bench.bench_produce import Bench, Row, broker, socket_rate
+from tests.bench.bench_produce import Bench, Row, broker, report, socket_rate
 
 SIZES = (100, 1024)
 MESSAGES = {100: 200_000, 1024: 100_000}
@@ -125,20 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
     as_json = parser.parse_args().json
-    rows = run()
-    if as_json:
-        print(json.dumps(rows))
-        return
-    table = Table("what", "value", "unit", "p99", "CPU us/message: client, broker")
-    for row in rows:
-        table.add_row(
-            str(row["name"]),
-            f"{row['value']:,}",
-            str(row["unit"]),
-            str(row.get("p99", "")),
-            ", ".join(map(str, row.get("cpu_us", ()))),  # type: ignore[call-overload]
-        )
-    Console().print(table)
+    report(run(), as_json=as_json)
 
 
 if __name__ == "__main__":

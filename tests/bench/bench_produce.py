@@ -148,18 +148,9 @@ def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int) ->
     )
 
 
-def main() -> None:
-    """Print what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
-    parser.add_argument("--own", action="store_true", help="without Redis and Kafka, which are fetched if need be")
-    arguments = parser.parse_args()
-    ray_runtime.start_embedded()
-    try:
-        rows = run(foreign=not arguments.own)
-    finally:
-        ray.shutdown()
-    if arguments.json:
+def report(rows: list[Row], *, as_json: bool) -> None:
+    """Print rows as one JSON value and nothing else, or as a table."""
+    if as_json:
         print(json.dumps(rows))
         return
     table = Table("what", "value", "unit", "p99", "CPU us/message: client, broker")
@@ -172,6 +163,20 @@ def main() -> None:
             ", ".join(map(str, row.get("cpu_us", ()))),  # type: ignore[call-overload]
         )
     Console().print(table)
+
+
+def main() -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
+    parser.add_argument("--own", action="store_true", help="without Redis and Kafka, which are fetched if need be")
+    arguments = parser.parse_args()
+    ray_runtime.start_embedded()
+    try:
+        rows = run(foreign=not arguments.own)
+    finally:
+        ray.shutdown()
+    report(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -386,7 +386,7 @@ def group_commit(bench: Bench) -> None:
             fd = os.open(directory / "file", os.O_RDWR | os.O_CREAT)
             os.posix_fallocate(fd, 0, 64 * MIB)
             at = 0
-            time.sleep(0.5)
+            time.sleep(0.5)  # As a broker that has just started.
             bare, shared = [], []
             for _ in range(rounds):
                 begin = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -42,12 +43,7 @@ class History:
 
 def consume(mq: Connection, history: History, number: int, ended: threading.Event) -> None:
     chance = random.Random(number)
-    while True:
-        try:
-            consumer = SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=1_000)
-            break
-        except RayMQError:
-            time.sleep(0.2)
+    consumer = poll_until(lambda: _joined(mq), 60, "the consumer joins its group")
     while not ended.is_set():
         try:
             asked_at = time.monotonic()
@@ -61,7 +57,13 @@ def consume(mq: Connection, history: History, number: int, ended: threading.Even
                 if consumer.ack(message):
                     history.acknowledged(message)
         except RayMQError:
-            time.sleep(0.05)
+            ended.wait(0.05)
+
+
+def _joined(mq: Connection) -> SimpleConsumer | None:
+    with contextlib.suppress(RayMQError):
+        return SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=1_000)
+    return None
 
 
 @pytest.mark.timeout(600)
@@ -80,7 +82,7 @@ def test_what_is_done_stays_done_and_all_is_done_in_the_end(tmp_path: Path) -> N
         chance = random.Random(7)
         try:
             for _ in range(KILLS):
-                time.sleep(chance.uniform(0.2, 2.0))
+                ended.wait(chance.uniform(0.2, 2.0))  # how long this broker lives
                 brokers.kill()
                 brokers.start()
             poll_until(lambda: _lag(mq) == 0, 120, "all messages are done")
