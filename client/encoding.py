@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 
 from raymq.client import unique_key
 from raymq.client.message import Message, key_numbers
+from raymq.storage import crc
 from raymq.storage.record import MIN_RECORD_BYTES, pack_host
 from raymq.storage.record_columns import binary_array, join_records
 from raymq.storage.record_table import records_from_table
@@ -74,7 +74,7 @@ def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[byte
         texts,
         born_host=born_host,
         born_timestamp_ms=now_ms,
-        body_crcs=np.fromiter(map(zlib.crc32, bodies), np.uint32, len(bodies)),
+        body_crcs=np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies)),
     )
     return bytearray(records), sizes
 

@@ -1,9 +1,9 @@
 """The CRC-32 of many bodies at once.
 
-zlib takes one call a body, made by C (`map`). A call costs about as much as the checksum of a few hundred bytes, so the
-short bodies of a batch are done together instead: eight bytes of all of them in one step, by tables. Both rest on the
-CRC being linear: the checksum of a text is that of zeros of its length, combined by exclusive or with what its bits
-add; and zeros in front add nothing, so texts of different lengths need no more than to end at the same place.
+`crc.crc32` takes one call a body, made by C (`map`). A call costs about as much as the checksum of a few hundred bytes,
+so the short bodies of a batch are done together instead: eight bytes of all of them in one step, by tables. Both rest
+on the CRC being linear: the checksum of a text is that of zeros of its length, combined by exclusive or with what its
+bits add; and zeros in front add nothing, so texts of different lengths need no more than to end at the same place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage import crc
 from raymq.storage.byte_rows import KEEP_LAST, Int64s, every, rows_at, rows_before, width_classes
 from raymq.storage.record import Buffer
 
@@ -25,7 +26,7 @@ _SHORT: Final = 128
 _ENOUGH: Final = 256
 _WORD: Final = 8
 _HALVES: Final = _WORD // 2
-#: One of how many bodies may have a length of its own for zlib to take them out of the buffer by length; and how many
+#: One of how many bodies may have a length of its own, to take them out of the buffer by length; and how many
 #: bytes are taken out in one step, so that they stay in the processor's cache. Longer ones are not copied.
 _LENGTHS_SHARE: Final = 32
 _STEP_BYTES: Final = 1 << 16
@@ -38,15 +39,15 @@ def checksums(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
     result = np.empty(len(starts), np.uint32)
     short = lengths <= _SHORT
     if np.count_nonzero(short) < _ENOUGH:
-        return _by_zlib(buffer, starts, lengths)
+        return _one_by_one(buffer, starts, lengths)
     if every(short):
         return _by_tables(buffer, starts + lengths, lengths)
     result[short] = _by_tables(buffer, (starts + lengths)[short], lengths[short])
-    result[~short] = _by_zlib(buffer, starts[~short], lengths[~short])
+    result[~short] = _one_by_one(buffer, starts[~short], lengths[~short])
     return result
 
 
-def _by_zlib(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
+def _one_by_one(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
     count = len(starts)
     first = int(lengths[0])
     different = np.array([first]) if every(lengths == first) else np.unique(lengths)
@@ -54,7 +55,7 @@ def _by_zlib(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
     if different[0] == 0 or different[-1] > _LONG or scattered:
         view = memoryview(buffer)
         texts = map(view.__getitem__, map(slice, starts.tolist(), (starts + lengths).tolist()))
-        return np.fromiter(map(zlib.crc32, texts), np.uint32, count)
+        return np.fromiter(map(crc.crc32, texts), np.uint32, count)
     result = np.empty(count, np.uint32)
     for length in different.tolist():
         chosen = slice(None) if len(different) == 1 else np.flatnonzero(lengths == length)
@@ -62,7 +63,7 @@ def _by_zlib(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
         step = max(1, _STEP_BYTES // length)
         found: list[int] = []
         for first in range(0, len(starts_), step):
-            found += map(zlib.crc32, rows_at(buffer, starts_[first : first + step], length).tolist())
+            found += map(crc.crc32, rows_at(buffer, starts_[first : first + step], length).tolist())
         result[chosen] = found
     return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage import crc
 from raymq.storage import message_id as message_ids
 from raymq.storage import properties as names
 from raymq.storage.errors import InvalidInput, StoreCorrupt
@@ -203,7 +203,7 @@ def encode(
         head = header.pack(
             size,
             MAGIC_V2 if version_2 else MAGIC_V1,
-            zlib.crc32(body) & CRC_MASK,
+            crc.crc32(body) & CRC_MASK,
             queue_id,
             flag,
             0,
@@ -334,8 +334,8 @@ def locate(buffer: Buffer, position: int, end: int, check_crc: bool) -> tuple[in
         # They end with a separator; zeros are what a cut leaves, and no CRC covers them.
         raise _unsound(position, "the properties are cut off")
     if check_crc:
-        crc = _INT.unpack_from(buffer, position + OFFSET_BODY_CRC)[0]
-        if zlib.crc32(memoryview(buffer)[body_at : body_at + body_length]) & CRC_MASK != crc:
+        stored = _INT.unpack_from(buffer, position + OFFSET_BODY_CRC)[0]
+        if crc.crc32(memoryview(buffer)[body_at : body_at + body_length]) & CRC_MASK != stored:
             raise _unsound(position, "the body's CRC is wrong")
     return (1 if magic == MAGIC_V1 else 2), body_at, topic_at, properties_at, record_end
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.storage import record
+from raymq.storage import crc, record
 from raymq.storage.errors import InvalidInput
 
 #: The header as NumPy fields, of records with IPv4 hosts: the same fields as `record.HEADER`.
@@ -51,7 +50,7 @@ def join_records(
     Args:
         bodies, properties: arrays of binary without nulls; properties as `record.encode_properties` makes them.
         born_host: the packed form, IPv4.
-        body_crcs: zlib's CRC-32 of each body, where the caller has them cheaper.
+        body_crcs: the CRC-32 of each body, where the caller has them cheaper.
 
     Raises:
         InvalidInput: topic or properties too long, 2 GiB of records or more, an IPv6 host.
@@ -117,7 +116,7 @@ def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:
         return np.zeros(0, np.uint32)
     offsets = _offsets(bodies).tolist()
     slices = map(memoryview(bodies.buffers()[2]).__getitem__, map(slice, offsets, offsets[1:]))
-    return np.fromiter(map(zlib.crc32, slices), np.uint32, len(bodies))
+    return np.fromiter(map(crc.crc32, slices), np.uint32, len(bodies))
 
 
 def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:

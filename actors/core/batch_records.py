@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from raymq.actors.core.batch_body import Member
 from raymq.actors.core.draft import Draft
+from raymq.storage import crc
 from raymq.storage import record as layout
 from raymq.storage.errors import InvalidInput
 
@@ -48,7 +48,7 @@ def encode_all(batch: Draft, members: Sequence[Member]) -> tuple[bytes, npt.NDAr
             raise InvalidInput("properties", f"at most {layout.MAX_PROPERTIES_BYTES} bytes", len(properties))
         sizes[number] = size = len(empty) + len(body) + len(properties)
         parts += (
-            _FIRST.pack(size, magic, zlib.crc32(body) & layout.CRC_MASK, queue_id, flag),
+            _FIRST.pack(size, magic, crc.crc32(body) & layout.CRC_MASK, queue_id, flag),
             common,
             _INT.pack(len(body)),
             body,
