@@ -33,6 +33,11 @@ NOT_YET: dict[str, str] = dict.fromkeys(
     "transactions",
 )
 
+#: Cases that race against their own client, with the race. They may lose it once; the second run counts.
+RACES: dict[str, str] = {
+    "lite.assign_seek_commit": "pause() may come after the next pull was parked; that one brings a message",
+}
+
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 
 _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
@@ -40,8 +45,20 @@ _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(mq: Cluster, java_suite: Path, family: str) -> None:
+    outcomes = outcomes_of(mq, java_suite, family)
+    lost = [name for name, (word, _) in outcomes.items() if word == "FAIL" and name in RACES]
+    if lost:
+        outcomes |= outcomes_of(mq, java_suite, *lost)
+    failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL" and name not in NOT_YET}
+    assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())
+    surprises = [name for name, (word, _) in outcomes.items() if word == "PASS" and name in NOT_YET]
+    assert not surprises, f"these pass and must leave the table: {surprises}"
+
+
+def outcomes_of(mq: Cluster, java_suite: Path, *cases: str) -> dict[str, tuple[str, str]]:
+    """PASS or FAIL and the reason, by case."""
     ran = subprocess.run(
-        ["./run.sh", ";".join(mq.name_servers), family],
+        ["./run.sh", ";".join(mq.name_servers), *cases],
         cwd=java_suite,
         capture_output=True,
         text=True,
@@ -52,7 +69,4 @@ def test_family(mq: Cluster, java_suite: Path, family: str) -> None:
     told = [_LINE.match(line) for line in ran.stdout.splitlines()]
     outcomes = {match[2]: (match[1], match[3] or "") for match in told if match}
     assert outcomes, f"nothing ran: {ran.stdout}{ran.stderr}"
-    failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL" and name not in NOT_YET}
-    assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())
-    surprises = [name for name, (word, _) in outcomes.items() if word == "PASS" and name in NOT_YET]
-    assert not surprises, f"these pass and must leave the table: {surprises}"
+    return outcomes
