@@ -118,8 +118,8 @@ class CommitLog:
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offsets
 
-    def append_one(self, record: memoryview, sys_flag: int, queue_offset: int, store_timestamp_ms: int) -> int:
-        """Write one checked record without NumPy; its physical offset. Raises as `append`."""
+    def append_one(self, record: memoryview, late: int, queue_offset: int, store_timestamp_ms: int) -> int:
+        """Write one checked record without NumPy, `late` as in `Single`; its physical offset. Raises as `append`."""
         size = len(record)
         file = self._room_for(size)
         physical_offset = self.max_offset
@@ -129,10 +129,9 @@ class CommitLog:
         view = file.view
         view[at + _SIZE_BYTES : at + size] = record[_SIZE_BYTES:]
         layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into(view, at + layout.OFFSET_QUEUE_OFFSET, queue_offset, physical_offset)
-        late = at + (layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0)
-        layout.STORE_TIMESTAMP.pack_into(view, late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms)
-        host_at = late + layout.OFFSET_STORE_HOST
-        view[host_at : host_at + len(self._store_host_bytes)] = self._store_host_bytes
+        layout.STORE_TIMESTAMP_AND_HOST.pack_into(
+            view, at + late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms, self._store_host_bytes
+        )
         failpoint("append.one_before_size")
         view[at : at + _SIZE_BYTES] = record[:_SIZE_BYTES]
         self.max_offset += size
@@ -167,8 +166,8 @@ class CommitLog:
         at = physical_offset - file.start
         return file.view[at : at + length]
 
-    def record(self, physical_offset: int) -> Record:
-        """The record at that place.
+    def record(self, physical_offset: int, *, check_crc: bool = True) -> Record:
+        """The record at that place; its body's CRC need not be compared.
 
         Raises:
             MessageExpired, MessageNotFound: below the log, beyond it, or not where a record begins.
@@ -183,7 +182,7 @@ class CommitLog:
         if not is_marked(file, at):
             raise MessageNotFound(f"no record begins at {physical_offset}")
         try:
-            return layout.decode(file.view, at)
+            return layout.decode(file.view, at, check_crc=check_crc)
         except StoreCorrupt as error:
             raise StoreCorrupt(str(file.path), at, error.reason) from None
 
@@ -203,6 +202,13 @@ class CommitLog:
             record = self.record(position)
             yield record
             position += record.size
+
+    def is_marked(self, physical_offset: int) -> bool:
+        """Whether a record claims to begin at that place, which may be any."""
+        if not self.min_offset <= physical_offset < self.max_offset:
+            return False
+        file = self.files.file_at(physical_offset)
+        return is_marked(file, physical_offset - file.start)
 
     def skip_blank(self, position: int) -> int:
         """`position`, or the next file's start if a BLANK is there."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from raymq.storage.ahead import Ahead
 from raymq.storage.mapped_file import MappedFile
-from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.mapped_file_queue import MappedFileQueue, file_name
 from raymq.storage.open_files import OpenFiles
 
 ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -167,6 +167,12 @@ class ConsumeQueue:
         """Physical offset, size and tags code of one entry."""
         return _ENTRY.unpack(self._files.read(offset * ENTRY_BYTES, ENTRY_BYTES))
 
+    def place_of(self, offset: int) -> tuple[Path, int]:
+        """The file that an entry is in, and where."""
+        at = offset * ENTRY_BYTES
+        start = at - at % self._files.file_bytes
+        return self._files.folder / file_name(start), at - start
+
     def trim(self, log_min: int) -> None:
         """Set `min_offset` to the first entry whose message is at or behind `log_min`."""
         low, high = self._first, self.max_offset
@@ -175,12 +181,15 @@ class ConsumeQueue:
             if physical_offset >= log_min and size != FILLER_SIZE:
                 high = low  # Nothing has expired: no damaged entry further on is asked.
         while low < high:
-            middle = (low + high) // 2
-            physical_offset, size, _ = self.entry(middle)
+            middle = asked = (low + high) // 2
+            physical_offset, size, _ = self.entry(asked)
+            while size <= 0 and asked > low:  # A damaged entry says nothing; the one before it does.
+                asked -= 1
+                physical_offset, size, _ = self.entry(asked)
             if physical_offset < log_min or size == FILLER_SIZE:
                 low = middle + 1
             else:
-                high = middle
+                high = asked
         self.min_offset = low
         self.trimmed_to = log_min
 

@@ -18,12 +18,11 @@ from raymq.storage import fileutil
 from raymq.storage import record as layout
 from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import Int64s
+from raymq.storage.checking import Single
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
 from raymq.storage.derived import Derived
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
-from raymq.storage.indexed_properties import tags_of
-from raymq.storage.java_hash import tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
@@ -134,13 +133,11 @@ class Dispatcher:
 
     def assign(self, batch: Batch, keys: int) -> Int64s:
         """The queue offsets that a new batch's records get; entries' and keys' room is reserved (StoreFull if not)."""
-        if keys:
-            self.index.reserve(keys)
+        self.index.reserve(keys)
         offsets = np.empty(len(batch), np.int64)
         for group in batch.groups:
-            queue = self.open(group.topic, group.queue_id)
             count = len(batch) if group.members is None else len(group.members)
-            queue.reserve(count)
+            queue = self.reserve((group.topic, group.queue_id), count)
             offsets[slice(None) if group.members is None else group.members] = np.arange(
                 queue.max_offset, queue.max_offset + count
             )
@@ -184,26 +181,21 @@ class Dispatcher:
         failpoint("dispatch.before_index")
         self._index(batch, derived, physical_offsets, timestamps_ms, index_after)
 
-    def dispatch_one(
-        self,
-        queue: ConsumeQueue,
-        topic: str,
-        queue_id: int,
-        properties: bytes,
-        key_hashes: list[int],
-        size: int,
-        physical_offset: int,
-        timestamp_ms: int,
-    ) -> None:
-        """The same for one new record of a known queue, for whose entry and keys there is room."""
+    def reserve(self, lane: tuple[str, int], count: int) -> ConsumeQueue:
+        """The queue, new if need be, with room for `count` more entries (StoreFull if not)."""
+        queue = self.queues.get(lane) or self.open(*lane)
+        queue.reserve(count)
+        return queue
+
+    def dispatch_one(self, single: Single, queue: ConsumeQueue, physical_offset: int, timestamp_ms: int) -> None:
+        """Write the entry and the keys of one of these records, now that it is in the log."""
+        tags_code = single.tags_code
+        topic, queue_id = single.lane
         if topic == SCHEDULE_TOPIC:
             tags_code = timestamp_ms + self.delay_ms(queue_id)
-        else:
-            tags = tags_of(properties)
-            tags_code = tags_code_of_bytes(tags) if tags else 0
-        queue.append(physical_offset, size, tags_code)
+        queue.append(physical_offset, len(single.record), tags_code)
         failpoint("dispatch.one_before_index")
-        self.index.put_record(key_hashes, physical_offset, timestamp_ms)
+        self.index.put_record(single.key_hashes, physical_offset, timestamp_ms)
 
     def delay_ms(self, queue_id: int) -> int:
         """The delay of a queue of the schedule topic; beyond the last level the last one's."""

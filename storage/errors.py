@@ -146,8 +146,8 @@ class StoreLocked(StoreError):
 class StoreCorrupt(StoreError):
     """Bytes on disk are not what was written; `.file` and `.offset` (within the file) say where."""
 
-    def __init__(self, file: str, offset: int, reason: str) -> None:
-        super().__init__(f"{file} at byte {offset}: {reason}")
+    def __init__(self, file: str, offset: int, reason: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"{file} at byte {offset}: {reason}", remedy=remedy)
         self.file = file
         self.offset = offset
         self.reason = reason

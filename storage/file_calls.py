@@ -1,8 +1,8 @@
 """The system calls that change files, behind one seam: `fileutil` makes them through `current`.
 
-This is where a test stands between the store and the disk: `FaultyCalls` (faulty_calls.py) lets a chosen call fail as
-a disk would, and whatever overrides `fsync` and `fdatasync` sees what is on disk after a loss of power. Reading has
-no seam, and neither has the memory of a mapping: bytes reach it without a call, and its disk with `fdatasync`.
+This is where a test stands between the store and the disk: tests/faulty_calls.py lets a chosen call fail as a disk
+would, and whatever overrides `fsync` and `fdatasync` sees what is on disk after a loss of power. Reading has no seam,
+and neither has the memory of a mapping: bytes reach it without a call, and its disk with `fdatasync`.
 """
 
 from __future__ import annotations

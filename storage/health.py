@@ -21,12 +21,9 @@ class Health:
         """Good, until `fail`; whether the last owner's disk was so is `was_good`."""
         self._marker = marker
         self._failure: BaseException | None = None
+        #: Whether nothing has failed since the store was opened.
+        self.good = True
         self.was_good = marker.exists()
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing has failed since the store was opened."""
-        return self._failure is None
 
     def certify(self) -> None:
         """What is on disk is known again. StoreFull, StoreFailed as `fileutil.replace`."""
@@ -41,5 +38,6 @@ class Health:
         """Refuse writes from now on, because of `error` (the first one is kept)."""
         if self._failure is None:
             self._failure = error
+            self.good = False
             with contextlib.suppress(StoreError):
                 fileutil.remove(self._marker)

@@ -66,7 +66,7 @@ class IndexFile:
         (self.begin_ms, self.end_ms, self.begin_physical, self.end_physical, self._used_slots, count) = HEADER.unpack(
             content
         )
-        self.count = max(1, count)
+        self.count: int = max(1, count)
         self._dirty = False
         #: Whether its follower was asked for.
         self.followed = False
@@ -100,14 +100,16 @@ class IndexFile:
         """Let go of the mapping; it is made again when it is needed."""
         self.close()
 
-    def reserve(self, count: int) -> None:
-        """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not."""
-        self._mapped().allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
+    def reserve(self, count: int) -> MappedFile:
+        """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not. The file, mapped."""
+        file = self._mapped()
+        file.allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
+        return file
 
     @property
     def room(self) -> int:
         """How many entries may still come."""
-        return int(self._capacity - self.count)
+        return self._capacity - self.count
 
     def put(
         self,
@@ -118,8 +120,7 @@ class IndexFile:
     ) -> None:
         """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
         first, n = self.count, len(hashes)
-        self.reserve(n)
-        file = self._mapped()
+        file = self.reserve(n)
         all_slots = self._slots_of(file)
         if first == 1:
             self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
@@ -145,12 +146,12 @@ class IndexFile:
         failpoint("index.before_slots")
         all_slots[slots] = numbers  # Of equal slots the last one wins.
         failpoint("index.before_header")
-        self._finish(first + n, end_physical, int(timestamps_ms[-1]))
+        self._finish(file, first + n, end_physical, int(timestamps_ms[-1]))
 
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
         """The same for a few keys of one record, without NumPy."""
-        self.reserve(len(hashes))
-        view, number = self._mapped().view, self.count
+        file = self.reserve(len(hashes))
+        view, number = file.view, self.count
         at = self._entries_at + number * _ENTRY.size
         if number == 1:
             self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
@@ -166,21 +167,14 @@ class IndexFile:
             _SLOT.pack_into(view, slot_at, number)
             number, at = number + 1, at + _ENTRY.size
         failpoint("index.one_before_header")
-        self._finish(number, end_physical, timestamp_ms)
+        self._finish(file, number, end_physical, timestamp_ms)
 
-    def _finish(self, count: int, end_physical: int, end_ms: int) -> None:
+    def _finish(self, file: MappedFile, count: int, end_physical: int, end_ms: int) -> None:
         # In this order: whoever reads them in the other one, in another thread, gets a count that covers the offset.
         self.count, self.end_physical, self.end_ms = count, end_physical, end_ms
         self._dirty = True
         HEADER.pack_into(
-            self._mapped().view,
-            0,
-            self.begin_ms,
-            end_ms,
-            self.begin_physical,
-            end_physical,
-            self._used_slots,
-            count,
+            file.view, 0, self.begin_ms, end_ms, self.begin_physical, end_physical, self._used_slots, count
         )
 
     def find(self, key_hash: int) -> Iterator[int]:
@@ -199,7 +193,7 @@ class IndexFile:
     def cap(self, log_end: int) -> None:
         """See `KeyIndex.cap`."""
         if self.count > 1 and self.end_physical >= log_end:
-            self._finish(self.count, log_end - 1, self.end_ms)
+            self._finish(self._mapped(), self.count, log_end - 1, self.end_ms)
 
     @property
     def header(self) -> tuple[int, int, int, int, int, int]:
@@ -216,7 +210,7 @@ class IndexFile:
         slots[:] = 0
         slots[self._entries_of(file)["hash"][1:count] % self._slot_count] = numbers  # Of equal slots the last one wins.
         self._used_slots = int(np.count_nonzero(slots))
-        self._finish(count, end_physical, end_ms)
+        self._finish(file, count, end_physical, end_ms)
 
     def repair(self) -> None:
         """After a crash: point slots whose newest entries the header does not count at the ones it does."""

@@ -35,34 +35,26 @@ _SHORT_NAME: Final = len(b"KEYS\x01")
 _LONG_NAME: Final = len(b"UNIQ_KEY\x01")
 
 
-def value_of(properties: bytes, name: bytes, *, first: bool = False) -> bytes:
-    """The value of a property, b"" if there is none; of a repeated one the last, or the first."""
-    needle = name + b"\x01"
-    at = properties.find(needle) if first else properties.rfind(needle)
-    while at > 0 and properties[at - 1] != _PAIR_END:
-        at = properties.find(needle, at + 1) if first else properties.rfind(needle, 0, at + len(needle) - 1)
-    if at < 0:
-        return b""
-    begin = at + len(needle)
-    end = properties.find(b"\x02", begin)
-    return properties[begin:end] if end >= 0 else properties[begin:]
+def tags_and_keys(properties: bytes) -> tuple[bytes, list[bytes]]:
+    """The value of TAGS, b"" without; and what is indexed.
 
-
-def tags_of(properties: bytes) -> bytes:
-    """The value of TAGS, b"" without."""
-    return value_of(properties, b"TAGS") if b"TAGS\x01" in properties else b""
-
-
-def keys_of(properties: bytes) -> list[bytes]:
-    """What is indexed, in this order: the first UNIQ_KEY, the last one if it is another, every key of KEYS."""
-    unique = value_of(properties, b"UNIQ_KEY", first=True)
-    keys = [unique] if unique else []
-    if properties.count(b"UNIQ_KEY\x01") > 1:
-        last = value_of(properties, b"UNIQ_KEY")
-        keys += [last] if last and last != unique else []
-    if b"KEYS\x01" in properties:
-        keys += [key for key in value_of(properties, b"KEYS").split(b" ") if key]
-    return keys
+    That is, in this order: the first UNIQ_KEY, the last one if it is another, every key of KEYS.
+    """
+    tags = keys = b""
+    uniques: list[bytes] = []
+    for pair in properties.split(b"\x02"):
+        name = pair[:_SHORT_NAME]
+        if name == b"KEYS\x01":
+            keys = pair[_SHORT_NAME:]
+        elif name == b"TAGS\x01":
+            tags = pair[_SHORT_NAME:]
+        elif name == b"UNIQ_" and pair.startswith(b"UNIQ_KEY\x01"):
+            uniques.append(pair[_LONG_NAME:])
+    if len(uniques) > 1:
+        first, last = uniques[0], uniques[-1]
+        uniques = [first] if last == first else [first, last]
+    found = uniques + keys.split(b" ") if keys else uniques
+    return tags, found if all(found) else [key for key in found if key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What `find` found: the tags, and the keys as `keys_of` has them."""
+    """What `find` found: the tags, and the keys as `tags_and_keys` has them."""
 
     tags: Spans
     keys: Spans

@@ -7,7 +7,6 @@ nothing, so texts of different lengths need no more than to end at the same plac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
 from typing import Final
@@ -24,10 +23,13 @@ _MASK = 0xFFFFFFFF
 _SIGN = 0x80000000
 _POWERS_UP_TO = 4096
 
-
-#: The characters at the end of a key that are hashed anew for each.
-_KEY_END = 8
-_HEAD_POWER: int = 31**_KEY_END
+#: An ASCII text is a number to the base 31, but for digits up to 127: those of its remainders and its quotients by 31
+#: are two that `int` reads.
+_DIGITS: Final = b"0123456789abcdefghijklmnopqrstu"
+_REMAINDERS: Final = bytes(_DIGITS[unit % 31] for unit in range(256))
+_QUOTIENTS: Final = bytes(_DIGITS[unit // 31] for unit in range(256))
+#: So many digits at once: `int` takes quadratic time, and refuses more than a few hundred if it was told so.
+_AT_ONCE: Final = 512
 
 
 def _powers() -> tuple[int, ...]:
@@ -43,8 +45,10 @@ _WEIGHTS = _powers()[::-1]
 
 def java_hash(text: str) -> int:
     """`text.hashCode()` of Java, a signed 32-bit number."""
-    units: Sequence[int]
-    units = text.encode("ascii") if text.isascii() else memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
+    if text.isascii():
+        value = _of_ascii(text.encode("ascii"))
+        return value - ((value & _SIGN) << 1)
+    units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
     if len(units) < len(_WEIGHTS):
         value = sum(map(mul, units, _WEIGHTS[len(_WEIGHTS) - len(units) :])) & _MASK
     else:
@@ -52,6 +56,17 @@ def java_hash(text: str) -> int:
         for unit in units:
             value = (31 * value + unit) & _MASK
     return int(value - ((value & _SIGN) << 1))
+
+
+def _of_ascii(text: bytes) -> int:
+    """The Java hash of an ASCII text, modulo 2**32."""
+    if 0 < len(text) <= _AT_ONCE:
+        return int(text.translate(_REMAINDERS), 31) + 31 * int(text.translate(_QUOTIENTS), 31) & _MASK
+    value = 0
+    for at in range(0, len(text), _AT_ONCE):
+        part = text[at : at + _AT_ONCE]
+        value = value * pow(31, len(part), 1 << 32) + _of_ascii(part) & _MASK
+    return value
 
 
 @lru_cache(maxsize=4096)
@@ -72,20 +87,14 @@ def index_hash(text: str) -> int:
     return 0 if value == _SIGN else value
 
 
-def key_hash(topic: str, key: bytes) -> int:
-    """`index_hash` of `topic#key`, the key as it lies in a record."""
-    text = key.decode("utf-8", "replace")
-    if len(text) <= _KEY_END or not text.isascii():
-        return index_hash(f"{topic}#{text}")
-    # Unique keys of one producer have the same beginning for a while.
-    value: int = _head_hash(topic, text[:-_KEY_END]) + java_hash(text[-_KEY_END:]) & _MASK
-    return 0 if value == _SIGN else min(value, 2 * _SIGN - value)
-
-
-@lru_cache(maxsize=4096)
-def _head_hash(topic: str, head: str) -> int:
-    """What `topic#head` adds to the hash of a text that has _KEY_END more characters."""
-    return (java_hash(f"{topic}#{head}") & _MASK) * _HEAD_POWER
+def index_hash_of_bytes(text: bytes) -> int:
+    """`index_hash` of `topic#key` as they lie in a record."""
+    if not text.isascii():
+        return index_hash(text.decode("utf-8", "replace"))
+    value = _of_ascii(text)
+    if value < _SIGN:
+        return value
+    return 2 * _SIGN - value if value > _SIGN else 0
 
 
 #: 31**k modulo 2**32, ascending, up to the longest property.

@@ -136,6 +136,8 @@ class KeyIndex:
 
     def reserve(self, count: int) -> None:
         """Make sure that `count` more keys can be put; StoreFull if not."""
+        if not count:
+            return
         file = self._file_with_room()
         room = file.room
         file.reserve(min(room, count))
@@ -162,8 +164,12 @@ class KeyIndex:
         """Index the keys of one record."""
         while hashes:
             file = self._file_with_room()
-            some, hashes = hashes[: file.room], hashes[file.room :]
-            file.put_few(some, physical_offset, timestamp_ms, physical_offset - 1 if hashes else physical_offset)
+            room = file.room
+            if len(hashes) <= room:
+                file.put_few(hashes, physical_offset, timestamp_ms, physical_offset)
+                break
+            file.put_few(hashes[:room], physical_offset, timestamp_ms, physical_offset - 1)
+            hashes = hashes[room:]
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of records that may have the key, newest first; the time window only skips whole files."""
@@ -209,9 +215,9 @@ class KeyIndex:
             self._prepared = None
 
     def _file_with_room(self) -> IndexFile:
-        if self._files and self._files[-1].room > 0:
-            newest = self._files[-1]
-            if newest.room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.followed and self._ahead is not None:
+        newest = self._files[-1] if self._files else None
+        if newest is not None and (room := newest.room) > 0:
+            if room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.followed and self._ahead is not None:
                 newest.followed = True
                 self._ahead.ask(partial(self._prepare_behind, newest))
             return newest

@@ -70,6 +70,8 @@ class MappedFile:
         self.size = size
         #: Set by whoever finds the file, for `OpenFiles`.
         self.used = True
+        #: Whether `close` was called.
+        self.closed = False
         self._step = allocate_step_bytes or size
         self._allocated_from = self._allocated_to = 0
         #: What `allocate_ahead` has allocated; one value, for it is read and written by different threads.
@@ -159,11 +161,6 @@ class MappedFile:
         first = ctypes.c_char.from_buffer(view, begin)
         _madvise(ctypes.addressof(first), end - begin, advice)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._fd < 0
-
     def find(self, needle: bytes, begin: int, end: int) -> int:
         """The first position of `needle` within begin..end, holes skipped; -1 if it is not there."""
         for start, stop in fileutil.data_ranges(self._fd, begin, end):
@@ -205,6 +202,7 @@ class MappedFile:
                 return
             os.close(self._fd)
             self._fd = -1
+            self.closed = True
             # The mapping goes with its last reference, which a lease may hold: it is never closed by hand.
             del self.view, self._mapping
 

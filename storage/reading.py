@@ -10,13 +10,14 @@ from typing import Final, Literal
 import numpy as np
 
 from raymq.storage import record as layout
-from raymq.storage.byte_rows import Int64s
+from raymq.storage.byte_rows import Int64s, every
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.consume_queue import FILLER_SIZE, ConsumeQueue, Entries
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
-from raymq.storage.indexed_properties import keys_of
+from raymq.storage.indexed_properties import tags_and_keys
 from raymq.storage.lease import Lease
+from raymq.storage.queue_repair import QueueRepair
 from raymq.storage.record import Record
 from raymq.storage.record_batch import BadRecord, parse
 
@@ -49,9 +50,10 @@ class _Run:
 class Reader:
     """Finds records through the queues and the index. Belongs to the store's writer."""
 
-    def __init__(self, log: CommitLog, dispatcher: Dispatcher) -> None:
+    def __init__(self, log: CommitLog, dispatcher: Dispatcher, repair: QueueRepair) -> None:
         self._log = log
         self._dispatcher = dispatcher
+        self._repair = repair
 
     def read(
         self,
@@ -83,7 +85,7 @@ class Reader:
         inside, problem = self._inside(positions, wide)
         runs = self._runs(positions[:inside], wide[:inside])
         if not checked:
-            sound, damage = self._check(runs, positions, wide, topic, queue_id, check_crc)
+            sound, damage = self._check(runs, positions, wide, offsets, topic, queue_id, check_crc)
             problem = damage or problem
             if tags_codes is None:
                 queue.set_checked(offset, offset + sound)
@@ -91,6 +93,8 @@ class Reader:
             sound = inside
         if problem is not None:
             if sound == 0:
+                if self._repair.repair(topic, queue_id, int(offsets[0])):
+                    return self.read(topic, queue_id, offset, max_messages, max_bytes, tags_codes, check_crc)
                 raise problem
             runs = self._runs(positions[:sound], wide[:sound])
             next_offset = int(offsets[sound])
@@ -193,45 +197,69 @@ class Reader:
             yield from map(file.view.__getitem__, map(slice, starts, (stops[first:last] - file.start).tolist()))
 
     def _check(
-        self, runs: list[_Run], positions: Int64s, sizes: Int64s, topic: str, queue_id: int, check_crc: bool
+        self,
+        runs: list[_Run],
+        positions: Int64s,
+        sizes: Int64s,
+        offsets: Int64s,
+        topic: str,
+        queue_id: int,
+        check_crc: bool,
     ) -> tuple[int, StoreCorrupt | None]:
         """How many records from the first on are what they should be, and what is wrong with the next one."""
         name = topic.encode()
         for run in runs:
-            positions_, sizes_ = positions[run.first : run.last], sizes[run.first : run.last]
+            here = slice(run.first, run.last)
             if run.last - run.first >= _VECTOR_FROM and self._is_sound(
-                run, positions_, sizes_, topic, queue_id, check_crc
+                run, positions[here], sizes[here], offsets[here], topic, queue_id, check_crc
             ):
                 continue
             # Which one is the first bad one, if any, the loop tells.
-            for number, position, size in zip(
-                range(run.first, run.last), positions_.tolist(), sizes_.tolist(), strict=True
+            for number, position, size, offset in zip(
+                range(run.first, run.last),
+                positions[here].tolist(),
+                sizes[here].tolist(),
+                offsets[here].tolist(),
+                strict=True,
             ):
-                problem = self._problem(position, size, name, queue_id, check_crc)
+                problem = self._problem(position, size, offset, name, queue_id, check_crc)
                 if problem is not None:
                     return number, problem
         return runs[-1].last if runs else 0, None
 
     @staticmethod
-    def _is_sound(run: _Run, positions: Int64s, sizes: Int64s, topic: str, queue_id: int, check_crc: bool) -> bool:
+    def _is_sound(
+        run: _Run,
+        positions: Int64s,
+        sizes: Int64s,
+        offsets: Int64s,
+        topic: str,
+        queue_id: int,
+        check_crc: bool,
+    ) -> bool:
         try:
             batch = parse(run.view, sizes.astype(np.int32), check_crc=check_crc)
         except BadRecord:
             return False
         one_queue = len(batch.groups) == 1 and batch.groups[0].is_of(topic, queue_id)
-        return one_queue and bool((batch.physical_offsets == positions).all())
+        headers = batch.headers
+        return (
+            one_queue and every(headers["physical_offset"] == positions) and every(headers["queue_offset"] == offsets)
+        )
 
-    def _problem(self, position: int, size: int, topic: bytes, queue_id: int, check_crc: bool) -> StoreCorrupt | None:
+    def _problem(
+        self, position: int, size: int, offset: int, topic: bytes, queue_id: int, check_crc: bool
+    ) -> StoreCorrupt | None:
         """What is wrong with the record there."""
         file = self._log.files.file_at(position)
         at = position - file.start
         reason = ""
         try:
             _, _, topic_at, properties_at, end = layout.locate(file.view, at, file.size, check_crc)
-            stamped = layout.QUEUE_AND_PHYSICAL_OFFSET.unpack_from(file.view, at + layout.OFFSET_QUEUE_OFFSET)[1]
+            stamped = layout.QUEUE_AND_PHYSICAL_OFFSET.unpack_from(file.view, at + layout.OFFSET_QUEUE_OFFSET)
             same_queue = file.view[topic_at : properties_at - 2] == topic and layout.queue_of(file.view, at) == queue_id
-            if end - at != size or stamped != position or not same_queue:
-                reason = "not the record that the queue points at"
+            if end - at != size or stamped != (offset, position) or not same_queue:
+                reason = f"not the record of {topic.decode()} queue {queue_id} offset {offset}, as its entry says"
         except StoreCorrupt as error:
             reason = error.reason
         return StoreCorrupt(str(file.path), at, reason) if reason else None
@@ -242,7 +270,7 @@ class Reader:
         def stored_ms(offset: int) -> int:
             for at in range(offset, queue.max_offset):
                 position, size, _ = queue.entry(at)
-                if size != FILLER_SIZE:
+                if size != FILLER_SIZE and self._log.is_marked(position):
                     return self._log.store_timestamp(position)
             return 1 << 62
 
@@ -265,7 +293,7 @@ class Reader:
                 record = self._log.record(position)
             except (NotFoundError, StoreCorrupt):
                 continue
-            matches = record.topic == topic and key.encode() in keys_of(self._log.properties(position))
+            matches = record.topic == topic and key.encode() in tags_and_keys(self._log.properties(position))[1]
             if matches and begin_ms <= record.store_timestamp_ms <= end_ms:
                 found.append(record)
         return found

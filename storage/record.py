@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,6 +55,12 @@ _FIELDS: Final = (
     ("prepared_transaction_offset", "q"),
     ("body_length", "i"),
 )
+
+
+def _chosen(fields: Collection[str]) -> struct.Struct:
+    """Some fields of a header with IPv4 hosts, the others skipped."""
+    codes = [code if name in fields else f"{struct.calcsize('>' + code)}x" for name, code in _FIELDS]
+    return struct.Struct(">" + "".join(codes))
 
 
 def _header(born_address: str, store_address: str) -> struct.Struct:
@@ -106,15 +112,18 @@ MIN_RECORD_BYTES: Final = HEADER.size + 1 + 2
 #: What ends a commit log file: the size of the rest and MAGIC_BLANK.
 BLANK: Final = struct.Struct(">ii")
 
-#: Two neighbours that the store stamps, and a third.
+#: What the store stamps: two pairs of neighbours, and of the second one the first alone.
 QUEUE_AND_PHYSICAL_OFFSET: Final = struct.Struct(">qq")
+STORE_TIMESTAMP_AND_HOST: Final = struct.Struct(">q8s")
 STORE_TIMESTAMP: Final = struct.Struct(">q")
 
 _PROPERTIES_LENGTH = struct.Struct(">H")
-_TOPIC_LENGTH = {MAGIC_V1: struct.Struct(">B"), MAGIC_V2: struct.Struct(">H")}
 _INT = struct.Struct(">i")
-_SIZE_AND_MAGIC = struct.Struct(">ii")
+_QUEUE_AND_FLAG = _chosen(("queue_id", "sys_flag"))
+_LOCATING = _chosen(("size", "magic", "body_crc", "sys_flag", "body_length"))
 _EITHER_IPV6 = SYS_FLAG_BORN_IPV6 | SYS_FLAG_STORE_IPV6
+#: Of a topic's and the properties' lengths.
+_LEAST_TAIL = MIN_RECORD_BYTES - OFFSET_BODY
 
 
 @dataclass(slots=True)
@@ -253,7 +262,8 @@ def queue_of(buffer: Buffer, position: int) -> int:
 
 def queue_and_flag(record: Buffer) -> tuple[int, int]:
     """Queue id and sys flag of a sound record."""
-    return _INT.unpack_from(record, OFFSET_QUEUE_ID)[0], _INT.unpack_from(record, OFFSET_SYS_FLAG)[0]
+    queue_id, sys_flag = _QUEUE_AND_FLAG.unpack_from(record)
+    return queue_id, sys_flag
 
 
 def decode(buffer: Buffer, position: int = 0, *, check_crc: bool = True) -> Record:
@@ -312,32 +322,37 @@ def locate(buffer: Buffer, position: int, end: int, check_crc: bool) -> tuple[in
     """
     if not 0 <= position <= end - MIN_RECORD_BYTES:
         raise _unsound(position, "fewer bytes than a record has")
-    size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
-    if magic not in _TOPIC_LENGTH:
+    size, magic, stored_crc, sys_flag, body_length = _LOCATING.unpack_from(buffer, position)
+    if magic == MAGIC_V1:
+        version = 1
+    elif magic == MAGIC_V2:
+        version = 2
+    else:
         raise _unsound(position, f"no record's magic: {magic}")
-    sys_flag = _INT.unpack_from(buffer, position + OFFSET_SYS_FLAG)[0]
-    body_at = position + HEADERS[sys_flag & _EITHER_IPV6].size
+    body_at = position + OFFSET_BODY
     record_end = position + size
-    if record_end > end or size < MIN_RECORD_BYTES + body_at - position - HEADER.size:
+    if sys_flag & _EITHER_IPV6:
+        body_at = position + HEADERS[sys_flag & _EITHER_IPV6].size
+    if record_end > end or record_end - body_at < _LEAST_TAIL:
         raise _unsound(position, f"impossible size {size}")
-    body_length = _INT.unpack_from(buffer, body_at - _INT.size)[0]
-    length = _TOPIC_LENGTH[magic]
-    topic_at = body_at + body_length + length.size
-    if body_length < 0 or topic_at + _PROPERTIES_LENGTH.size > record_end:
+    if sys_flag & _EITHER_IPV6:
+        body_length = _INT.unpack_from(buffer, body_at - _INT.size)[0]
+    topic_at = body_at + body_length + version
+    if body_length < 0 or topic_at + 2 > record_end:
         raise _unsound(position, f"impossible body length {body_length}")
-    properties_at = topic_at + length.unpack_from(buffer, topic_at - length.size)[0] + _PROPERTIES_LENGTH.size
+    properties_at = topic_at + buffer[topic_at - 1] + 2
+    if version == 2:
+        properties_at += buffer[topic_at - 2] << 8
     if properties_at > record_end:
         raise _unsound(position, "the topic is longer than the record")
-    if properties_at + _PROPERTIES_LENGTH.unpack_from(buffer, properties_at - 2)[0] != record_end:
+    if properties_at + (buffer[properties_at - 2] << 8 | buffer[properties_at - 1]) != record_end:
         raise _unsound(position, "the parts' lengths do not add up to the size")
     if properties_at < record_end and not buffer[record_end - 1]:
         # They end with a separator; zeros are what a cut leaves, and no CRC covers them.
         raise _unsound(position, "the properties are cut off")
-    if check_crc:
-        stored = _INT.unpack_from(buffer, position + OFFSET_BODY_CRC)[0]
-        if crc.crc32(memoryview(buffer)[body_at : body_at + body_length]) & CRC_MASK != stored:
-            raise _unsound(position, "the body's CRC is wrong")
-    return (1 if magic == MAGIC_V1 else 2), body_at, topic_at, properties_at, record_end
+    if check_crc and crc.crc32(memoryview(buffer)[body_at : body_at + body_length]) & CRC_MASK != stored_crc:
+        raise _unsound(position, "the body's CRC is wrong")
+    return version, body_at, topic_at, properties_at, record_end
 
 
 def _unsound(position: int, reason: str) -> StoreCorrupt:

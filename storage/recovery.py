@@ -41,7 +41,8 @@ _BATCH_BYTES: Final = 4 << 20
 _BATCH_RECORDS: Final = 8192
 #: What the magics of both versions begin with.
 _MAGIC_PREFIX: Final = layout.MAGIC_V1.to_bytes(4, "big", signed=True)[:3]
-_NOWHERE: Final = 1 << 62
+#: Behind every place of a log.
+NOWHERE: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def recover(
     position = end = begin
     last_timestamp_ms = 0
     while position < log.files.end:
-        batch, behind, reason = _next_batch(log, position)
+        batch, behind, reason = next_batch(log, position)
         queued = np.empty(0, np.bool_)
         if batch is not None:
             known_bytes = None if trusted or state is None else known_end - position
@@ -116,7 +117,7 @@ def recover(
             position = end = behind
         else:
             follower = _follower(log, position, known_end, state, checkpoint, trusted=trusted)
-            if follower == _NOWHERE:
+            if follower == NOWHERE:
                 break
             report.corruption.append(_keep(log, position, follower, reason, aside))
             position = end = follower
@@ -172,7 +173,7 @@ def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple
     return begin - begin % log.files.file_bytes, state.dispatched_to
 
 
-def _next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:
+def next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:
     """The sound records at `position`; or where to go on behind a BLANK; or why there is no record."""
     file = log.files.file_at(position)
     behind = log.skip_blank(position)
@@ -233,14 +234,14 @@ def _sound_part(
 def _follower(
     log: CommitLog, position: int, known_end: int, state: State | None, checkpoint: Checkpoint, *, trusted: bool
 ) -> int:
-    """Where to go on behind the damage at `position`; _NOWHERE if the log ends there."""
-    follower = _next_sound(log, position)
+    """Where to go on behind the damage at `position`; NOWHERE if the log ends there."""
+    follower = next_sound(log, position)
     if position < known_end:
-        return known_end if follower == _NOWHERE and known_end <= log.files.last_data(position) else follower
-    if follower == _NOWHERE or _is_zero(log, position):
-        return _NOWHERE
+        return known_end if follower == NOWHERE and known_end <= log.files.last_data(position) else follower
+    if follower == NOWHERE or _is_zero(log, position):
+        return NOWHERE
     flushed = trusted or (state is None and log.store_timestamp(follower) <= checkpoint.physical_ms)
-    return follower if flushed else _NOWHERE
+    return follower if flushed else NOWHERE
 
 
 def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_], index_after: int) -> None:
@@ -255,8 +256,8 @@ def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_
     )
 
 
-def _next_sound(log: CommitLog, position: int) -> int:
-    """The first place behind `position` where a sound record stands; _NOWHERE if there is none."""
+def next_sound(log: CommitLog, position: int) -> int:
+    """The first place behind `position` where a sound record stands; NOWHERE if there is none."""
     for start in log.files.starts:
         if start + log.files.file_bytes <= position:
             continue
@@ -265,7 +266,7 @@ def _next_sound(log: CommitLog, position: int) -> int:
         found = next_sound_in(file, at)
         if found >= 0:
             return start + found
-    return _NOWHERE
+    return NOWHERE
 
 
 def next_sound_in(file: MappedFile, at: int) -> int:

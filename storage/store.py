@@ -26,6 +26,7 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.flush import Flusher
 from raymq.storage.lease import Lease
 from raymq.storage.opening import open_parts
+from raymq.storage.queue_repair import QueueRepair
 from raymq.storage.reading import Reader
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport
@@ -67,7 +68,7 @@ class Store:
         self.retention = Retention(self.config.retention_hours, self.config.delete_at_hour)
         self._log = log = parts.log
         self._dispatcher = parts.dispatcher
-        self._reader = Reader(log, self._dispatcher)
+        self._reader = Reader(log, self._dispatcher, QueueRepair(log, self._dispatcher, parts.deleted_topics))
         self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
         self._derived = threading.Lock()
         self._remover = Remover(self._derived)
@@ -145,7 +146,8 @@ class Store:
             InvalidInput: a record is not sound or breaks a limit; nothing was stored.
             StoreFull: the disk is too full. StoreFailed: the disk failed earlier; open the store again.
         """
-        self._check_open()
+        if self._closed or self._read_only:
+            self._check_open()
         return self._writer.append(records, sizes, lanes, check_crc)
 
     def _check_open(self) -> None:

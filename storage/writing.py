@@ -5,51 +5,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from operator import le
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage import record as layout
+from raymq.storage.checking import Checker
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
 from raymq.storage.derived import derive
 from raymq.storage.dispatch import Dispatcher
-from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFailed, StoreFull
-from raymq.storage.indexed_properties import keys_of
-from raymq.storage.java_hash import key_hash
+from raymq.storage.errors import InvalidInput, StoreError, StoreFailed, StoreFull
 from raymq.storage.record import Buffer
-from raymq.storage.record_batch import BadRecord, Batch, check_topic, parse
 from raymq.storage.retention import Disk
 
 _DISK_CHECK_EVERY_S: Final = 1.0
-_KNOWN_TOPICS: Final = 65_536
 #: Up to how many records a loop is faster than NumPy's set-up.
 _FEW: Final = 12
-_UNWANTED_FLAGS: Final = layout.SYS_FLAG_STORE_IPV6 | layout.SYS_FLAG_TRANSACTION_PREPARED
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     """Where the records of one append went, in their order; all have the same store time."""
 
     queue_offsets: npt.NDArray[np.int64]
     physical_offsets: npt.NDArray[np.int64]
     store_timestamp_ms: int
-
-
-class _One(NamedTuple):
-    """A checked record of a small batch."""
-
-    record: memoryview
-    topic: str
-    queue_id: int
-    sys_flag: int
-    properties: bytes
-    key_hashes: list[int]
 
 
 class Writer:
@@ -59,11 +40,10 @@ class Writer:
         self, directory: Path, config: StoreConfig, log: CommitLog, dispatcher: Dispatcher, now_ms: Callable[[], int]
     ) -> None:
         self._directory = directory
-        self._config = config
+        self._checker = Checker(config.max_message_bytes, log.capacity)
         self._log = log
         self._dispatcher = dispatcher
         self._now_ms = now_ms
-        self._topics: dict[bytes, str] = {}
         self._disk_checked_at = float("-inf")
         self._disk_full = ""
         self._refuse_ratio = config.disk_refuse_ratio
@@ -77,15 +57,13 @@ class Writer:
     ) -> AppendResult:
         """See `Store.append`."""
         self.check_ready()
+        if len(sizes) == 1:
+            return self._append_one(memoryview(records), int(sizes[0]), lanes, check_crc)
         if len(sizes) <= _FEW:
             return self._append_few(memoryview(records), sizes, lanes, check_crc)
-        try:
-            batch = parse(records, sizes, check_crc=check_crc)
-        except BadRecord as bad:
-            raise InvalidInput("records", f"record {bad.index}: {bad.reason}", bad.actual) from None
+        batch = self._checker.many(records, sizes, check_crc)
         if lanes is not None:
             _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
-        self._check_batch(batch)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
         derived = derive(batch)
         queue_offsets = self._dispatcher.assign(batch, len(derived.key_hashes))
@@ -95,13 +73,31 @@ class Writer:
             self._dispatcher.dispatch(
                 batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
             )
-        except StoreError as error:
-            raise self._failed(start, error) from error
-        except BaseException as error:  # Of whatever kind: log and queues may say different things now.
-            self._log.health.fail(error)
+        except BaseException as error:
+            self._fail(start, error)
             raise
         self._dispatcher.dispatched_to = self._log.max_offset
         return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
+
+    def _append_one(
+        self, record: memoryview, size: int, lanes: Collection[tuple[str, int]] | None, check_crc: bool
+    ) -> AppendResult:
+        log, dispatcher = self._log, self._dispatcher
+        single = self._checker.one(record, size, check_crc)
+        if lanes is not None:
+            _check_lanes((single.lane,), lanes)
+        queue = dispatcher.reserve(single.lane, 1)
+        dispatcher.index.reserve(len(single.key_hashes))
+        timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
+        queue_offset, start = queue.max_offset, log.max_offset
+        try:
+            physical_offset = log.append_one(record, single.late, queue_offset, timestamp_ms)
+            dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
+        except BaseException as error:
+            self._fail(start, error)
+            raise
+        dispatcher.dispatched_to = log.max_offset
+        return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), timestamp_ms)
 
     def _append_few(
         self,
@@ -110,98 +106,28 @@ class Writer:
         lanes: Collection[tuple[str, int]] | None,
         check_crc: bool,
     ) -> AppendResult:
-        ones: list[_One] = []
-        at = 0
-        for size in sizes.tolist():
-            ones.append(self._check_one(records[at : at + size], size, len(ones), check_crc))
-            at += size
-        if at != len(records) or not ones:
-            raise InvalidInput("sizes", f"sizes that add up to the buffer's {len(records)} bytes", at)
+        log, dispatcher = self._log, self._dispatcher
+        singles = self._checker.few(records, sizes, check_crc)
         if lanes is not None:
-            _check_lanes([(one.topic, one.queue_id) for one in ones], lanes)
-        for one in ones:
-            self._dispatcher.open(one.topic, one.queue_id).reserve(len(ones))
-        if keys := sum([len(one.key_hashes) for one in ones]):
-            self._dispatcher.index.reserve(keys)
-        timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
+            _check_lanes([single.lane for single in singles], lanes)
+        queues = [dispatcher.reserve(single.lane, len(singles)) for single in singles]
+        dispatcher.index.reserve(sum([len(single.key_hashes) for single in singles]))
+        timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
         queue_offsets: list[int] = []
         physical_offsets: list[int] = []
-        start = self._log.max_offset
+        start = log.max_offset
         try:
-            for one in ones:
-                queue = self._dispatcher.open(one.topic, one.queue_id)
-                queue_offsets.append(queue.max_offset)
-                physical_offset = self._log.append_one(one.record, one.sys_flag, queue.max_offset, timestamp_ms)
-                self._dispatcher.dispatch_one(
-                    queue,
-                    one.topic,
-                    one.queue_id,
-                    one.properties,
-                    one.key_hashes,
-                    len(one.record),
-                    physical_offset,
-                    timestamp_ms,
-                )
+            for single, queue in zip(singles, queues, strict=True):
+                queue_offset = queue.max_offset
+                physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)
+                dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
+                queue_offsets.append(queue_offset)
                 physical_offsets.append(physical_offset)
-        except StoreError as error:
-            raise self._failed(start, error) from error
-        except BaseException as error:  # Of whatever kind: log and queues may say different things now.
-            self._log.health.fail(error)
+        except BaseException as error:
+            self._fail(start, error)
             raise
-        self._dispatcher.dispatched_to = self._log.max_offset
+        dispatcher.dispatched_to = log.max_offset
         return AppendResult(np.array(queue_offsets), np.array(physical_offsets), timestamp_ms)
-
-    def _check_one(self, record: memoryview, size: int, index: int, check_crc: bool) -> _One:
-        try:
-            version, body_at, topic_at, properties_at, end = layout.locate(record, 0, len(record), check_crc)
-        except StoreCorrupt as error:
-            raise InvalidInput("records", f"record {index}: sound", error.reason) from None
-        if not size == end == len(record):
-            raise InvalidInput("records", f"record {index}: the declared size in its first field", end)
-        if size > self._log.capacity:
-            raise InvalidInput("records", f"record {index}: at most {self._log.capacity} bytes", size)
-        queue_id, sys_flag = layout.queue_and_flag(record)
-        name = bytes(record[topic_at : properties_at - 2])
-        topic = self._topics.get(name) or self._learn_topic(name, index)
-        self._check_limits(index, queue_id, sys_flag, topic_at - version - body_at, end - properties_at)
-        properties = bytes(record[properties_at:end])
-        key_hashes = [key_hash(topic, key) for key in keys_of(properties)]
-        return _One(record, topic, queue_id, sys_flag, properties, key_hashes)
-
-    def _learn_topic(self, name: bytes, index: int) -> str:
-        try:
-            check_topic(name, index)
-        except BadRecord as bad:
-            raise InvalidInput("records", f"record {index}: {bad.reason}", bad.actual) from None
-        if len(self._topics) >= _KNOWN_TOPICS:
-            self._topics.clear()
-        return self._topics.setdefault(name, name.decode("ascii"))
-
-    def _check_batch(self, batch: Batch) -> None:
-        bodies, sizes = batch.body_lengths, batch.sizes
-        properties = batch.ends - batch.properties_at
-        limits = self._config.max_message_bytes, layout.MAX_PROPERTIES_BYTES, self._log.capacity
-        largest = int(bodies.max()), int(properties.max()), int(sizes.max())
-        if int(bodies.min()) > 0 and all(map(le, largest, limits)) and not batch.any_flags & _UNWANTED_FLAGS:
-            return
-        bad = (bodies < 1) | (bodies > limits[0]) | (properties > limits[1]) | (sizes > limits[2])
-        i = int(np.argmax(bad | ((batch.sys_flags & _UNWANTED_FLAGS) != 0)))
-        self._check_limits(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]))
-        raise InvalidInput("records", f"record {i}: at most {self._log.capacity} bytes", int(sizes[i]))
-
-    def _check_limits(self, index: int, queue_id: int, sys_flag: int, body_bytes: int, properties_bytes: int) -> None:
-        limit = ""
-        actual = 0
-        if queue_id < 0:
-            limit, actual = "a queue id from 0", queue_id
-        elif not 0 < body_bytes <= self._config.max_message_bytes:
-            limit, actual = f"a body of 1 to {self._config.max_message_bytes} bytes", body_bytes
-        elif properties_bytes > layout.MAX_PROPERTIES_BYTES:
-            limit, actual = f"properties of at most {layout.MAX_PROPERTIES_BYTES} bytes", properties_bytes
-        elif sys_flag & _UNWANTED_FLAGS:
-            limit, actual = "an IPv4 store host, no prepared or rolled back transaction", sys_flag
-        if limit:
-            raise InvalidInput("records", f"record {index}: {limit}", actual)
 
     @contextlib.contextmanager
     def room_is_coming(self) -> Iterator[None]:
@@ -216,7 +142,9 @@ class Writer:
 
     def check_ready(self) -> None:
         """StoreFailed after a failure of the disk, StoreFull while it is too full (looked at once a second)."""
-        self._log.health.check()
+        health = self._log.health
+        if not health.good:
+            health.check()
         now = time.monotonic()
         if now - self._disk_checked_at >= _DISK_CHECK_EVERY_S:
             self._disk_checked_at = now
@@ -225,15 +153,16 @@ class Writer:
         if self._disk_full:
             raise StoreFull(self._disk_full)
 
-    def _failed(self, start: int, error: StoreError) -> StoreError:
-        """What to raise after a write went wrong: with nothing in the log it may be tried again."""
+    def _fail(self, start: int, error: BaseException) -> None:
+        """After a write went wrong: if nothing is in the log it may be tried again, else log and queues may differ."""
         if self._log.max_offset == start and isinstance(error, StoreFull):
-            return error
+            return
         self._log.health.fail(error)
-        return StoreFailed(f"an append to {self._directory} failed half way: {error}")
+        if isinstance(error, StoreError):
+            raise StoreFailed(f"an append to {self._directory} failed half way: {error}") from error
 
 
-def _check_lanes(found: list[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:
+def _check_lanes(found: Collection[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:
     for lane in found:
         if lane not in lanes:
             raise InvalidInput("records", f"records of {sorted(lanes)}", lane)

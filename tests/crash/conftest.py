@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.storage.faulty_calls import UnsyncedCalls
 from raymq.storage.file_calls import replaced
+from tests.faulty_calls import UnsyncedCalls
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ import numpy as np
 
 from raymq.storage import progress
 from raymq.storage.config import StoreConfig
-from raymq.storage.faulty_calls import UnsyncedCalls
 from raymq.storage.file_calls import replaced
 from raymq.storage.record import encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
+from tests.faulty_calls import UnsyncedCalls
 
 CONFIG = StoreConfig(
     commitlog_file_bytes=4096,

@@ -139,15 +139,16 @@ def test_killed_in_recovery(tmp_path: Path, failpoint: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_killed_at_random_steps_again_and_again(tmp_path: Path) -> None:
-    random_ = random.Random(2)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random_steps_again_and_again(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
     promised = Promised()
     killed = 0
-    for _ in range(200):
+    for _ in range(50):
         killed += run(tmp_path, f"{random_.choice(NAMES)}:{random_.choice((1, 2, 5, 20, 60))}", promised)
         check(tmp_path, promised)
-    assert killed > 100
+    assert killed > 25
 
 
 def test_the_list_of_failpoints_is_that_of_the_sources() -> None:

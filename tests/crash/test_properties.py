@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from raymq.storage import record as layout
 from raymq.storage.errors import OffsetOutOfRange, QueueNotFound, StoreCorrupt
-from raymq.storage.faulty_calls import UnsyncedCalls
 from raymq.storage.file_calls import replaced
 from raymq.storage.record_batch import BadRecord, parse
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
+from tests.faulty_calls import UnsyncedCalls
 from tests.stored import SMALL, append, make_record
 
 pytestmark = pytest.mark.crash

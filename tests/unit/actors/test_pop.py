@@ -10,8 +10,8 @@ import pytest
 from raymq.actors.core import pop
 from raymq.actors.core.filters import filter_of
 from raymq.storage.errors import StoreCorrupt, StoreFull
-from raymq.storage.faulty_calls import UnsyncedCalls
 from raymq.storage.file_calls import replaced
+from tests.faulty_calls import UnsyncedCalls
 from tests.stored import flip, log_file
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raymq.storage.byte_rows import pieces, rows_before
-from raymq.storage.indexed_properties import Spans, find, keys_of, tags_of, value_of
+from raymq.storage.indexed_properties import Spans, find, tags_and_keys
 
 #: Stands in front of the properties, as a record's header does.
 HEADER = b"\x02KEYS\x01no\x02TAGS\x01no\x02"
@@ -62,8 +62,9 @@ def check(records: list[bytes]) -> None:
         triples = zip(spans.owners.tolist(), spans.starts.tolist(), spans.ends.tolist(), strict=True)
         return [(owner, buffer[start:end]) for owner, start, end in triples]
 
-    assert texts(found.tags) == [(i, tags_of(record)) for i, record in enumerate(records) if tags_of(record)]
-    assert texts(found.keys) == [(i, key) for i, record in enumerate(records) for key in keys_of(record)]
+    singly = [tags_and_keys(record) for record in records]
+    assert texts(found.tags) == [(i, tags) for i, (tags, _) in enumerate(singly) if tags]
+    assert texts(found.keys) == [(i, key) for i, (_, keys) in enumerate(singly) for key in keys]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -82,11 +83,13 @@ def test_any_properties(records: list[bytes]) -> None:
 
 
 @given(properties)
-def test_a_value_is_that_of_the_pair(record: bytes) -> None:
-    for name in (b"UNIQ_KEY", b"KEYS", b"TAGS"):
-        mine = [pair[len(name) + 1 :] for pair in record.split(b"\x02") if pair.startswith(name + b"\x01")]
-        assert value_of(record, name) == (mine[-1] if mine else b"")
-        assert value_of(record, name, first=True) == (mine[0] if mine else b"")
+def test_values_are_those_of_the_pairs(record: bytes) -> None:
+    def values(name: bytes) -> list[bytes]:
+        return [pair[len(name) + 1 :] for pair in record.split(b"\x02") if pair.startswith(name + b"\x01")] or [b""]
+
+    unique = values(b"UNIQ_KEY")
+    keys = [unique[0]] + [unique[-1]] * (unique[-1] != unique[0]) + values(b"KEYS")[-1].split(b" ")
+    assert tags_and_keys(record) == (values(b"TAGS")[-1], [key for key in keys if key])
 
 
 @given(st.lists(st.lists(st.binary(max_size=90), min_size=1, max_size=4), min_size=1, max_size=20))
