@@ -8,7 +8,7 @@ import ray
 
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import allow_many_files, start_patiently
+from raymq.actors.hosting import allow_many_files, leave_out_pandas, start_patiently
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.frame import Command
 
@@ -22,6 +22,7 @@ class Broker:
     def __init__(self, spec: BrokerSpec) -> None:
         node_id = ray.get_runtime_context().get_node_id()
         allow_many_files()
+        leave_out_pandas()
         self._loop = EventLoopThread(spec.name)
         self._service = start_patiently(self._loop, lambda: BrokerService.start(spec, node_id))
 

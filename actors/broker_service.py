@@ -71,6 +71,9 @@ _GROUP_SWEEP_SECONDS = 0.5
 _RETENTION_SECONDS = 10.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
+#: A broker that no scheduler has asked for so long delivers what is due by itself, once per period.
+_UNASKED_SECONDS = 0.3
+_UNASKED_PERIOD_SECONDS = 0.05
 #: After a crash the log is looked through from the last checkpoint of the timers on.
 _TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
@@ -95,6 +98,7 @@ class BrokerService:
         self._node_id = node_id
         self._epoch = identity.epoch
         self._scheduler_pid: int | None = None
+        self._asked_at = 0.0
         self._lateness = 0.0
         self._loop = asyncio.get_running_loop()
         self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
@@ -216,10 +220,9 @@ class BrokerService:
 
     async def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Deliver what is due; the scheduler that asks is remembered for `status`."""
-        report = self.core.deliver_due()
         self._scheduler_pid = scheduler_pid
-        self._lateness = report.lateness_ms / 1000
-        return report
+        self._asked_at = self._loop.time()
+        return self._deliver_due()
 
     def status(self) -> BrokerInfo:
         """Who this is and how it does."""
@@ -254,9 +257,11 @@ class BrokerService:
                 await self._server.listen(each)
             except OSError as error:
                 _log.warning("%s has no VIP channel: %s", self.spec.name, error)
+        self._deliver_due()  # what became due while it was away
         await self.announce()
         self._duties = [
             self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
+            self._loop.create_task(self._every(_UNASKED_PERIOD_SECONDS, self._deliver_unasked)),
             self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
             self._loop.create_task(self._every(_POP_SWEEP_SECONDS, self._sweep_pop)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
@@ -276,6 +281,16 @@ class BrokerService:
                 await duty()
             except Exception:  # noqa: BLE001 - a duty that fails once must not end all later ones
                 _log.exception("a periodic duty failed")
+
+    def _deliver_due(self) -> DueReport:
+        report = self.core.deliver_due()
+        self._lateness = report.lateness_ms / 1000
+        return report
+
+    async def _deliver_unasked(self) -> None:
+        """What is due does not wait until a scheduler, which was killed, is back, or has found this broker again."""
+        if self._loop.time() - self._asked_at >= _UNASKED_SECONDS:
+            self._deliver_due()
 
     async def _sweep_polls(self) -> None:
         self.polls.expire()

@@ -40,12 +40,16 @@ _QUEUE_ID = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The outcome of a send: `queue` is where it was sent, `placed` where it lies (delayed: the schedule topic)."""
+    """The outcome of a send: `queue` is where it was sent, `placed` where it lies (delayed: the schedule topic).
+
+    `doubtful` are other brokers that may hold it, too, because a try there was left unanswered.
+    """
 
     status: SendStatus
     queue: MessageQueue
     address: str
     placed: Placed
+    doubtful: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ class Sender:
             again = plan.not_ok(queue, sent.status, time.monotonic() - began)
             if again is not None:
                 return Failed(queue, again, 0.0)
-        return sent
+        return replace(sent, doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
 
     def addressed(
         self,

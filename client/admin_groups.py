@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from raymq.actors.core.assignment import average
 from raymq.actors.errors import BrokerUnavailable, GroupNotFound
 from raymq.actors.naming import check_group, check_topic
 from raymq.actors.protocol import MessageQueue, TopicRoute
@@ -40,12 +39,11 @@ async def progress(
     lost = {queue for queue in known_before if tables.get(queue.broker) is None}
     for topic in {queue.topic for queue in found} if silent else ():
         lost |= {queue for queue in (await mq.routes.get(topic)).readable() if queue.broker in silent}
-    owners = await _owners(mq, group, [broker for broker in tables if broker not in silent], sorted({*found, *lost}))
     table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
     for queue, values in found.items():
         committed = values["raymqCommitted"]
         lag = None if committed is None else values["brokerOffset"] - committed
-        table[queue] = QueueProgress(committed, values["brokerOffset"], lag, owners.get(queue))
+        table[queue] = QueueProgress(committed, values["brokerOffset"], lag, values["raymqOwner"])
     return dict(sorted(table.items()))
 
 
@@ -103,19 +101,3 @@ async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[Message
     if unavailable is not None and not any(tables.values()):
         raise unavailable
     return tables
-
-
-async def _owners(
-    mq: Connection, group: str, brokers: list[str], queues: list[MessageQueue]
-) -> dict[MessageQueue, str]:
-    """Which member each queue falls to, by the rule that members follow unless they chose another one."""
-    masters = await asking.masters(mq)
-    addresses = {broker: masters[broker] for broker in brokers if broker in masters}
-    answers = await asking.ask_each(mq, addresses, partial(wire_group.members_command, group))
-    members = {m for answer in answers.values() if isinstance(answer, Command) for m in wire_group.read_members(answer)}
-    owners: dict[MessageQueue, str] = {}
-    for topic in {queue.topic for queue in queues}:
-        of_topic = [queue for queue in queues if queue.topic == topic]
-        for member in members:
-            owners |= dict.fromkeys(average(of_topic, sorted(members), member), member)
-    return owners

@@ -59,6 +59,7 @@ class Consuming:
         self._client_id = f"{mq.pool.local_host}@{uuid.uuid4().hex}"
         self._clustering = settings.model is MessageModel.CLUSTERING
         self._locking = settings.ordered and self._clustering
+        self._sticky = settings.strategy == "sticky" and self._clustering
         self._filters = dict(settings.filters)
         if self._clustering:
             self._filters[retry_topic(settings.group)] = TagFilter.parse("*")
@@ -67,10 +68,12 @@ class Consuming:
             self._client_id,
             settings.group,
             {topic: wanted.subscription(topic) for topic, wanted in settings.filters.items()},
+            consume_type="CONSUME_PASSIVELY",
             model=settings.model.value,
             start=settings.consume_from.value,
             clock=time.monotonic,
             retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
+            owners=self._sticky,
         )
         self._strategy = strategy_named(settings.strategy)
         self._offsets = GroupOffsets(mq, settings.group)
@@ -164,8 +167,11 @@ class Consuming:
                 mine.update(queue for queue in self._queues if queue.topic == topic)
                 settled = False
                 continue
-            mine.update(self._strategy(queues, members, self._client_id))
+            mine.update(self._strategy(queues, members, self._client_id, self._membership.owners))
             others.update(queues)
+        if self._sticky:  # a change is under way until the brokers see each queue with its owner
+            owned = {queue for queue, owner in self._membership.owners.items() if owner == self._client_id}
+            settled = settled and owned & others == mine & others
         for queue in others - mine:  # another member knows better by now
             self._unsaved.pop(queue, None)
         brokers = {queue.broker for queue in mine | others}
@@ -254,7 +260,7 @@ class Consuming:
                 continue
             wanted = [self._wanted(process) for process in processes]
             call = asyncio.ensure_future(
-                fetch(self._mq, broker, session, wanted, most, MAX_ANSWER_BYTES, _PARK_SECONDS, group)
+                fetch(self._mq, broker, session, wanted, most, MAX_ANSWER_BYTES, _PARK_SECONDS, group, self._client_id)
             )
             change = asyncio.ensure_future(changed.wait())
             try:
@@ -323,8 +329,13 @@ class Consuming:
         if not self._clustering or self._committed.get(process.queue) == offset:
             return
         try:
-            await self._offsets.commit(process.queue, offset)
-            self._committed[process.queue] = offset
+            await self._offsets.commit(process.queue, offset, self._committed.get(process.queue))
+            if self._queues.get(process.queue, process) is process:
+                self._committed[process.queue] = offset
+        except OffsetReset as reset:
+            if not process.dropped:
+                self._move(process, reset.offset)
+                self._has_room(process)
         except RayMQError as error:
             _log.debug("commit of %s: %s", process.queue, error)
 

@@ -50,17 +50,18 @@ async def fetch(
     max_bytes: int,
     wait_seconds: float,
     group: str | None = None,
+    member: str | None = None,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
-    With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset. Checksums
-    are compared here, once: what this returns is intact.
+    With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
+    `member` is known as their owner. Checksums are compared here, once: what this returns is intact.
 
     Raises:
         BrokerUnavailable: no answer.
     """
     address = await address_of(mq, wanted[0].topic, broker)
-    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds, group, check_crc=False)
+    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds, group, member, check_crc=False)
     parts = read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS))
     if all(_is_intact(part) for part in parts):
         return parts

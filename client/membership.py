@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import GroupNotFound, RayMQError
+from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.client.connection import Connection
@@ -25,7 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 class Membership:
-    """One client id in one group. `retry_max_times` becomes the group's, once at each broker; None leaves it."""
+    """One client id in one group.
+
+    Args:
+        retry_max_times: becomes the group's, once at each broker; None leaves it.
+        owners: whether `members` asks who fetches which queue, too.
+    """
 
     def __init__(
         self,
@@ -34,15 +40,18 @@ class Membership:
         group: str,
         subscriptions: Mapping[str, Subscription],
         *,
+        consume_type: str,
         model: str,
         start: str,
         clock: Callable[[], float],
         retry_max_times: int | None = None,
+        owners: bool = False,
     ) -> None:
         self._mq = mq
         self._client_id = client_id
         self._group = group
         self._subscriptions = subscriptions
+        self._consume_type = consume_type
         self._model = model
         self._start = start
         self._clock = clock
@@ -50,6 +59,9 @@ class Membership:
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
         self._last_seen: dict[str, float] = {}
         self.settled = True
+        self._asks_owners = owners
+        #: Who fetched each queue last, as far as a broker has ever told: one that restarted learns it anew.
+        self.owners: dict[MessageQueue, str] = {}
 
     async def heartbeat(self, *, strict: bool = False) -> None:
         """Greet every broker whose connection is new or whose last heartbeat is old.
@@ -107,7 +119,12 @@ class Membership:
             if known is connection and self._clock() - at < HEARTBEAT_SECONDS:
                 return None
             command = wire_group.heartbeat_command(
-                self._client_id, self._group, self._subscriptions, model=self._model, start=self._start
+                self._client_id,
+                self._group,
+                self._subscriptions,
+                consume_type=self._consume_type,
+                model=self._model,
+                start=self._start,
             )
             if known is None and self._retry_max_times is not None:
                 settings = wire_group.create_group_command(self._group, self._retry_max_times)
@@ -120,8 +137,11 @@ class Membership:
 
     async def _ask(self, address: str) -> list[str]:
         try:
-            command = wire_group.members_command(self._group)
-            return wire_group.read_members(await self._mq.pool.request(address, command, _REQUEST_SECONDS))
+            command = wire_group.members_command(self._group, owners=self._asks_owners)
+            answer = await self._mq.pool.request(address, command, _REQUEST_SECONDS)
+            if self._asks_owners:
+                self.owners |= wire_group.read_owners(answer)
+            return wire_group.read_members(answer)
         except GroupNotFound:
             return []
         except RayMQError as error:

@@ -51,9 +51,14 @@ class GroupOffsets:
             command = wire_query.bound_command(queue.topic, queue.queue_id, newest=newest)
         return int((await self._ask(queue, command)).fields["offset"])
 
-    async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` is done; on the broker's disk when this returns."""
-        await self._ask(queue, wire_offset.update_offset_command(self._group, queue.topic, queue.queue_id, offset))
+    async def commit(self, queue: MessageQueue, offset: int, since: int | None = None) -> None:
+        """Everything below `offset` is done; on the broker's disk when this returns.
+
+        Raises:
+            OffsetReset: the group was sent back before `since`, the offset that it had; nothing was committed.
+        """
+        group, topic, queue_id = self._group, queue.topic, queue.queue_id
+        await self._ask(queue, wire_offset.update_offset_command(group, topic, queue_id, offset, since=since))
 
     async def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = await address_of(self._mq, queue.topic, queue.broker)

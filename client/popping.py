@@ -74,6 +74,7 @@ class Popping:
             f"{mq.pool.local_host}@{uuid.uuid4().hex}",
             group,
             {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
+            consume_type="CONSUME_POP",
             model="CLUSTERING",
             start="CONSUME_FROM_FIRST_OFFSET",
             clock=time.monotonic,

@@ -27,7 +27,7 @@ from raymq.client.message import Message, key_numbers
 from raymq.client.options import SendDefaults, SendOptions
 from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
-from raymq.client.recalling import handle_of, recall
+from raymq.client.recalling import encode_handles, handles_of, recall
 from raymq.client.results import SendResult, TableResult
 from raymq.client.sent_results import results_of
 
@@ -226,7 +226,7 @@ class Producer(ClientBase):
         """`recall` for asyncio code, on any event loop."""
         self._check_open()
         timeout = self._defaults.timeout if timeout is None else timeout
-        return await self._mq.arun(recall(self._mq, handle_of(sent), timeout))
+        return await self._mq.arun(recall(self._mq, handles_of(sent), timeout))
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Send what `linger` gathered and wait for the answers; False if `timeout` seconds were not enough."""
@@ -346,6 +346,8 @@ def _result(message: Message, sent: Sent) -> SendResult:
 
 def _recall_handle(message: Message, sent: Sent) -> str | None:
     """None unless the message waits for a time of its own."""
-    if message.due_ms is None or sent.placed.topic != TIMER_TOPIC:
+    due_ms = message.due_ms
+    if due_ms is None or sent.placed.topic != TIMER_TOPIC:
         return None
-    return RecallHandle(message.topic, sent.queue.broker, message.due_ms, message.unique_key).encode()
+    brokers = (sent.queue.broker, *sent.doubtful)
+    return encode_handles([RecallHandle(message.topic, broker, due_ms, message.unique_key) for broker in brokers])

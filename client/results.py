@@ -41,7 +41,7 @@ class QueueStats:
 class QueueProgress:
     """How far a group is in a queue; None where it is not known (never committed, broker unreachable), never 0.
 
-    `owner` is the client id of the member that the queue falls to, None where the group has no member.
+    `owner` is the client id of the member that fetched from the queue last, None where no member of now has.
     """
 
     committed_offset: int | None

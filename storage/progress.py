@@ -27,6 +27,8 @@ _FRAME = struct.Struct(">II")
 _FOLD_BYTES: Final = 4 << 20
 _CONSUMER: Final = "c"
 _CONSUMER_GONE: Final = "g"
+_RESET: Final = "r"
+_HEEDED: Final = "h"
 _DELAY: Final = "d"
 
 
@@ -139,6 +141,8 @@ class Progress:
         self._delay_version = DataVersion.from_json(raw_delay.get("dataVersion"))
         self.consumers: dict[str, dict[str, dict[int, int]]] = {}
         self.delays: dict[int, int] = {}
+        #: The queues whose group was reset and has not gone there yet; its offset is the place.
+        self.resets: set[tuple[str, str, int]] = set()
         self.log_end = 0
         self._fold_at = _FOLD_BYTES
         try:
@@ -147,6 +151,7 @@ class Progress:
                 if topic and group:
                     offsets = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
                     self.consumers.setdefault(group, {})[topic] = offsets
+            self.resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
             self.log_end = int(raw_delay.get("raymqLogEnd") or 0)
             self.delays = {int(level): int(offset) for level, offset in (raw_delay.get("offsetTable") or {}).items()}
         except (ValueError, TypeError, AttributeError) as error:
@@ -171,14 +176,18 @@ class Progress:
 
     def _apply(self, entry: tuple[Any, ...]) -> None:
         kind, *rest = entry
-        if kind == _CONSUMER:
+        if kind in (_CONSUMER, _RESET):
             group, topic, queue_id, offset = rest
             self.consumers.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
+            (self.resets.add if kind == _RESET else self.resets.discard)((group, topic, queue_id))
+        elif kind == _HEEDED:
+            self.resets.discard(tuple(rest))
         elif kind == _CONSUMER_GONE:
             group, topic = rest
             self.consumers.get(group, {}).pop(topic, None)
             if not self.consumers.get(group):
                 self.consumers.pop(group, None)
+            self.resets = {each for each in self.resets if each[:2] != (group, topic)}
         elif kind == _DELAY:
             level, offset, self.log_end = rest
             self.delays[level] = offset
@@ -197,10 +206,10 @@ class Progress:
             for topic, queues in topics.items()
         }
         groups = {group: list(topics) for group, topics in self.consumers.items()}
-        json_file.save(
-            self._consumer_path,
-            {"dataVersion": self._version.to_json(), "groupTopicMap": groups, "offsetTable": table},
-        )
+        content = {"dataVersion": self._version.to_json(), "groupTopicMap": groups, "offsetTable": table}
+        if self.resets:
+            content["raymqResets"] = sorted(self.resets)
+        json_file.save(self._consumer_path, content)
         failpoint("fold.before_delays")
         delays = {str(level): offset for level, offset in self.delays.items()}
         json_file.save(
@@ -226,8 +235,24 @@ class ConsumerOffsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set the offset, also to a lower one; it survives the death of the process when this returns."""
-        if self.get(group, topic, queue_id) != offset:
+        if self.get(group, topic, queue_id) != offset or self.awaits(group, topic, queue_id):
             self._progress.commit((_CONSUMER, group, topic, queue_id, offset))
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the offset, and keep in mind that the group has to go there until `heeded`, or until it is set anew.
+
+        Both survive the death of the process when this returns.
+        """
+        self._progress.commit((_RESET, group, topic, queue_id, offset))
+
+    def awaits(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a reset of the group's offset in the queue waits for the group."""
+        return (group, topic, queue_id) in self._progress.resets
+
+    def heeded(self, group: str, topic: str, queue_id: int) -> None:
+        """The group has gone to where it was reset to."""
+        if self.awaits(group, topic, queue_id):
+            self._progress.commit((_HEEDED, group, topic, queue_id))
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset; None if there is none."""

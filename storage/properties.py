@@ -61,6 +61,8 @@ FIRST_POP_TIME: Final = "1ST_POP_TIME"
 DELIVERED_FROM: Final = "RAYMQ_DELIVERED_FROM"
 #: Ours: why a message was put into its group's dead-letter queue.
 DLQ_REASON: Final = "RAYMQ_DLQ_REASON"
+#: Ours: which delivery by pop was a dead letter's last, "<topic>:<queue id>:<queue offset>:<pop time>".
+DIED_IN: Final = "RAYMQ_DIED_IN"
 #: Ours: which of its producer's batches this record begins; see `raymq.storage.producer_sequence`.
 PRODUCER_SEQUENCE: Final = "RAYMQ_SEQUENCE"
 #: Ours: a message that was sent to its group again says from which dead letter, by that one's message id.
@@ -115,6 +117,7 @@ SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
         FIRST_POP_TIME,
         DELIVERED_FROM,
         DLQ_REASON,
+        DIED_IN,
         PRODUCER_SEQUENCE,
         REDRIVEN_FROM,
     }

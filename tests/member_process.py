@@ -1,8 +1,8 @@
 """A member of a consumer group in a process of its own: for kills, and for the memory that threads do not share.
 
 As a program: `member_process.py NAME_SERVERS GROUP TOPIC`. It prints "ready", then a line for each delivery before its
-outcome is told to the consumer: number (the body), broker, queue id, queue offset, times reconsumed, and "ok" or
-"retry". Every tenth number fails at its first delivery. It ends cleanly when its standard input is closed.
+outcome is told to the consumer: number (the body), the queue's topic, broker and id, queue offset, times reconsumed,
+and "ok" or "retry". Every tenth number fails at its first delivery. It ends cleanly when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raymq.client import Connection, ConsumeResult, PushConsumer, ReceivedMessage, Retry
+from raymq.client import Connection, ConsumeResult, MessageQueue, PushConsumer, ReceivedMessage, Retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,15 @@ class Delivered:
     at: float
     member: int
     number: int
-    #: Broker, queue id and offset of the copy.
-    place: tuple[str, int, int]
+    queue: MessageQueue
+    offset: int
     reconsume_times: int
     success: bool
+
+    @property
+    def place(self) -> tuple[MessageQueue, int]:
+        """Which copy of the message it was."""
+        return self.queue, self.offset
 
 
 class MemberProcess:
@@ -64,9 +69,10 @@ class MemberProcess:
         for line in self._process.stdout:
             if not line.endswith("\n"):
                 return  # cut off by a kill
-            number, broker, queue_id, offset, times, outcome = line.split()
-            place = (broker, int(queue_id), int(offset))
-            self._told(Delivered(time.monotonic(), self.pid, int(number), place, int(times), outcome == "ok"))
+            number, topic, broker, queue_id, offset, times, outcome = line.split()
+            queue = MessageQueue(topic, broker, int(queue_id))
+            now = time.monotonic()
+            self._told(Delivered(now, self.pid, int(number), queue, int(offset), int(times), outcome == "ok"))
 
 
 def listener(messages: list[ReceivedMessage]) -> list[ConsumeResult | Retry]:
@@ -75,7 +81,7 @@ def listener(messages: list[ReceivedMessage]) -> list[ConsumeResult | Retry]:
     for message in messages:
         fails = int(message.body) % 10 == 0 and not message.reconsume_times
         results.append(Retry(1) if fails else ConsumeResult.SUCCESS)
-        place = f"{message.queue.broker} {message.queue.queue_id} {message.queue_offset}"
+        place = f"{message.queue.topic} {message.queue.broker} {message.queue.queue_id} {message.queue_offset}"
         lines.append(f"{message.body.decode()} {place} {message.reconsume_times} {'retry' if fails else 'ok'}\n")
     sys.stdout.write("".join(lines))
     sys.stdout.flush()

@@ -14,13 +14,17 @@ from raymq.actors.protocol import MessageQueue
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One queue of a group. `committed` is None if it never committed; times are 0 where there is no message."""
+    """One queue of a group. `committed` is None if it never committed; times are 0 where there is no message.
+
+    `owner` is the member that fetches it, None where none does.
+    """
 
     min_offset: int
     max_offset: int
     committed: int | None
     #: Store time of the last message that the group has consumed.
     last_consumed_ms: int
+    owner: str | None
 
     @property
     def behind(self) -> int:
@@ -65,8 +69,11 @@ class Consumption:
         self._check_group(group)
         if topic is not None:
             self._core.topics.get(topic)
+        owners = self._groups.owners(group)
         return {
-            MessageQueue(name, self._core.name, queue_id): self._of_queue(group, name, queue_id)
+            MessageQueue(name, self._core.name, queue_id): self._of_queue(
+                group, name, queue_id, owners.get((name, queue_id))
+            )
             for name in ([topic] if topic is not None else self.topics_of(group))
             for queue_id in range(self._core.topics.get(name).read_queues)
         }
@@ -158,11 +165,11 @@ class Consumption:
                 for queue_id, offset in offsets.of(source, name).items():
                     self._core.reset_offset(target, name, queue_id, offset)
 
-    def _of_queue(self, group: str, topic: str, queue_id: int) -> Progress:
+    def _of_queue(self, group: str, topic: str, queue_id: int, owner: str | None) -> Progress:
         low, high = self._core.bounds(topic, queue_id)
         committed = self._core.offsets.get(group, topic, queue_id)
         last_ms = 0 if committed is None else self.store_time(topic, queue_id, committed - 1)
-        return Progress(low, high, committed, last_ms)
+        return Progress(low, high, committed, last_ms, owner)
 
     def _subscribed(self, group: str) -> list[str]:
         try:

@@ -19,7 +19,7 @@ from raymq.storage.store import Store
 _SCAN_MESSAGES = 4_096
 _SCAN_BYTES = 8 << 20
 #: What a redriven message does not take along: how it came to its entry.
-_LEFT_BEHIND = frozenset({names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID})
+_LEFT_BEHIND = frozenset({names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.DIED_IN})
 
 
 class DeadLetters:

@@ -17,6 +17,9 @@ from raymq.actors.naming import retry_topic
 GRACE_SECONDS = 2.0
 SILENCE_SECONDS = 120.0
 
+#: (topic, queue id)
+Queue = tuple[str, int]
+
 
 @dataclass(slots=True, eq=False)
 class Client:
@@ -46,6 +49,8 @@ class Membership:
 
     client: Client
     last_seen: float
+    #: How it consumes: consume type and message model.
+    way: tuple[str, str] = ("", "")
     subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
 
 
@@ -55,6 +60,8 @@ class ConsumerGroup:
 
     latest: Consumer
     members: dict[str, Membership] = field(default_factory=dict)
+    #: The member that fetched each queue last.
+    owners: dict[Queue, str] = field(default_factory=dict)
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -106,22 +113,36 @@ class GroupTable:
             Whether the other members have to be told: it is new, or subscribes to something else than before.
 
         Raises:
-            SubscriptionMismatch: `strict`, and another connected member subscribes to something else.
+            SubscriptionMismatch: `strict`, and another connected member subscribes to something else, or consumes in
+                another way: who pops takes messages of queues that others own, who is broadcast to owns none.
         """
         group = self._consumers.get(consumer.group)
         known = group.members.get(client_id) if group else None
         wanted = consumer.subscriptions
         changed = known is None or (wanted is not None and _plain(known.subscriptions) != _plain(wanted))
+        way = (consumer.consume_type, consumer.message_model)
         if strict and changed and group is not None and wanted is not None:
-            _check_same(client_id, wanted, consumer.group, group.members.values())
+            _check_same(client_id, wanted, way, consumer.group, group.members.values())
         if group is None:
             group = self._consumers[consumer.group] = ConsumerGroup(consumer)
         member = group.members.setdefault(client_id, Membership(self._clients[client_id], 0.0))
         member.last_seen = self.clock()
+        member.way = way
         if wanted is not None:
             member.subscriptions = wanted
             group.latest = consumer
         return changed
+
+    def fetched(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
+        """A member asks for messages of these queues: they are its own, as far as this broker can know."""
+        known = self._consumers.get(group)
+        if known is not None and client_id in known.members:
+            known.owners |= dict.fromkeys(queues, client_id)
+
+    def fetched_over(self, group: str, connection: object, queue: Queue) -> None:
+        """`fetched`, of a client that does not say its id with each request."""
+        for client_id in self._by_connection.get(connection, ()):
+            self.fetched(group, client_id, (queue,))
 
     def produce(self, client_id: str, group: str) -> None:
         """A client that was greeted is a member of a producer group."""
@@ -133,6 +154,7 @@ class GroupTable:
         known = self._consumers.get(group)
         if known is None or known.members.pop(client_id, None) is None:
             return False
+        known.owners = {queue: owner for queue, owner in known.owners.items() if owner != client_id}
         if not known.members:
             del self._consumers[group]
         return True
@@ -190,6 +212,11 @@ class GroupTable:
             raise GroupNotFound(f"no consumer for this group, {group}")
         return found
 
+    def owners(self, group: str) -> dict[Queue, str]:
+        """Which member of a group fetches which queue; queues that nobody has fetched yet are left out."""
+        found = self._consumers.get(group)
+        return {} if found is None else dict(found.owners)
+
     def consumer_groups(self) -> dict[str, ConsumerGroup]:
         """All consumer groups that have members."""
         return dict(self._consumers)
@@ -227,6 +254,7 @@ class GroupTable:
             assert bool(client.connections) == (client.orphaned_at is None)
             assert all(client.client_id in self._by_connection[c] for c in client.connections)
         assert all(group.members for group in self._consumers.values()), "a group without members stays listed"
+        assert all(owner in group.members for group in self._consumers.values() for owner in group.owners.values())
         assert all(self._producers.values())
         for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
             assert all(self._clients[client_id] is member.client for client_id, member in members.items())
@@ -236,8 +264,14 @@ def _plain(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, st
     return {topic: (s.kind, s.expression) for topic, s in subscriptions.items()}
 
 
-def _check_same(client_id: str, wanted: Mapping[str, Subscription], group: str, members: Iterable[Membership]) -> None:
-    """SubscriptionMismatch if a connected member other than `client_id` wants something else of the user's topics."""
+def _check_same(
+    client_id: str,
+    wanted: Mapping[str, Subscription],
+    way: tuple[str, str],
+    group: str,
+    members: Iterable[Membership],
+) -> None:
+    """SubscriptionMismatch if a connected member other than `client_id` wants something else, or in another way."""
     retries = retry_topic(group)  # RocketMQ's clients name it among their subscriptions, ours do not
 
     def of_user(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:
@@ -246,12 +280,20 @@ def _check_same(client_id: str, wanted: Mapping[str, Subscription], group: str, 
     mine = of_user(wanted)
     for member in members:
         other = member.client
+        if other.client_id == client_id or not other.connections:
+            continue
         theirs = of_user(member.subscriptions)
-        if other.client_id != client_id and other.connections and theirs != mine:
+        if theirs != mine:
             raise SubscriptionMismatch(
                 f"group {group}: {client_id} subscribes to {_shown(mine)}, "
                 f"but member {other.client_id} subscribes to {_shown(theirs)}",
                 remedy="members of one group must subscribe to the same; use another group name",
+            )
+        if member.way != way:
+            raise SubscriptionMismatch(
+                f"group {group}: {client_id} subscribes to {_shown(mine)} by {'/'.join(way)}, "
+                f"but member {other.client_id} by {'/'.join(member.way)}",
+                remedy="members of one group must consume in one way; use another group name",
             )
 
 

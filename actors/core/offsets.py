@@ -1,7 +1,10 @@
 """What groups have consumed on one broker: commits, where a group begins, and resets by an administrator.
 
 A reset sets the group's offset, and waits for the group's next pull of that queue, which is sent there. Until then the
-running consumers know nothing of it, so their commits are swallowed.
+running consumers know nothing of it, so their commits are swallowed. A waiting reset survives SIGKILL.
+
+A commit may say from which offset its consumer goes on. If the group is before that by now, it was sent back since, and
+the commit comes too late: it is refused, and the consumer goes to where the group is.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import os
 from collections.abc import Callable
 
 from raymq.actors.core.group_settings import GroupSettings
-from raymq.actors.errors import InvalidInput, MessageNotFound
+from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetReset
 from raymq.storage.store import Store
 
 #: A queue is young while all of its messages lie within so many bytes of the log's end: RocketMQ's "still in memory".
@@ -27,11 +30,11 @@ class GroupOffsets:
         self._store = store
         self._groups = groups
         self._bounds = bounds
-        self._resets: dict[tuple[str, str, int], int] = {}
+        self._offsets = store.consumer_offsets
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """A group's offset in a queue, or None if it never committed one there."""
-        return self._store.consumer_offsets.get(group, topic, queue_id)
+        return self._offsets.get(group, topic, queue_id)
 
     def start_of(self, group: str, topic: str, queue_id: int) -> int:
         """Where a group goes on, by RocketMQ's rule: its offset, else 0 on a young queue that still begins at 0.
@@ -55,17 +58,20 @@ class GroupOffsets:
         *,
         forward_only: bool = True,
         overrules_reset: bool = False,
+        since: int | None = None,
     ) -> bool:
         """Remember that `group` consumed everything below `offset`; it survives a kill when this returns.
 
         Args:
             forward_only: a lower offset than the known one changes nothing.
             overrules_reset: whoever commits means this offset, whatever an administrator did before.
+            since: the group's offset as who commits knows it; None: he does not say.
 
         Returns:
             False if a reset waits for the group's next pull: then nothing changes.
 
         Raises:
+            OffsetReset: the group was sent back before `since`: nothing changes.
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the queue does not reach so far.
         """
@@ -73,46 +79,47 @@ class GroupOffsets:
         _, limit = self._bounds(topic, queue_id)
         if not 0 <= offset <= limit:
             raise InvalidInput("offset", f"0..{limit}", offset)
-        if (group, topic, queue_id) in self._resets:
-            if not overrules_reset:
-                return False
-            del self._resets[group, topic, queue_id]
+        if self._offsets.awaits(group, topic, queue_id) and not overrules_reset:
+            return False
         known = self.get(group, topic, queue_id)
+        if known is not None and since is not None and known < since:
+            raise OffsetReset(known)
         if known is None or offset > known or not forward_only:
-            self._store.consumer_offsets.commit(group, topic, queue_id, offset)
+            self._offsets.commit(group, topic, queue_id, offset)
+        else:
+            self._offsets.heeded(group, topic, queue_id)
         return True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Send a group, running or not, to `offset`, cut to what the queue holds. Raises as `commit`."""
         self._groups.get(group)
         low, high = self._bounds(topic, queue_id)
-        offset = min(max(offset, low), high)
-        self._store.consumer_offsets.commit(group, topic, queue_id, offset)
-        self._resets[group, topic, queue_id] = offset
+        self._offsets.reset(group, topic, queue_id, min(max(offset, low), high))
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The reset that waits for the group in this queue, if any; it waits no longer."""
-        return self._resets.pop((group, topic, queue_id), None) if self._resets else None
+        if not self._offsets.awaits(group, topic, queue_id):
+            return None
+        self._offsets.heeded(group, topic, queue_id)
+        return self.get(group, topic, queue_id)
 
     def heed_reset(self, group: str, topic: str, queue_id: int, position: int) -> int | None:
         """Where a consumer at `position` has to go because of a reset; None if it is there, or none waits for it.
 
         Told again and again until it is there, since an answer may be lost on its way.
         """
-        reset = self._resets.get((group, topic, queue_id)) if self._resets else None
-        if reset is None:
+        if not self._offsets.awaits(group, topic, queue_id):
             return None
-        target = max(reset, self._bounds(topic, queue_id)[0])
+        target = max(self.get(group, topic, queue_id) or 0, self._bounds(topic, queue_id)[0])
         if position != target:
             return target
-        del self._resets[group, topic, queue_id]
+        self._offsets.heeded(group, topic, queue_id)
         return None
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: no reset waits for it, and a new one of that name is consumed from its beginning."""
-        for group in self._store.consumer_offsets.groups():
-            self._store.consumer_offsets.delete(group, topic)
-        self._resets = {key: offset for key, offset in self._resets.items() if key[1] != topic}
+        for group in self._offsets.groups():
+            self._offsets.delete(group, topic)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         low, high = self._bounds(topic, queue_id)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from raymq.actors.protocol import DueReport
 
+#: A broker that is not behind is asked this often at most: a call costs as much as the delivery of twenty messages.
+LEAST_SECONDS = 0.02
 #: A broker with nothing due is asked this often: a message that was stored meanwhile may be due by then.
 IDLE_SECONDS = 0.1
 #: A broker that did not answer is left alone for this long.
@@ -25,9 +27,11 @@ class Pace:
         return self._next - self.clock()
 
     def answered(self, report: DueReport) -> None:
-        """It delivered what was due: ask again when the next is, at most one idle period from now."""
+        """It delivered what was due: ask again when the next is, soon but not at once; at once where it is behind."""
+        now = self.clock()
         due = float("inf") if report.next_due_ms is None else report.next_due_ms / 1000
-        self._next = min(due, self.clock() + IDLE_SECONDS)
+        is_behind = due < now - LEAST_SECONDS
+        self._next = due if is_behind else min(max(due, now + LEAST_SECONDS), now + IDLE_SECONDS)
 
     def failed(self) -> None:
         """It did not answer."""

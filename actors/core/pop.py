@@ -20,6 +20,8 @@ from typing import Final
 from raymq.actors.core.pop_queue import LentQueue
 from raymq.actors.core.pop_reading import read_again, read_new
 from raymq.actors.core.pop_request import Popped, PoppedQueue, PopRequest, Taken
+from raymq.actors.naming import dlq_topic
+from raymq.storage import properties as names
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.in_flight import Delivery, GroupQueue
 from raymq.storage.record import Record
@@ -56,6 +58,8 @@ class Pop:
         self._lent: dict[GroupQueue, LentQueue] = {}
         self._latest_pop_ms = 0
         self._least_pop_ms = 0
+        #: Deliveries whose dead letter is in the log while they are still out. A kill leaves at most one: the last.
+        self._buried = {self._newest_death(group) for group, _, _ in store.in_flight.queues}
         for queue, outstanding in list(store.in_flight.queues.items()):
             newest = max(each.pop_time_ms for each in outstanding.deliveries.values())
             self._latest_pop_ms = max(self._latest_pop_ms, newest)
@@ -294,16 +298,31 @@ class Pop:
 
     def _bury_one(self, lent: LentQueue, offset: int) -> None:
         group, topic, queue_id = lent.queue
-        times = lent.deliveries[offset].reconsume_times
-        try:
-            with self._store.read(topic, queue_id, offset, 1) as lease:
-                records = lease.messages()
-            for record in records:
-                record.reconsume_times = times + 1
-                self._bury(group, record, f"failed {times + 1} times")
-        except (NotFoundError, OffsetOutOfRange, StoreCorrupt) as error:
-            _log.warning("%s, queue %d, offset %d: no dead letter: %s", topic, queue_id, offset, error)
+        delivery = lent.deliveries[offset]
+        death = f"{topic}:{queue_id}:{offset}:{delivery.pop_time_ms}"
+        if death not in self._buried:
+            times = delivery.reconsume_times + 1
+            try:
+                with self._store.read(topic, queue_id, offset, 1) as lease:
+                    records = lease.messages()
+                for record in records:
+                    record.reconsume_times = times
+                    record.properties[names.DIED_IN] = death
+                    self._bury(group, record, f"failed {times} times")
+                    self._buried.add(death)
+            except (NotFoundError, OffsetOutOfRange, StoreCorrupt) as error:
+                _log.warning("%s, queue %d, offset %d: no dead letter: %s", topic, queue_id, offset, error)
         self._finish(lent, [offset])
+        self._buried.discard(death)
+
+    def _newest_death(self, group: str) -> str | None:
+        """Which delivery's dead letter is the group's newest; None if it has none, or not of a delivery."""
+        topic = dlq_topic(group)
+        try:
+            with self._store.read(topic, 0, self._store.max_offset(topic, 0) - 1, 1) as lease:
+                return lease.messages()[0].properties.get(names.DIED_IN)
+        except (NotFoundError, OffsetOutOfRange, StoreCorrupt):
+            return None
 
     def _current(self, queue: GroupQueue) -> LentQueue | None:
         """What is out of a queue, once the group's offset, which others may have moved, has had its say."""

@@ -51,6 +51,8 @@ class SendPlan:
     retries: int
     backoff: Backoff = field(default_factory=Backoff)
     attempts: list[Attempt] = field(default_factory=list)
+    #: Brokers that may hold the message by a try of before.
+    doubtful: set[str] = field(default_factory=set)
     _deadline: float = 0.0
     _unknown: bool = False
 
@@ -78,6 +80,8 @@ class SendPlan:
             seconds to wait before the next try, None if there is none: then raise `outcome()`.
         """
         self._unknown = self._unknown or is_unknown(error)
+        if queue is not None and is_unknown(error):
+            self.doubtful.add(queue.broker)
         self.attempts.append(
             Attempt(None if queue is None else queue.broker, queue, error.code, _reason(error), elapsed)
         )
@@ -97,6 +101,7 @@ class SendPlan:
             return None
         error = RayMQError(f"stored, but {status.value}", code=status.value)
         self._unknown = True
+        self.doubtful.add(queue.broker)
         self.attempts.append(Attempt(queue.broker, queue, status.value, _reason(error), elapsed))
         return error
 

@@ -160,6 +160,7 @@ def _progress_object(progress: Progress) -> dict[str, Any]:
         "lastTimestamp": progress.last_consumed_ms,
         "pullOffset": consumed,
         "raymqCommitted": progress.committed,
+        "raymqOwner": progress.owner,
     }
 
 

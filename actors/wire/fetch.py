@@ -45,12 +45,14 @@ def fetch_command(
     max_bytes: int,
     wait_seconds: float,
     group: str | None = None,
+    member: str | None = None,
     *,
     check_crc: bool = True,
 ) -> Command:
     """FETCH. `session` names the caller: a newer fetch of the same session ends a parked one at once.
 
-    With a `group` it is counted for it, and told where the group was reset to. Without `check_crc` the broker does not
+    With a `group` it is counted for it, and told where the group was reset to; `member` is the client id whose queues
+    these are. Without `check_crc` the broker does not
     compare the bodies' checksums: the caller has to.
     """
     queues = [[w.topic, w.queue_id, w.offset, _packed_filter(w)] for w in wanted]
@@ -61,6 +63,7 @@ def fetch_command(
         "max_bytes": max_bytes,
         "wait_ms": int(wait_seconds * 1000),
         "group": group,
+        "member": member,
         "check_crc": check_crc,
     }
     return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
@@ -99,6 +102,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         wait = min(MAX_WAIT_SECONDS, connection.park_seconds, max(0.0, integer(request, "wait_ms", 0) / 1000))
         check_crc = bool(request.fields.get("check_crc", True))
         context.polls.supersede(session)
+        member = request.fields.get("member")
+        if group is not None and member is not None:
+            context.groups.fetched(group, str(member), [(w.topic, w.queue_id) for w in wanted])
         parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc)
         if not parts and wait:
             await _parked(context, session, wanted, wait)

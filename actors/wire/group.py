@@ -13,6 +13,7 @@ from raymq.actors.core.filters import ALL, TAG, Subscription, filter_of
 from raymq.actors.core.groups import Consumer
 from raymq.actors.errors import GroupNotFound, InvalidInput
 from raymq.actors.naming import check_group
+from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
@@ -35,12 +36,18 @@ _LATE_NOTICES_SECONDS = (2.0, 5.0)
 
 
 def heartbeat_command(
-    client_id: str, group: str, subscriptions: Mapping[str, Subscription], *, model: str, start: str
+    client_id: str,
+    group: str,
+    subscriptions: Mapping[str, Subscription],
+    *,
+    model: str,
+    start: str,
+    consume_type: str = "CONSUME_PASSIVELY",
 ) -> Command:
-    """HEART_BEAT of one consumer; `subscriptions` are by topic, `start` is RocketMQ's consumeFromWhere."""
+    """HEART_BEAT of one consumer; `subscriptions` are by topic, the rest are RocketMQ's words."""
     consumer = {
         "groupName": group,
-        "consumeType": "CONSUME_PASSIVELY",
+        "consumeType": consume_type,
         "messageModel": model,
         "consumeFromWhere": start,
         "unitMode": False,
@@ -67,14 +74,20 @@ def create_group_command(group: str, retry_max_times: int | None = None) -> Comm
     return Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps(told).encode())
 
 
-def members_command(group: str) -> Command:
-    """GET_CONSUMER_LIST_BY_GROUP."""
-    return GetConsumerListByGroup(group).command()
+def members_command(group: str, *, owners: bool = False) -> Command:
+    """GET_CONSUMER_LIST_BY_GROUP; with `owners` also which of them fetches which queue."""
+    return GetConsumerListByGroup(group, owners).command()
 
 
 def read_members(answer: Command) -> list[str]:
     """The client ids in an answer to GET_CONSUMER_LIST_BY_GROUP."""
     return [str(client_id) for client_id in json.loads(bytes(answer.body))["consumerIdList"]]
+
+
+def read_owners(answer: Command) -> dict[MessageQueue, str]:
+    """The queues in an answer to GET_CONSUMER_LIST_BY_GROUP with `owners`, and who fetches each."""
+    told = json.loads(bytes(answer.body))["raymqOwners"]
+    return {MessageQueue(topic, broker, queue_id): owner for topic, broker, queue_id, owner in told}
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -130,13 +143,18 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
     groups = context.groups
 
     def members(_: ServerConnection, request: Command) -> Command:
+        header = GetConsumerListByGroup.read(request)
         try:
-            found = groups.members(GetConsumerListByGroup.read(request).consumer_group)
+            found = groups.members(header.consumer_group)
         except GroupNotFound as error:
             refusal = faults.to_response(request, error)
             refusal.code = ResponseCode.SYSTEM_ERROR  # what RocketMQ says of a group without members
             return refusal
-        return answer(request, {"consumerIdList": found})
+        told: dict[str, Any] = {"consumerIdList": found}
+        if header.owners:
+            owned = groups.owners(header.consumer_group).items()
+            told["raymqOwners"] = [[topic, context.core.name, queue_id, owner] for (topic, queue_id), owner in owned]
+        return answer(request, told)
 
     def check_client(_: ServerConnection, request: Command) -> Command:
         told = read_object(request.body).get("subscriptionData")

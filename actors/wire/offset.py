@@ -16,15 +16,17 @@ def query_offset_command(group: str, topic: str, queue_id: int) -> Command:
 
 
 def update_offset_command(
-    group: str, topic: str, queue_id: int, offset: int, *, overrules_reset: bool = False
+    group: str, topic: str, queue_id: int, offset: int, *, overrules_reset: bool = False, since: int | None = None
 ) -> Command:
     """UPDATE_CONSUMER_OFFSET: everything below `offset` is done; never back.
 
     Args:
         overrules_reset: the program itself chose this offset, and means it whatever an administrator did before.
+        since: the group's offset as the consumer knows it; answered with OffsetReset if the group is before it.
     """
-    header = UpdateConsumerOffset(group, topic, queue_id, offset, forward_only=True, overrules_reset=overrules_reset)
-    return header.command()
+    return UpdateConsumerOffset(
+        group, topic, queue_id, offset, forward_only=True, overrules_reset=overrules_reset, since=since
+    ).command()
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -53,6 +55,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             header.commit_offset,
             forward_only=header.forward_only,
             overrules_reset=header.overrules_reset,
+            since=header.since,
         )
         return request.response(ResponseCode.SUCCESS, remark=None if done else "Offset has been previously reset")
 

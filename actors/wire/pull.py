@@ -49,6 +49,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         refusal, subscription = _subscription(context, header)
         if refusal is not None:
             return request.response(refusal, remark=f"no subscription of {header.consumer_group} to {header.topic}")
+        context.groups.fetched_over(header.consumer_group, connection, (header.topic, header.queue_id))
         asked = _Pull(context, turns, request, header, subscription.filter)
         found = asked.attempt()
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:

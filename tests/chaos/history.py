@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from raymq.client import MessageQueue
 from tests.chaos.traffic import Account
 from tests.member_process import Delivered
 
-#: How long after a kill it may be the cause of a duplicate: a broker's restart, the members' share-out, a retry's wait.
-EFFECT_SECONDS = 30.0
+#: How long after a change of the members or the brokers a queue may have two owners: what is left of the old one's
+#: fetch, the 2 s for which a member or a broker that vanished still counts, and the 5 s of sharing out.
+CHANGE_SECONDS = 15.0
+#: How long a send-back or a send that a dead broker left unanswered goes on.
+RESEND_SECONDS = 15.0
+#: A member's words are read a little after they were said.
+_SLACK_SECONDS = 1.0
+
+UNCOMMITTED = "done, and not committed when its member was killed"
+TWO_OWNERS = "given to the next owner while its queue changed hands"
+BROKER_LOST = "given again by a broker that was killed before it knew, {} its member of before"
+SENT_TWICE = "sent again by its producer: a dead broker left the answer open"
+RETURNED_TWICE = "given back twice: a dead broker left the answer open"
+FAILED_TWICE = "came back twice, because its failure was "
 
 
 @dataclass(slots=True)
 class History:
-    """Thread-safe. `taken` of the account counts successes, `failed_once` failures."""
+    """Thread-safe. `taken` of the account counts successes, `failed_once` failures.
+
+    `committed` tells a queue's offset as it was seen last before a time; None: not seen.
+    """
 
     account: Account
+    committed: Callable[[MessageQueue, float], int | None] = lambda _queue, _at: None
     _deliveries: list[Delivered] = field(default_factory=list)
-    _kills: list[tuple[float, str]] = field(default_factory=list)
+    #: When each broker was killed, and each member, and when members or brokers came or went.
+    _brokers_killed: list[tuple[float, str]] = field(default_factory=list)
+    _members_killed: dict[int, float] = field(default_factory=dict)
+    _changes: list[float] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def told(self, delivered: Delivered) -> None:
@@ -30,45 +50,98 @@ class History:
             self._deliveries.append(delivered)
             (self.account.taken if delivered.success else self.account.failed_once)[delivered.number] += 1
 
-    def killed(self, what: str) -> None:
-        """Something was killed just now."""
+    def broker_killed(self, name: str) -> None:
+        """A broker was killed just now."""
         with self._lock:
-            self._kills.append((time.monotonic(), what))
+            self._brokers_killed.append((time.monotonic(), name))
+            self._changes.append(time.monotonic())
 
-    def duplicates(self) -> Counter[str]:
-        """Every success beyond a message's first, by its kind and what was killed before it.
+    def member_killed(self, pid: int) -> None:
+        """A member was killed just now."""
+        with self._lock:
+            self._members_killed[pid] = time.monotonic()
+            self._changes.append(time.monotonic())
 
-        "stored twice": another copy of the message, which its producer or a member that gave it back sent again because
-        an answer was missing. "delivered twice": the same copy, taken before its success was committed.
-        """
-        successes: dict[int, list[Delivered]] = defaultdict(list)
+    def changed(self) -> None:
+        """A member or a broker came, or left in good order."""
+        with self._lock:
+            self._changes.append(time.monotonic())
+
+    def duplicates(self) -> tuple[Counter[str], list[str]]:
+        """Every success beyond a message's first, by its cause; and the stories of those that have none."""
+        stories: dict[int, list[Delivered]] = defaultdict(list)
         for delivered in sorted(self._deliveries, key=lambda each: each.at):
-            if delivered.success:
-                successes[delivered.number].append(delivered)
-        found: Counter[str] = Counter()
-        for first, *others in successes.values():
-            places = {first.place}
-            for other in others:
-                kind = "delivered twice" if other.place in places else "stored twice"
-                places.add(other.place)
-                found[f"{kind} after {self._cause(other.at)}"] += 1
-        return found
+            stories[delivered.number].append(delivered)
+        causes: Counter[str] = Counter()
+        unexplained = []
+        for story in stories.values():
+            successes = [each for each in story if each.success]
+            for position, again in enumerate(successes[1:], 1):
+                cause = self._cause(story, successes[:position], again)
+                if cause is None:
+                    unexplained.append(self._told(story))
+                else:
+                    causes[cause] += 1
+        return causes, unexplained
 
     def taken_over(self, member: int, since: float) -> float | None:
         """Seconds from `since` until others had messages of each of a member's queues; None if not all have yet."""
         with self._lock:
             deliveries = list(self._deliveries)
-        latest = {each.place[:2]: each.member for each in deliveries if each.at <= since}
+        latest = {each.queue: each.member for each in deliveries if each.at <= since}
         left = {queue for queue, owner in latest.items() if owner == member}
         for each in deliveries:
             if each.at > since and each.member != member:
-                left.discard(each.place[:2])
+                left.discard(each.queue)
                 if not left:
                     return each.at - since
         return None
 
-    def _cause(self, at: float) -> str:
-        number = bisect(self._kills, (at, "")) - 1
-        if number < 0 or at - self._kills[number][0] > EFFECT_SECONDS:
-            return "nothing"
-        return f"a kill of a {self._kills[number][1]}"
+    def _told(self, story: list[Delivered]) -> str:
+        """A message's deliveries, and all that was killed."""
+        kills = [*self._brokers_killed, *((at, f"member {pid}") for pid, at in self._members_killed.items())]
+        events = [(at, f"{what} killed") for at, what in kills] + [(each.at, str(each)) for each in story]
+        return "\n".join(f"{at:.2f} {what}" for at, what in sorted(events))
+
+    # -- causes ---------------------------------------------------------------------------------------------------
+
+    def _cause(self, story: list[Delivered], before: list[Delivered], again: Delivered) -> str | None:
+        same = [each for each in before if each.place == again.place]
+        if same:
+            return self._given_again(same[-1], again)
+        if not again.reconsume_times:
+            return self._sent_twice(again.number)
+        first, *failures = [each for each in story if not each.success] or [None]
+        if first is None:
+            return None
+        if not failures:
+            return RETURNED_TWICE if self._broker_died(first.queue.broker, first.at, RESEND_SECONDS) else None
+        same = [each for each in failures if each.place == first.place]
+        why = self._given_again(first, same[0]) if same else self._sent_twice(again.number)
+        return None if why is None else FAILED_TWICE + why
+
+    def _given_again(self, before: Delivered, again: Delivered) -> str | None:
+        """Why the same copy was given out twice."""
+        killed_at = self._members_killed.get(before.member)
+        moved = before.member != again.member
+        if moved and killed_at is not None and killed_at <= again.at + _SLACK_SECONDS:
+            committed = self.committed(before.queue, killed_at)
+            if committed is None or committed <= before.offset:
+                return UNCOMMITTED
+        if self._broker_died(before.queue.broker, before.at - _SLACK_SECONDS, again.at - before.at + _SLACK_SECONDS):
+            return BROKER_LOST.format("not to" if moved else "to")
+        if moved and any(0 <= again.at - at <= CHANGE_SECONDS for at in self._changes):
+            return TWO_OWNERS
+        return None
+
+    def _sent_twice(self, number: int) -> str | None:
+        """Why there are two copies of what a producer sent once."""
+        begun, ended = self.account.sent[number]
+        died = any(begun - RESEND_SECONDS <= at <= ended for at, _ in self._brokers_killed)
+        return SENT_TWICE if died else None
+
+    def _broker_died(self, broker: str, since: float, seconds: float) -> bool:
+        """Whether a broker was killed then, or shortly before, so that it was away."""
+        return any(
+            name == broker and since - RESEND_SECONDS <= at <= since + seconds for at, name in self._brokers_killed
+        )

@@ -33,6 +33,8 @@ class Account:
     refused: set[int] = field(default_factory=set)
     taken: Counter[int] = field(default_factory=Counter)
     failed_once: Counter[int] = field(default_factory=Counter)
+    #: When each send was begun, and when it ended (monotonic seconds).
+    sent: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def lost(self) -> set[int]:
@@ -97,6 +99,7 @@ class Traffic:
             with self._lock:
                 number = next(self._numbers)
             message = Message(self._topic, str(number).encode(), keys=[f"k{number}"])
+            begun = time.monotonic()
             try:
                 producer.send(message)
                 outcome = self.account.acknowledged
@@ -106,4 +109,5 @@ class Traffic:
                 outcome = self.account.refused
             with self._lock:
                 outcome.add(number)
+                self.account.sent[number] = begun, time.monotonic()
             time.sleep(0.002)  # a steady load, not a flood: the machine has two cores

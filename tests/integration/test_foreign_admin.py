@@ -204,6 +204,7 @@ def test_progress_and_resets(broker: Foreign, mq: Connection) -> None:
         "lastTimestamp": 0,
         "pullOffset": 0,
         "raymqCommitted": None,
+        "raymqOwner": None,
     }
     assert key(0, "%RETRY%g") in stats
     assert broker.json(headers.GetConsumeStats("g", "t"))["offsetTable"].keys() == {key(0), key(1)}

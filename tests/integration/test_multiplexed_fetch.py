@@ -16,7 +16,7 @@ from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
-TOPICS, QUEUES, LISTENERS = 50, 8, 4
+QUEUES, LISTENERS = 8, 4
 
 
 def count_requests(services: Services) -> dict[str, Counter[int]]:
@@ -36,22 +36,23 @@ def count_requests(services: Services) -> dict[str, Counter[int]]:
     return counted
 
 
+@pytest.mark.parametrize("topics", [50, pytest.param(200, marks=pytest.mark.soak)])
 def test_many_queues_cost_no_more_threads_and_fetches_than_one(
-    mq: Connection, services: Services, admin: Admin
+    mq: Connection, services: Services, admin: Admin, topics: int
 ) -> None:
-    def consume(topics: list[str], group: str) -> tuple[int, Counter[str]]:
+    def consume(names: list[str], group: str) -> tuple[int, Counter[str]]:
         taker = Taker()
         counted = count_requests(services)
         with (
-            PushConsumer(mq, group, dict.fromkeys(topics, "*"), taker, threads=LISTENERS),
+            PushConsumer(mq, group, dict.fromkeys(names, "*"), taker, threads=LISTENERS),
             Producer(mq, "p") as producer,
         ):
             poll_until(
-                lambda: all(len(broker.polls) == 1 for broker in services.brokers.values()), 20, "parked fetches"
+                lambda: all(len(broker.polls) == 1 for broker in services.brokers.values()), 60, "parked fetches"
             )
             at_start = {name: counts[RequestCode.FETCH] for name, counts in counted.items()}
             for number in range(20):
-                producer.send(Message(topics[number % len(topics)], b"%d" % number))
+                producer.send(Message(names[number % len(names)], b"%d" % number))
                 poll_until(lambda n=number: len(taker.taken) == n + 1, 10)  # type: ignore[misc]
             threads = Counter(thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate())
             listeners = threads.pop(f"raymq-{group}")
@@ -59,12 +60,12 @@ def test_many_queues_cost_no_more_threads_and_fetches_than_one(
             fetches = Counter({name: counts[RequestCode.FETCH] - at_start[name] for name, counts in counted.items()})
         return threads["raymq-client"], fetches
 
-    names = [f"topic-{number}" for number in range(TOPICS)]
+    names = [f"topic-{number}" for number in range(topics)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: admin.create_topic(name, queues=QUEUES), names))
     few_threads, few_fetches = consume(["t"], "few")
     many_threads, many_fetches = consume(names, "many")
-    print(f"1 topic: {few_threads} threads, {few_fetches}; {TOPICS} topics: {many_threads} threads, {many_fetches}")
+    print(f"1 topic: {few_threads} threads, {few_fetches}; {topics} topics: {many_threads} threads, {many_fetches}")
     assert many_threads == few_threads == 1
     # a message ends the fetch under way and leads to the next; what else may do so does not grow with the queues
     assert many_fetches.total() <= 2 * 20 + 4

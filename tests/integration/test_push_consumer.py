@@ -94,6 +94,7 @@ def test_failures_are_retried_and_end_in_the_dead_letter_queue(mq: Connection, a
         queue = poll_until(lambda: _queues(pull, "%DLQ%g"), 20)[0]
         dead = poll_until(lambda: pull.poll(queue, timeout=1.0), 20)[0]
         poll_until(lambda: _lag(admin, "g") == 0, 10)
+    assert len(admin.dlq_list("g")) == 1
     assert sorted(taker.deliveries) == [(b"bad", 0), (b"bad", 1), (b"bad", 2), (b"good", 0)]
     assert (dead.topic, dead.message_id, dead.unique_key) == ("t", results[1].message_id, results[1].unique_key)
     assert (dead.keys, dead.properties, dead.queue.topic) == (["k"], {"a": "b"}, "%DLQ%g")
@@ -102,9 +103,11 @@ def test_failures_are_retried_and_end_in_the_dead_letter_queue(mq: Connection, a
 @pytest.mark.parametrize("answer", ["raise", "none", "later", "level", "dead"])
 def test_every_kind_of_failure(mq: Connection, admin: Admin, answer: str) -> None:
     deliveries: list[int] = []
+    levels: list[str | None] = []
 
     def listener(messages: list[ReceivedMessage]) -> object:
         deliveries.append(messages[0].reconsume_times)
+        levels.append(messages[0].system_properties.get("DELAY"))
         if messages[0].reconsume_times:
             return ConsumeResult.SUCCESS
         if answer == "raise":
@@ -117,6 +120,7 @@ def test_every_kind_of_failure(mq: Connection, admin: Admin, answer: str) -> Non
         if answer != "dead":
             poll_until(lambda: deliveries == [0, 1], 20)
     assert deliveries == ([0] if answer == "dead" else [0, 1])
+    assert levels == ([None] if answer == "dead" else [None, "2" if answer == "level" else "3"])
     assert ("%DLQ%g" in admin.topics(system=True)) == (answer == "dead")
 
 

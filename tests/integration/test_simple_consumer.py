@@ -183,15 +183,16 @@ def test_several_topics_and_what_is_sent_to_the_group_again(mq: Connection, admi
 def test_asyncio_twins(mq: Connection, admin: Admin) -> None:
     Producer(mq, "p").send_batch([Message("t", b"a"), Message("t", b"b")])
 
-    async def use(consumer: SimpleConsumer) -> None:
-        messages = await consumer.areceive(10, 30.0, 5.0)
-        assert await consumer.achange_invisible_duration(messages[0], 60.0)
-        assert await consumer.aack(messages)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(consumer.areceive(await_duration=30.0), 0.1)
+    async def use() -> None:
+        async with await asyncio.to_thread(SimpleConsumer, mq, "g", {"t": "*"}) as consumer:
+            messages = await consumer.areceive(10, 30.0, 5.0)
+            assert await consumer.achange_invisible_duration(messages[0], 60.0)
+            assert await consumer.aack(messages)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(consumer.areceive(await_duration=30.0), 0.1)
 
+    asyncio.run(use())
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
-        asyncio.run(use(consumer))
         Producer(mq, "p").send(Message("t", b"c"))
         assert bodies(consumer.receive()) == [b"c"], "a receive that was given up has taken nothing"
 

@@ -6,6 +6,9 @@ import time
 
 import pytest
 
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import ServerConnection
 from raymq.client import (
     Admin,
     Connection,
@@ -85,6 +88,41 @@ def test_recall_says_definitely_what_became_of_a_message(mq: Connection, admin: 
         producer.recall(producer.send(Message("t", b"m", delay_level=1)))
     with pytest.raises(InvalidInput):
         producer.recall("no handle")
+
+
+def test_recall_reaches_the_copy_that_a_try_without_an_answer_stored(
+    mq: Connection, admin: Admin, services: Services
+) -> None:
+    deaf = services.brokers["broker-a"]._server
+    handlers = deaf.handlers
+
+    def stores_and_says_nothing(connection: ServerConnection, request: Command) -> None:
+        handlers[RequestCode.APPEND_RECORDS](connection, request)
+
+    deaf.handlers = {**handlers, RequestCode.APPEND_RECORDS: stores_and_says_nothing}
+    producer, taker = Producer(mq, "p", timeout=1.5, retries=1), Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        due = time.time() + 3.0
+        sent = [producer.send(Message("t", b"gone", deliver_at=due)) for _ in range(3)]  # two of four queues are deaf
+        assert {result.queue.broker for result in sent} == {"broker-b"}
+        assert any("," in (result.recall_handle or "") for result in sent), "broker-a was not tried"
+        deaf.handlers = handlers
+        assert [producer.recall(result) for result in sent] == [RecallStatus.WITHDRAWN] * 3
+        producer.send(Message("t", b"mark", deliver_at=due))
+        poll_until(lambda: b"mark" in taker.bodies, 10)
+    assert taker.bodies == [b"mark"]
+
+
+def test_a_broker_that_no_scheduler_asks_delivers_by_itself(mq: Connection, admin: Admin, services: Services) -> None:
+    services._stopped.set()
+    services._clock.result(10)
+    producer, taker = Producer(mq, "p"), Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        due = time.time() + 0.5
+        producer.send(Message("t", b"timer", deliver_at=due))
+        producer.send(Message("t", b"level", delay_level=1))
+        poll_until(lambda: taker.bodies == [b"level", b"timer"], 10)
+    assert all(message.store_timestamp >= due - 0.001 for message in taker.taken)
 
 
 def test_what_waits_outlives_a_restart_of_its_broker(mq: Connection, admin: Admin, services: Services) -> None:

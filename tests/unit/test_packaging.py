@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 #: Folders at the root that hold Python or data, but no package.
-NO_PACKAGES = {"tests", "docs", "build", "dist", "data"}
+NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data"}
 #: What is imported under another name than it is installed by.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 #: Used where it is installed, never needed.

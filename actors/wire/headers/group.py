@@ -29,10 +29,11 @@ class UnregisterClient(Header):
 
 @dataclass(frozen=True, slots=True)
 class GetConsumerListByGroup(Header):
-    """The members of a consumer group, as the broker that is asked knows them."""
+    """The members of a consumer group, as the broker that is asked knows them; ours: `owners`, and their queues."""
 
     CODE: ClassVar = RequestCode.GET_CONSUMER_LIST_BY_GROUP
     consumer_group: str
+    owners: bool = named("raymqOwners", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class QueryConsumerOffset(Header):
 class UpdateConsumerOffset(Header):
     """Everything below `commit_offset` is done.
 
-    Ours: `forward_only`, a lower offset changes nothing; `overrules_reset`, a waiting reset is over.
+    Ours: `forward_only`, a lower offset changes nothing; `overrules_reset`, a waiting reset is over; `since`, refuse it
+    if the group was sent back before that offset.
     """
 
     CODE: ClassVar = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -68,3 +70,4 @@ class UpdateConsumerOffset(Header):
     commit_offset: int
     forward_only: bool = named("raymqForwardOnly", default=False)
     overrules_reset: bool = named("raymqOverrulesReset", default=False)
+    since: int | None = named("raymqSince", default=None)

@@ -28,13 +28,14 @@ HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 class Bench:
     """A core over a store in `directory` that can be killed and opened again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: StoreConfig = CONFIG) -> None:
         self.directory = directory
+        self.config = config
         self.clock = FakeClock(1_700_000_000.0)
         self.open()
 
     def open(self) -> None:
-        self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
+        self.store = Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=self.clock)
         self.arrivals: list[tuple[str, int]] = []
         self.core.on_arrival = self.arrivals.extend

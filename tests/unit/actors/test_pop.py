@@ -136,6 +136,39 @@ def test_dead_letters_wait_for_room(bench: PopBench, monkeypatch: pytest.MonkeyP
     assert [record.body for record in bench.dead_letters()] == [b"bad"]
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_death_whose_end_was_not_written_down_is_buried_once(
+    bench: PopBench, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    bench.send(b"first", b"second")
+    bench.receive(invisible=1, maximum=0)
+    bench.clock.advance(1)
+
+    def refused(*_: object) -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.consumer_offsets, "commit", refused)
+        bench.pop.sweep()
+    assert [record.body for record in bench.dead_letters()] == [b"first"]
+    if killed:
+        bench.kill()
+    bench.pop.sweep()
+    assert [record.body for record in bench.dead_letters()] == [b"first", b"second"]
+    assert bench.committed() == 2
+
+
+def test_what_dies_again_after_a_reset_is_another_dead_letter(bench: PopBench) -> None:
+    bench.core.ensure_group("g")
+    bench.send(b"bad")
+    for _ in range(2):
+        bench.receive(invisible=1, maximum=0)
+        bench.clock.advance(1)
+        bench.pop.sweep()
+        bench.core.reset_offset("g", "t", 0, 0)
+    assert [record.body for record in bench.dead_letters()] == [b"bad", b"bad"]
+
+
 def test_unwanted_tags_are_passed_over_for_good(bench: PopBench) -> None:
     for tag in ("x", "y", "x", "y"):
         bench.send(tag.encode(), tags=tag)

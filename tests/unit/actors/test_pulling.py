@@ -12,6 +12,7 @@ from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
     MessageNotFound,
+    OffsetReset,
     PermissionDenied,
     QueueNotFound,
     TopicNotFound,
@@ -140,6 +141,46 @@ def test_a_reset_is_told_once_and_swallows_commits_until_then(bench: Bench) -> N
     assert (found.status, found.next_offset) == (MOVED, 3)
     assert ask(bench, 9).status is FOUND
     assert core.offsets.commit("g", "t", 0, 9)
+
+
+def test_a_waiting_reset_survives_a_kill_and_a_clean_restart(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    bench.core.offsets.commit("g", "t", 0, 8)
+    bench.core.reset_offset("g", "t", 0, 3)
+    bench.crash()
+    assert not bench.core.offsets.commit("g", "t", 0, 9)
+    bench.store.close()
+    bench.open()
+    assert not bench.core.offsets.commit("g", "t", 0, 9)
+    assert bench.core.offsets.heed_reset("g", "t", 0, 9) == 3
+    assert bench.core.offsets.heed_reset("g", "t", 0, 3) is None
+    bench.crash()
+    assert bench.core.offsets.heed_reset("g", "t", 0, 9) is None
+    assert bench.core.offsets.commit("g", "t", 0, 9)
+
+
+def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
+    offsets = bench.core.offsets
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    assert offsets.commit("g", "t", 0, 6, since=0)
+    bench.core.reset_offset("g", "t", 0, 3)
+    assert offsets.heed_reset("g", "t", 0, 3) is None, "another member took the queue over and is there"
+    with pytest.raises(OffsetReset, match="3"):
+        offsets.commit("g", "t", 0, 8, since=6)
+    assert offsets.get("g", "t", 0) == 3
+    assert offsets.commit("g", "t", 0, 8, since=3)
+    assert offsets.commit("g", "t", 0, 7, since=3), "late, and behind: nothing was lost"
+    assert offsets.get("g", "t", 0) == 8
+
+
+def test_a_reset_is_over_when_the_group_goes_on_by_pop(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    bench.core.reset_offset("g", "t", 0, 3)
+    bench.store.consumer_offsets.commit("g", "t", 0, 5)
+    assert bench.core.offsets.heed_reset("g", "t", 0, 5) is None
 
 
 def test_who_starts_at_the_reset_offset_notices_nothing(bench: Bench) -> None:

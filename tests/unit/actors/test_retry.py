@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core.pacing import FAILURE_SECONDS, IDLE_SECONDS, Pace
+from raymq.actors.core.pacing import FAILURE_SECONDS, IDLE_SECONDS, LEAST_SECONDS, Pace
 from raymq.actors.core.retry import Dead, Later, after_failure, after_resending
 from raymq.actors.protocol import DueReport
 from tests.unit.actors.clock import FakeClock
@@ -69,7 +69,14 @@ def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
 
 @pytest.mark.parametrize(
     ("next_due_in", "expected"),
-    [(None, IDLE_SECONDS), (0.02, 0.02), (3_600.0, IDLE_SECONDS), (-5.0, -5.0)],
+    [
+        (None, IDLE_SECONDS),
+        (0.05, 0.05),
+        (0.001, LEAST_SECONDS),
+        (-0.001, LEAST_SECONDS),
+        (3_600.0, IDLE_SECONDS),
+        (-5.0, -5.0),
+    ],
 )
 def test_pace_follows_the_next_due_time(next_due_in: float | None, expected: float) -> None:
     clock = FakeClock()
