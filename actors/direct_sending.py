@@ -1,25 +1,44 @@
-"""The quick way of a small send: its first try is made by the thread that sends, all else by the loop's `Sender`.
+"""The quick way: the first try of a send is made by the thread that sends, all else by the loop's `Sender`.
 
 Where the route is known and the broker connected, there is nothing to wait for but the answer, and a blocking socket
-waits for that at half the price. What a try means, which queue it takes and what follows from its failure is decided by
-the same `Sender` and `SendPlan` as on the loop.
+waits for that at half the price; and a large part goes from where it was encoded into the socket, while the event loop
+and its thread have no share in it. What a try means, which queue it takes and what follows from its failure is decided
+by the same `Sender` and `SendPlan` as on the loop.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from raymq.actors.core.producing import SendPlan
 from raymq.actors.errors import RayMQError
+from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
 from raymq.actors.sending import Sender, Sent, Sizes, Terms, Tried
-from raymq.actors.wire.channel import ChannelPool
+from raymq.actors.wire.channel import Channel, ChannelPool
 from raymq.actors.wire.connection import ConnectionPool
 
-#: Above this the changes of thread cost little beside the copying, which the loop's connection does better.
-_SMALL_BYTES: Final = 64 * 1024
+
+@dataclass(slots=True)
+class Begun:
+    """A send that `DirectSender.begin` has begun.
+
+    Attributes:
+        channel: where the answer of the first try comes; None if it failed, or was not made.
+        tried: how it failed.
+    """
+
+    topic: str
+    records: bytearray
+    sizes: Sizes
+    terms: Terms
+    began: float
+    queue: MessageQueue | None = None
+    channel: Channel | None = None
+    tried: Tried | None = None
 
 
 class DirectSender:
@@ -41,30 +60,46 @@ class DirectSender:
 
     def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """As `Sender.send`; blocks, and must not be called on the loop."""
-        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
-        tried = None
-        if len(records) <= _SMALL_BYTES and not terms.insist_on_ok:
-            tried = self._try(plan, topic, records, sizes, terms)
-        if isinstance(tried, Sent):
-            return tried
-        return self._run(self._sender.go_on(plan, tried, topic, records, sizes, terms))
+        return self.finish(self.begin(topic, records, sizes, terms))
 
-    def _try(self, plan: SendPlan, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent | Tried | None:
-        """The first try; None if it was not made, because it has to wait for something else than the answer."""
-        route = self._routes.known(topic)
+    def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Begun:
+        """Write the first try; raises nothing that a send may raise. `finish` must follow, and waits for the outcome.
+
+        Several sends may be begun; those to one queue may overtake each other.
+        """
+        begun = Begun(topic, records, sizes, terms, time.monotonic())
+        route = None if terms.insist_on_ok else self._routes.known(topic)
         if route is None:
-            return None
+            return begun
         try:
             queue = self._sender.choose(route, terms, None)
         except RayMQError:
-            return None  # with a fresh route it may be different
+            return begun  # with a fresh route it may be different
         address = route.addresses[queue.broker]
         if not self._pool.is_connected(address):
-            return None
+            return begun
+        begun.queue = queue
         command = self._sender.addressed(queue, address, records, sizes, terms)
-        began = time.monotonic()
         try:
-            answer = self._channels.request(address, command, plan.try_timeout())
-            return None if answer is None else self._sender.answered(queue, address, answer, time.monotonic() - began)
+            begun.channel = self._channels.begin(address, command, _share(terms))
         except RayMQError as error:
-            return Tried(queue, error, time.monotonic() - began)
+            begun.tried = Tried(queue, error, time.monotonic() - begun.began)
+        return begun
+
+    def finish(self, begun: Begun) -> Sent:
+        """The outcome; raises as `Sender.send`."""
+        queue, channel, terms = begun.queue, begun.channel, begun.terms
+        if queue is not None and channel is not None:
+            try:
+                answer = self._channels.finish(channel, begun.began + _share(terms) - time.monotonic())
+                return self._sender.answered(queue, channel.address, answer, time.monotonic() - begun.began)
+            except RayMQError as error:
+                begun.tried = Tried(queue, error, time.monotonic() - begun.began)
+        left = begun.began + terms.timeout - time.monotonic()
+        plan = SendPlan(time.monotonic, left, terms.retries)
+        return self._run(self._sender.go_on(plan, begun.tried, begun.topic, begun.records, begun.sizes, terms))
+
+
+def _share(terms: Terms) -> float:
+    """What the first try may take of the budget, seconds: the rule of `SendPlan.try_timeout`."""
+    return terms.timeout / (1 + terms.retries)

@@ -235,6 +235,10 @@ class Sender:
             return queue_of_sharding_key(queues, terms.sharding_key)
         if terms.same_broker and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
+        if last is None:
+            queue = self._picker.pick(queues)
+            if not self._pool.is_backing_off(route.addresses[queue.broker]):
+                return queue
         due = [queue for queue in queues if not self._pool.is_backing_off(route.addresses[queue.broker])]
         return self._picker.pick(due or queues, last)
 

@@ -148,7 +148,7 @@ class Batcher:
     async def _send_together(self, messages: Sequence[Message], terms: Terms) -> MakeOutcomes:
         """Send messages of one topic to one queue; returns what makes their results."""
         numbers = key_numbers(messages)
-        records, sizes = encode_messages(messages, packed_host(self._mq.pool.local_host))
+        records, sizes = encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
         if terms.queue is None:
             sent = await self._sends.send(messages[0].topic, records, sizes, terms)
         else:

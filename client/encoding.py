@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.client import unique_key
-from raymq.client.message import Message, key_numbers
+from raymq.client.message import Message
 from raymq.storage import crc
 from raymq.storage.record import MIN_RECORD_BYTES, pack_host
 from raymq.storage.record_columns import binary_array, join_records
@@ -51,23 +51,25 @@ class Part:
     sizes: Sizes
 
 
-def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[bytearray, Sizes]:
+def encode_messages(
+    messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes
+) -> tuple[bytearray, Sizes]:
     """The records of messages of one topic, contiguous, and their sizes; queue id 0.
 
     Args:
+        key_numbers: of the messages.
         born_host: the packed form, IPv4.
     """
     now_ms = time.time_ns() // 1_000_000
-    numbers = key_numbers(messages)
-    if len(messages) <= FEW or set(map(type, numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
+    if len(messages) <= FEW or set(map(type, key_numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
         encoded = [message.encode(now_ms, born_host) for message in messages]
         return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
     bodies = list(map(_body, messages))
     own = list(map(_own_properties, messages))
-    texts = unique_key.pairs(np.array(numbers, np.int64))
+    texts = unique_key.pairs(np.array(key_numbers, np.int64))
     if any(own):
         texts = pc.binary_join_element_wise(texts, binary_array(own), binary_array([b""])[0])
-    records, sizes = join_records(
+    return join_records(
         messages[0].topic,
         0,
         binary_array(bodies),
@@ -76,16 +78,15 @@ def encode_messages(messages: Sequence[Message], born_host: bytes) -> tuple[byte
         born_timestamp_ms=now_ms,
         body_crcs=np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies)),
     )
-    return bytearray(records), sizes
 
 
-def message_parts(messages: Sequence[Message], born_host: bytes) -> Iterator[Part]:
-    """Encode messages of one topic part by part, each when it is asked for."""
+def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> Iterator[Part]:
+    """Encode messages of one topic part by part, each when it is asked for; the arguments are `encode_messages`'s."""
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
     sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
     sizes += MIN_RECORD_BYTES + len(messages[0].topic) + unique_key.PAIR_BYTES
     for which, _ in _cut(sizes):
-        records, exact = encode_messages(messages[which], born_host)
+        records, exact = encode_messages(messages[which], key_numbers[which], born_host)
         yield Part(which, records, exact)
 
 
@@ -108,7 +109,8 @@ def table_parts(
             born_host=(host, 0),
         )
         for which, octets in _cut(sizes):
-            yield Part(slice(start + which.start, start + which.stop), bytearray(records[octets]), sizes[which])
+            part = records if octets.stop - octets.start == len(records) else records[octets]
+            yield Part(slice(start + which.start, start + which.stop), part, sizes[which])
 
 
 def _cut(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:

@@ -32,6 +32,7 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _FORBIDDEN = "\x00\x01\x02"
 _attributes = attrgetter("__dict__")
+_set = object.__setattr__
 #: What a time in milliseconds can express.
 _END_OF_TIME_SECONDS: Final = float(1 << 52)
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -69,6 +70,8 @@ class Message:
     _key: ClassVar[str | int | None] = None
     #: The record's properties behind the unique key, encoded.
     own_properties: ClassVar[bytes] = b""
+    #: Whether it asks to wait first.
+    is_delayed: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -82,20 +85,19 @@ class Message:
         *,
         unique_key: str | None = None,
     ) -> None:
-        # Values go into __dict__ past the frozen __setattr__, and what has its default stays the class's: a producer
-        # makes hundreds of thousands of messages a second.
-        own = self.__dict__
-        own["topic"] = check_sendable(topic)
+        # Past the frozen __setattr__, and what has its default stays the class's: a producer makes hundreds of
+        # thousands of messages a second.
+        _set(self, "topic", check_sendable(topic))
         if type(body) is not bytes:
             if not isinstance(body, bytes | bytearray | memoryview):
                 raise TypeError(f"body must be bytes, not {type(body).__name__}")
             body = bytes(body)
-        own["body"] = body
+        _set(self, "body", body)
         if not 0 < len(body) <= MAX_BODY_BYTES:
             raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body))
         if unique_key is not None:
             _check_text("unique_key", unique_key)
-            own["_key"] = unique_key
+            _set(self, "_key", unique_key)
         if delay_level != 0 or deliver_at is not None:
             self._delay(delay_level, deliver_at)
         if tags is not None or keys != () or properties or self.is_delayed:
@@ -104,7 +106,9 @@ class Message:
     @property
     def unique_key(self) -> str:
         """The id given by the producer."""
-        (key,) = key_numbers([self])
+        key = self._key
+        if key is None:
+            (key,) = key_numbers([self])
         return key if isinstance(key, str) else unique_keys.text(key)
 
     def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytes:
@@ -115,11 +119,6 @@ class Message:
     def __getstate__(self) -> dict[str, Any]:
         # A number means nothing in another process.
         return {**self.__dict__, "_key": self.unique_key, "properties": dict(self.properties)}
-
-    @property
-    def is_delayed(self) -> bool:
-        """Whether it asks to wait first."""
-        return self.delay_level > 0 or self.deliver_at is not None
 
     @property
     def due_ms(self) -> int | None:
@@ -139,7 +138,8 @@ class Message:
                 raise InvalidInput("deliver_at", "seconds since the epoch", deliver_at)
             if delay_level:
                 raise InvalidInput("deliver_at", "not together with delay_level", deliver_at)
-        self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at)
+        waits = delay_level > 0 or deliver_at is not None
+        self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at, is_delayed=waits)
 
     def _describe(self, tags: str | None, keys: tuple[str, ...], own: dict[str, str]) -> None:
         """Check and set what most messages do not have."""

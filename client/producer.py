@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
@@ -29,7 +31,7 @@ from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
 from raymq.client.recalling import encode_handles, handles_of, recall
 from raymq.client.results import SendResult, TableResult
-from raymq.client.sent_results import results_of
+from raymq.client.sent_results import BatchResults, results_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
 _NO_OPTIONS: Final = SendOptions()
+_topic = attrgetter("topic")
+_is_delayed = attrgetter("is_delayed")
 
 
 class Producer(ClientBase):
@@ -105,6 +109,7 @@ class Producer(ClientBase):
         self._buffer_bytes = buffer_bytes
         self._when_full = when_full
         self._outbox = outbox
+        self._plain_terms = self._defaults.terms("", _NO_OPTIONS)
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
@@ -119,11 +124,13 @@ class Producer(ClientBase):
             NotStored, OutcomeUnknown: `.attempts` lists every try.
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, ClientClosed: nothing was stored.
         """
-        terms = self._terms(message, options)
-        if self._direct is None or self._mq.is_on_loop:
+        self._check_open()
+        terms = self._terms(message, options) if options or message.is_delayed else self._plain_terms
+        direct = self._direct
+        if direct is None or self._mq.is_on_loop:
             return self._mq.run(self._send_one(message, terms))
-        records, sizes = encode_messages([message], self._born_host())
-        return _result(message, self._direct.send(message.topic, records, sizes, terms))
+        records, sizes = encode_messages([message], [message.unique_key], self._born_host())
+        return _result(message, direct.send(message.topic, records, sizes, terms))
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
@@ -133,22 +140,25 @@ class Producer(ClientBase):
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
-        self._check_open()
-        if self._batcher is not None and not message.is_delayed:
-            if not options:
-                return self._batcher.add(message)
-            terms = self._terms(message, options, in_background=True)
-            return self._batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
-        return self._mq.submit(self._send_one(message, self._terms(message, options, in_background=True)))
+        batcher = self._batcher
+        if batcher is None or message.is_delayed:
+            return self._mq.submit(self._send_one(message, self._terms(message, options, in_background=True)))
+        if not options:
+            if self._closed:
+                self._check_open()
+            return batcher.add(message)
+        terms = self._terms(message, options, in_background=True)
+        return batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
 
     def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
         """Send one message without waiting for an answer: one try, and nobody says whether it arrived."""
         self._mq.submit(self._forget(message, self._terms(message, {**options, "retries": 0})))
 
-    def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> list[SendResult]:
+    def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
 
-        The results are in the messages' order. If a part fails its error is raised, and other parts stay stored.
+        The results are in the messages' order, and made when the first one is looked at. If a part fails its error is
+        raised, and other parts stay stored.
 
         Raises:
             InvalidInput: no message, several topics, or a delayed one among them.
@@ -156,12 +166,11 @@ class Producer(ClientBase):
         """
         terms = self._batch_terms(messages, options)
         numbers = key_numbers(messages)
-        results: list[SendResult] = []
-        for part, sent in self._send_parts(messages[0].topic, message_parts(messages, self._born_host()), terms):
-            results += results_of(sent, numbers[part.which])
-        return results
+        parts = message_parts(messages, numbers, self._born_host())
+        sent = [sent for _, sent in self._send_parts(messages[0].topic, parts, terms)]
+        return BatchResults(sent, numbers)
 
-    async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> list[SendResult]:
+    async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """`send_batch` for asyncio code, on any event loop."""
         terms = self._batch_terms(messages, options)
         return await self._mq.arun(self._send_batch(messages, terms))
@@ -264,7 +273,7 @@ class Producer(ClientBase):
         return DirectSender(sends, mq.pool, mq.routes, mq.channels, mq.run) if isinstance(sends, Sender) else None
 
     async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
-        return OutboxSends(sends, file, self._defaults.terms("", _NO_OPTIONS))
+        return OutboxSends(sends, file, self._plain_terms)
 
     @cached_property
     def _batcher(self) -> Batcher | None:
@@ -292,10 +301,10 @@ class Producer(ClientBase):
 
     def _batch_terms(self, messages: Sequence[Message], options: Any) -> Terms:
         self._check_open()
-        topics = {message.topic for message in messages}
+        topics = set(map(_topic, messages))
         if len(topics) != 1:
             raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
-        if any(message.is_delayed for message in messages):
+        if any(map(_is_delayed, messages)):
             raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
         return self._defaults.terms(messages[0].topic, options)
 
@@ -305,30 +314,35 @@ class Producer(ClientBase):
     def _send_parts(self, topic: str, parts: Iterator[Part], terms: Terms) -> Iterator[tuple[Part, Sent]]:
         """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""
         ahead = 1 if terms.queue is not None or terms.sharding_key is not None else _PARTS_AHEAD
-        under_way: deque[tuple[Part, Future[Sent]]] = deque()
+        under_way: deque[tuple[Part, Callable[[], Sent]]] = deque()
         try:
             for part in parts:
                 if len(under_way) == ahead:
-                    first, future = under_way.popleft()
-                    yield first, future.result()
-                under_way.append((part, self._mq.submit(self._sends.send(topic, part.records, part.sizes, terms))))
+                    first, outcome = under_way.popleft()
+                    yield first, outcome()
+                under_way.append((part, self._begin(topic, part, terms)))
             while under_way:
-                first, future = under_way.popleft()
-                yield first, future.result()
+                first, outcome = under_way.popleft()
+                yield first, outcome()
         finally:
-            for _, future in under_way:  # after an error: the others' outcomes shall be settled, too
-                future.exception()
+            for _, outcome in under_way:  # after an error: the others' outcomes shall be settled, too
+                with contextlib.suppress(RayMQError):
+                    outcome()
 
-    async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> list[SendResult]:
+    def _begin(self, topic: str, part: Part, terms: Terms) -> Callable[[], Sent]:
+        """Send a part; returns what waits for its outcome."""
+        if self._direct is None:
+            return self._mq.submit(self._sends.send(topic, part.records, part.sizes, terms)).result
+        return partial(self._direct.finish, self._direct.begin(topic, part.records, part.sizes, terms))
+
+    async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
-        results: list[SendResult] = []
-        for part in message_parts(messages, self._born_host()):
-            sent = await self._sends.send(messages[0].topic, part.records, part.sizes, terms)
-            results += results_of(sent, numbers[part.which])
-        return results
+        parts = message_parts(messages, numbers, self._born_host())
+        sent = [await self._sends.send(messages[0].topic, part.records, part.sizes, terms) for part in parts]
+        return BatchResults(sent, numbers)
 
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
-        records, sizes = encode_messages([message], self._born_host())
+        records, sizes = encode_messages([message], [message.unique_key], self._born_host())
         return _result(message, await self._sends.send(message.topic, records, sizes, terms))
 
     async def _forget(self, message: Message, terms: Terms) -> None:
@@ -340,7 +354,7 @@ class Producer(ClientBase):
 
 def _result(message: Message, sent: Sent) -> SendResult:
     """What the caller is told of the one message in `sent`."""
-    result = results_of(sent, key_numbers([message]))[0]
+    result = results_of(sent, [message.unique_key])[0]
     return result._replace(recall_handle=_recall_handle(message, sent)) if message.is_delayed else result
 
 

@@ -1,9 +1,11 @@
-"""What a broker answered to a batch, as one result per message, vectorised."""
+"""What brokers answered to a batch, as one result per message: vectorised, and not before somebody asks for one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import repeat
+from typing import overload
 
 import numpy as np
 
@@ -34,6 +36,46 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
         repeat(None),
     )
     return list(map(SendResult._make, columns))
+
+
+class BatchResults(Sequence[SendResult]):
+    """The result of each message of a batch that was sent in parts, in the messages' order. Does not change."""
+
+    def __init__(self, sent: Sequence[Sent], key_numbers: Sequence[str | int]) -> None:
+        """`sent` are the parts' answers, `key_numbers` the unique keys of all messages."""
+        self._sent = sent
+        self._key_numbers = key_numbers
+
+    def __len__(self) -> int:
+        return len(self._key_numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        return self._results[index]
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return iter(self._results)
+
+    def __eq__(self, other: object) -> bool:
+        return self._results == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._results)
+
+    @cached_property
+    def _results(self) -> list[SendResult]:
+        results: list[SendResult] = []
+        for sent in self._sent:
+            first = len(results)
+            results += results_of(sent, self._key_numbers[first : first + len(sent.placed.queue_offsets)])
+        return results
 
 
 def _result_of_one(sent: Sent, key_number: str | int) -> SendResult:

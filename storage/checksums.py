@@ -17,6 +17,8 @@ Checksums = npt.NDArray[np.uint32]
 #: bytes are taken out in one step, so that they stay in the processor's cache. Longer ones are not copied.
 _LENGTHS_SHARE: Final = 32
 _STEP_BYTES: Final = 1 << 16
+#: From here on views of bodies that lie at equal distances cost less than copies.
+_VIEWED: Final = 512
 _LONG: Final = 1 << 12
 
 
@@ -25,6 +27,11 @@ def checksums(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
     count = len(starts)
     first = int(lengths[0])
     different = np.array([first]) if every(lengths == first) else np.unique(lengths)
+    if len(different) == 1 and first >= _VIEWED and count > 1:
+        distance = int(starts[1] - starts[0])
+        if every(starts[1:] - starts[:-1] == distance):
+            texts = np.ndarray((count, first), np.uint8, buffer, int(starts[0]), (distance, 1))
+            return np.fromiter(map(crc.crc32, texts), np.uint32, count)
     scattered = len(different) > 1 and len(different) * _LENGTHS_SHARE > count
     if different[0] == 0 or different[-1] > _LONG or scattered:
         view = memoryview(buffer)

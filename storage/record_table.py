@@ -114,7 +114,7 @@ def records_from_table(
     born_host: tuple[str, int] = ("127.0.0.1", 0),
     born_timestamp_ms: int | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
-) -> tuple[memoryview, npt.NDArray[np.int32]]:
+) -> tuple[bytearray, npt.NDArray[np.int32]]:
     """Encode the rows of a table as records of one queue, ready for `Store.append`; returns (records, sizes).
 
     Args:

@@ -189,12 +189,15 @@ class BrokerCore:
 
     def check_writable(self, topic: str, queue_id: int) -> None:
         """Raise what an append to that queue would raise, the records apart."""
-        check_topic(topic)
+        config = self.store.topic_configs.get(topic)
+        if config is None:
+            check_topic(topic)
         if topic in UNSENDABLE_TOPICS:
             raise InvalidInput("topic", "not one of the system's own topics", topic)
-        if self._auto_create_topics and self.store.topic_configs.get(topic) is None:
-            self.topics.create(topic, AUTO_CREATED_QUEUES)
-        config = self.topic(topic)
+        if config is None:
+            if self._auto_create_topics:
+                self.topics.create(topic, AUTO_CREATED_QUEUES)
+            config = self.topic(topic)
         if not config.perm & PERM_WRITE:
             raise PermissionDenied(f"topic {topic} may not be written on {self.name}")
         self._check_queue(topic, queue_id, config.write_queues)

@@ -54,7 +54,7 @@ class _Window:
         self._slots = round(reach / width)
         self._buckets: deque[_Bucket] = deque()
 
-    def add(self, now: float, messages: int, size: int) -> None:
+    def add(self, now: float, calls: int, messages: int, size: int) -> None:
         slot = int(now // self._width)
         buckets = self._buckets
         if not buckets or buckets[-1].slot < slot:
@@ -62,7 +62,7 @@ class _Window:
             while buckets[0].slot <= slot - self._slots:
                 buckets.popleft()
         newest = buckets[-1]  # a clock that was set back counts into the newest one
-        newest.calls += 1
+        newest.calls += calls
         newest.messages += messages
         newest.bytes += size
 
@@ -78,30 +78,49 @@ class _Window:
 
 
 class Counter:
-    """Totals since the start, and sums of the last minute, hour and day."""
+    """Totals since the start, and sums of the last minute, hour and day.
 
-    __slots__ = ("_windows", "bytes", "calls", "messages")
+    What is counted within one of the narrowest buckets goes into the windows together, when somebody asks or the next
+    one begins.
+    """
+
+    __slots__ = ("_counted", "_from", "_to", "_windows", "bytes", "calls", "messages")
 
     def __init__(self) -> None:
         self.calls = 0
         self.messages = 0
         self.bytes = 0
         self._windows = tuple(_Window(width, reach) for width, reach in _WINDOWS)
+        #: The totals that the windows know; and the time of the bucket that what came since belongs to.
+        self._counted = (0, 0, 0)
+        self._from = self._to = 0.0
 
     def add(self, now: float, messages: int, size: int) -> None:
         """Count one call."""
+        if not self._from <= now < self._to:
+            self._pass_on()
+            width = _WINDOWS[0][0]
+            self._from = now // width * width
+            self._to = self._from + width
         self.calls += 1
         self.messages += messages
         self.bytes += size
-        for window in self._windows:
-            window.add(now, messages, size)
 
     def sums(self, now: float, seconds: float) -> Sums:
         """The last `seconds` (at most a day), to the width of the buckets that reach so far."""
+        self._pass_on()
         for window, (_, reach) in zip(self._windows, _WINDOWS, strict=True):
             if seconds <= reach:
                 return window.sums(now, seconds)
         raise ValueError(f"a counter remembers {DAY:.0f} s, not {seconds}")
+
+    def _pass_on(self) -> None:
+        """Tell the windows what they do not know yet."""
+        calls, messages, octets = self._counted
+        if self.calls > calls:
+            for window in self._windows:
+                window.add(self._from, self.calls - calls, self.messages - messages, self.bytes - octets)
+            self._counted = (self.calls, self.messages, self.bytes)
 
 
 class Statistics:

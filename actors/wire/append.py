@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,10 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import Buffer, Command, Serialization
 from raymq.actors.wire.server import Handler, ServerConnection
+
+#: How numbers are written in fields.
+INT32: Final = np.dtype("<i4")
+INT64: Final = np.dtype("<i8")
 
 
 def append_command(
@@ -29,7 +34,7 @@ def append_command(
     Args:
         sequenced: the first record says which batch of its producer it begins (`raymq.storage.producer_sequence`).
     """
-    fields = {"topic": topic, "queue_id": queue_id, "sizes": pack(sizes, "<i4"), "delayed": delayed}
+    fields = {"topic": topic, "queue_id": queue_id, "sizes": pack(sizes, INT32), "delayed": delayed}
     if sequenced:
         fields["sequenced"] = True
     return Command(RequestCode.APPEND_RECORDS, fields, records, serialization=Serialization.MSGPACK)
@@ -40,9 +45,9 @@ def read_appended(answer: Command) -> tuple[SendStatus, Placed]:
     fields = answer.fields
     return SendStatus(fields["status"]), Placed(
         fields["topic"],
-        np.frombuffer(fields["queue_ids"], "<i4"),
-        np.frombuffer(fields["queue_offsets"], "<i8"),
-        np.frombuffer(fields["physical_offsets"], "<i8"),
+        np.frombuffer(fields["queue_ids"], INT32),
+        np.frombuffer(fields["queue_offsets"], INT64),
+        np.frombuffer(fields["physical_offsets"], INT64),
     )
 
 
@@ -70,14 +75,14 @@ def _appended(request: Command, status: SendStatus, placed: Placed) -> Command:
     fields = {
         "status": status.value,
         "topic": placed.topic,
-        "queue_ids": pack(placed.queue_ids, "<i4"),
-        "queue_offsets": pack(placed.queue_offsets, "<i8"),
-        "physical_offsets": pack(placed.physical_offsets, "<i8"),
+        "queue_ids": pack(placed.queue_ids, INT32),
+        "queue_offsets": pack(placed.queue_offsets, INT64),
+        "physical_offsets": pack(placed.physical_offsets, INT64),
     }
     return request.response(ResponseCode.SUCCESS, fields)
 
 
-def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: str) -> bytes:
+def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: np.dtype[Any]) -> bytes:
     """Numbers as a field has them."""
     return array.astype(dtype, copy=False).tobytes()
 
@@ -87,4 +92,4 @@ def read_sizes(request: Command) -> npt.NDArray[np.int32]:
     packed = request.fields.get("sizes")
     if not isinstance(packed, bytes) or len(packed) % 4 or not packed:
         raise InvalidInput("sizes", "the records' sizes, 4 bytes each, at least one", packed)
-    return np.frombuffer(packed, "<i4").astype(np.int32)
+    return np.frombuffer(packed, INT32)

@@ -26,6 +26,10 @@ CHANNELS_PER_ADDRESS: Final = 4
 _SCRATCH_BYTES: Final = 16 * 1024
 #: `settimeout(0)` would mean not to wait at all.
 _SHORTEST_SECONDS: Final = 1e-3
+#: A call that ends so much later than it should is as good.
+_UNNOTICED_SECONDS: Final = 5e-3
+#: Above this a frame's body is written by itself, for copying it would cost more than a second call.
+_JOIN_BYTES: Final = 64 * 1024
 
 
 class Channel:
@@ -36,6 +40,7 @@ class Channel:
         self._socket = connected
         self._reader = FrameReader(scratch=memoryview(bytearray(_SCRATCH_BYTES)))
         self._opaque = 0
+        self._seconds = 0.0
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.is_open = True
@@ -45,23 +50,27 @@ class Channel:
         """Whether the next request can be written: the server has neither closed nor said anything unasked."""
         return self.is_open and not self._poll.poll(0)
 
-    def request(self, command: Command, timeout: float) -> Command:
-        """As the loop's `Connection.request`; blocks."""
-        deadline = time.monotonic() + timeout
+    def write(self, command: Command, timeout: float) -> None:
+        """Write a request, within `timeout` seconds; `read` must follow. Raises as the loop's `Connection.request`."""
         self._opaque = command.opaque = self._opaque % frame.MAX_OPAQUE + 1
-        whole = b"".join((frame.encode(command), command.body, *command.pieces))
+        head = frame.encode(command)
         try:
-            self._socket.settimeout(max(timeout, _SHORTEST_SECONDS))
-            self._socket.sendall(whole)
-            answer = self._answer(command.opaque, deadline)
-        except TimeoutError as error:
-            self.close()
-            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
-        except (OSError, ProtocolError) as error:
-            self.close()
-            raise ConnectionLost(self.address, f"connection lost: {error}") from error
-        except BaseException:  # an interrupt: the answer is still to come, and nobody waits for it
-            self.close()
+            self._wait_at_most(timeout)
+            if command.body_bytes <= _JOIN_BYTES:
+                self._socket.sendall(b"".join((head, command.body, *command.pieces)))
+                return
+            for piece in (head, command.body, *command.pieces):
+                self._socket.sendall(piece)
+        except BaseException as error:
+            self._fail(error, timeout)
+            raise
+
+    def read(self, timeout: float) -> Command:
+        """The answer to the request that was written last; blocks and raises as the loop's `Connection.request`."""
+        try:
+            answer = self._answer(timeout)
+        except BaseException as error:
+            self._fail(error, timeout)
             raise
         faults.check(answer, self.address)
         return answer
@@ -78,17 +87,33 @@ class Channel:
         self.is_open = False
         self._socket.close()
 
-    def _answer(self, opaque: int, deadline: float) -> Command:
+    def _answer(self, timeout: float) -> Command:
+        deadline = time.monotonic() + timeout
         while True:
             command = self._reader.next()
             if command is None:
+                self._wait_at_most(timeout)
                 count = self._socket.recv_into(self._reader.buffer())
                 if not count:
                     raise ConnectionError("closed by the peer")
                 self._reader.received(count)
-                self._socket.settimeout(max(deadline - time.monotonic(), _SHORTEST_SECONDS))
-            elif command.is_response and command.opaque == opaque:
+                timeout = deadline - time.monotonic()
+            elif command.is_response and command.opaque == self._opaque:
                 return command
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """What the next call of the socket may take; a few milliseconds are not worth the system call that sets it."""
+        if not -_SHORTEST_SECONDS <= self._seconds - seconds <= _UNNOTICED_SECONDS:
+            self._seconds = max(seconds, _SHORTEST_SECONDS)
+            self._socket.settimeout(self._seconds)
+
+    def _fail(self, error: BaseException, timeout: float) -> None:
+        """Close, and raise what a failure of the socket means to who asked. Otherwise it was an interrupt."""
+        self.close()
+        if isinstance(error, TimeoutError):
+            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
+        if isinstance(error, OSError | ProtocolError):
+            raise ConnectionLost(self.address, f"connection lost: {error}") from error
 
 
 class ChannelPool:
@@ -107,11 +132,24 @@ class ChannelPool:
             RayMQError: the error that the answer carries.
         """
         deadline = time.monotonic() + timeout
+        channel = self.begin(address, command, timeout)
+        return None if channel is None else self.finish(channel, deadline - time.monotonic())
+
+    def begin(self, address: str, command: Command, timeout: float) -> Channel | None:
+        """Write a request, whose answer `finish` has to fetch; several may be begun. None and raises as `request`."""
         channel = self._take(address, timeout)
-        if channel is None:
-            return None
+        if channel is not None:
+            try:
+                channel.write(command, timeout)
+            except BaseException:
+                self._give_back(channel)
+                raise
+        return channel
+
+    def finish(self, channel: Channel, timeout: float) -> Command:
+        """The answer to the request that was begun on `channel`; raises as `request`."""
         try:
-            return channel.request(command, deadline - time.monotonic())
+            return channel.read(timeout)
         finally:
             self._give_back(channel)
 

@@ -37,6 +37,7 @@ FLAG_ONEWAY = 2
 #: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
 _LONE_SURROGATES = "replace"
 _LENGTHS = struct.Struct(">iI")
+_MARK = struct.Struct(">I")
 #: The field in front of each frame.
 LENGTH = struct.Struct(">i")
 _BINARY_HEAD = struct.Struct(">HBhii")
@@ -90,7 +91,7 @@ class Command:
     @property
     def body_bytes(self) -> int:
         """The length of the whole body on the wire."""
-        return len(self.body) + sum(map(len, self.pieces))
+        return len(self.body) + sum(map(len, self.pieces)) if self.pieces else len(self.body)
 
     def in_one_piece(self) -> Command:
         """The same command with all of its body in `body`, as bytes: for who pickles it."""
@@ -143,15 +144,15 @@ def encode(command: Command) -> bytes:
     return _LENGTHS.pack(length, (command.serialization << 24) | len(header)) + header
 
 
-def decode(frame: memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -> Command:
-    """The command in `frame` (what follows the length field). Its body is a view of the frame, all else a copy.
+def decode(frame: bytes | memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -> Command:
+    """The command in `frame` (what follows the length field). Its body is a view if the frame is one, all else a copy.
 
     Raises:
         ProtocolError: the header cannot be read, or is too long; the connection has to be closed.
     """
     if len(frame) < LENGTH.size:
         raise ProtocolError(f"a frame of {len(frame)} bytes is too short")
-    mark = int.from_bytes(frame[: LENGTH.size], "big")
+    (mark,) = _MARK.unpack_from(frame)
     form, header_bytes = mark >> 24, mark & 0xFFFFFF
     end = LENGTH.size + header_bytes
     if end > len(frame):
@@ -159,8 +160,7 @@ def decode(frame: memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -> Comman
     if header_bytes > max_header_bytes:
         raise ProtocolError(f"a header of {header_bytes} bytes is above the limit of {max_header_bytes}")
     try:
-        decoder = _DECODERS[Serialization(form)]
-        command = decoder(frame[LENGTH.size : end])
+        command = _DECODERS[form](frame[LENGTH.size : end])
     except ProtocolError:
         raise
     except Exception as error:  # any garbage: whatever a parser raises, the peer gets one answer
@@ -191,7 +191,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _decode_json(header: memoryview) -> Command:
+def _decode_json(header: bytes | memoryview) -> Command:
     data = json.loads(bytes(header))
     if not isinstance(data, dict):
         raise ProtocolError("the header is no JSON object")
@@ -223,7 +223,7 @@ def _encode_binary(command: Command) -> bytes:
     return head + LENGTH.pack(len(remark)) + remark + LENGTH.pack(len(ext)) + ext
 
 
-def _decode_binary(header: memoryview) -> Command:
+def _decode_binary(header: bytes | memoryview) -> Command:
     code, language, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
     remark, position = _counted(header, _BINARY_HEAD.size)
     ext, position = _counted(header, position)
@@ -251,7 +251,7 @@ def _decode_binary(header: memoryview) -> Command:
     )
 
 
-def _counted(buffer: memoryview, position: int) -> tuple[memoryview, int]:
+def _counted(buffer: bytes | memoryview, position: int) -> tuple[bytes | memoryview, int]:
     """The bytes behind an i4 count at `position`, and the place behind them."""
     (count,) = LENGTH.unpack_from(buffer, position)
     start = position + LENGTH.size
@@ -265,7 +265,7 @@ def _encode_msgpack(command: Command) -> bytes:
     return msgpack.packb(header, use_bin_type=True, unicode_errors=_LONE_SURROGATES)  # type: ignore[no-any-return]
 
 
-def _decode_msgpack(header: memoryview) -> Command:
+def _decode_msgpack(header: bytes | memoryview) -> Command:
     code, opaque, flag, remark, fields = msgpack.unpackb(header, raw=False, strict_map_key=True)
     if not isinstance(fields, dict):
         raise ProtocolError("the header's fields are no map")

@@ -40,6 +40,8 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._max_header_bytes = max_header_bytes
         self._scratch = make_scratch() if scratch is None else scratch
+        #: A frame that came alone and whole, as most do where requests are small.
+        self._whole: bytes | None = None
         self._pending = bytearray()
         self._position = 0
         self._large: memoryview | None = None
@@ -50,7 +52,7 @@ class FrameReader:
     @property
     def inside_a_frame(self) -> bool:
         """Whether a frame has begun and not ended."""
-        return bool(self.large_bytes) or len(self._pending) > self._position
+        return bool(self.large_bytes) or len(self._pending) > self._position or self._whole is not None
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; valid until `received`, and only if that comes before any other reader's turn."""
@@ -68,6 +70,8 @@ class FrameReader:
         """The first `count` bytes of `buffer()` have arrived."""
         if self._large is not None:
             self._filled += count
+        elif not self._pending and self._whole is None and self._is_whole(count):
+            self._whole = bytes(self._scratch[LENGTH.size : count])
         else:
             self._pending += self._scratch[:count]
 
@@ -77,11 +81,14 @@ class FrameReader:
         Raises:
             ProtocolError: a frame is too long or unreadable; the reader cannot go on.
         """
+        if self._whole is not None:
+            whole, self._whole = self._whole, None
+            return decode(whole, self._max_header_bytes)
         if self._large is not None:
             if self._filled < len(self._large):
                 return None
-            whole, self._large, self.large_bytes = self._large, None, 0
-            return decode(whole, self._max_header_bytes)
+            large, self._large, self.large_bytes = self._large, None, 0
+            return decode(large, self._max_header_bytes)
         start = self._position + LENGTH.size
         if len(self._pending) >= start:
             (length,) = LENGTH.unpack_from(self._pending, self._position)
@@ -99,6 +106,13 @@ class FrameReader:
             del self._pending[: self._position]
             self._position = 0
         return None
+
+    def _is_whole(self, count: int) -> bool:
+        """Whether the first `count` bytes of the scratch buffer are one frame."""
+        if count <= LENGTH.size:
+            return False
+        (length,) = LENGTH.unpack_from(self._scratch)
+        return bool(length == count - LENGTH.size <= self._max_frame_bytes)
 
     def feed(self, data: Buffer) -> Iterator[Command]:
         """Take `data`, wherever it comes from, and yield the commands that it completes; errors as `next`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import math
 import socket
@@ -263,7 +262,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
             self._fail(request, error)
             return
-        if inspect.isawaitable(result):
+        if result is not None and not isinstance(result, Command):
             held = _REQUEST_BYTES + len(request.body)
             self._request_bytes += held
             server.hold(held)

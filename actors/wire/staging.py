@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.wire.append import pack, read_sizes
+from raymq.actors.wire.append import INT32, pack, read_sizes
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import Buffer, Command, Serialization
@@ -26,7 +26,7 @@ def stage_command(
         "number": number,
         "topic": lane[0],
         "queue_id": lane[1],
-        "sizes": pack(sizes, "<i4"),
+        "sizes": pack(sizes, INT32),
     }
     return Command(RequestCode.STAGE_RECORDS, fields, records, serialization=Serialization.MSGPACK)
 

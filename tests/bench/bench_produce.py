@@ -1,8 +1,8 @@
 """Producing, beside a bare asyncio echo, raw socket writes, Ray's calls and queue, Redis and Kafka in the same run.
 
-Run by `make bench-produce`. Prints a table, with --json a JSON value; --own leaves out Redis and Kafka. The broker runs
-in a process of its own. Compare ratios, not times: the machine is shared. "CPU" is what one message costs this process
-and the broker's.
+Run by `make bench-produce`. Prints a table, with --json a JSON value; --own leaves out Redis and Kafka, --only names
+what to measure and --size of which messages. The broker runs in a process of its own. Compare ratios, not times: the
+machine is shared. "CPU" is what one message costs this process and the broker's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,8 @@ from tests.broker_process import BrokerProcess
 
 SINGLES = 2_000
 SIZES = (100, 1024)
+#: What can be asked for: Ray's calls, other systems, bare sockets, single sends, many messages.
+PARTS = ("ray", "foreign", "socket", "single", "many")
 MESSAGES = {100: 400_000, 1024: 150_000}
 TIMEOUT = 30.0
 
@@ -85,9 +87,17 @@ class Bench:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def latency(self, name: str, call: Callable[[], object], count: int = SINGLES) -> None:
+    def latency(
+        self, name: str, call: Callable[[], object], count: int = SINGLES, far: psutil.Process | None = None
+    ) -> None:
+        watched = [psutil.Process(), far] if far is not None else []
+        before = [cpu_us(process) for process in watched]
         p50, p99 = latency_us(call, count)
-        self.rows.append({"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)})
+        row: Row = {"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)}
+        if watched:
+            calls = count + count // 10  # those that warm it up
+            row["cpu_us"] = [round((cpu_us(process) - b) / calls) for process, b in zip(watched, before, strict=True)]
+        self.rows.append(row)
 
     def rate(self, name: str, count: int, call: Callable[[], object], far: psutil.Process) -> None:
         here = psutil.Process()
@@ -99,30 +109,39 @@ class Bench:
         self.rows.append({"name": name, "value": round(rate), "unit": "messages/s", "cpu_us": cpu})
 
 
-def run(*, foreign: bool) -> list[Row]:
-    """All rows: name, value, unit, and p99 or the CPU of client and broker in us per message."""
+def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
+    """All rows of `parts`: name, value, unit, and p99 or the CPU of client and broker in us per message."""
     bench = Bench()
-    actor = Empty.remote()
-    ray.get(actor.call.remote())
-    bench.latency("baseline: empty Ray actor call", lambda: ray.get(actor.call.remote()), SINGLES // 4)
-    queue = Queue(actor_options={"num_cpus": 0})
-    bench.latency("baseline: ray.util.queue.Queue.put, 1 KiB", lambda: queue.put(bytes(1024)), SINGLES // 4)
-    queue.shutdown()
-    if foreign:
+    if "ray" in parts:
+        actor = Empty.remote()
+        ray.get(actor.call.remote())
+        bench.latency("baseline: empty Ray actor call", lambda: ray.get(actor.call.remote()), SINGLES // 4)
+        queue = Queue(actor_options={"num_cpus": 0})
+        bench.latency("baseline: ray.util.queue.Queue.put, 1 KiB", lambda: queue.put(bytes(1024)), SINGLES // 4)
+        queue.shutdown()
+    if "foreign" in parts:
         bench.rows += foreign_rows()
-    bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
-    for size in SIZES:
-        rate = round(socket_rate(size))
-        bench.rows.append({"name": f"baseline: socket, 1 MiB writes, {size} B", "value": rate, "unit": "messages/s"})
-    with broker() as (name_server, far), Connection([name_server]) as mq:
-        Admin(mq).create_topic("t", queues=4)
-        body = bytes(1024)
-        for name, idempotent in (("send", False), ("send, idempotent", True)):
-            with Producer(mq, "bench", timeout=TIMEOUT, idempotent=idempotent) as producer:
-                bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)))
-        for size in SIZES:
-            _throughput(bench, mq, far, size)
+    if "socket" in parts:
+        bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
+        for size in sizes:
+            name = f"baseline: socket, 1 MiB writes, {size} B"
+            bench.rows.append({"name": name, "value": round(socket_rate(size)), "unit": "messages/s"})
+    if "single" in parts or "many" in parts:
+        with broker() as (name_server, far), Connection([name_server]) as mq:
+            Admin(mq).create_topic("t", queues=4)
+            if "single" in parts:
+                _singles(bench, mq, far)
+            if "many" in parts:
+                for size in sizes:
+                    _throughput(bench, mq, far, size)
     return bench.rows
+
+
+def _singles(bench: Bench, mq: Connection, far: psutil.Process) -> None:
+    body = bytes(1024)
+    for name, idempotent in (("send", False), ("send, idempotent", True)):
+        with Producer(mq, "bench", timeout=TIMEOUT, idempotent=idempotent) as producer:
+            bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)), far=far)
 
 
 def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
@@ -170,10 +189,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
     parser.add_argument("--own", action="store_true", help="without Redis and Kafka, which are fetched if need be")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="what to measure")
+    parser.add_argument("--size", type=int, choices=SIZES, nargs="+", default=SIZES, help="messages of so many bytes")
     arguments = parser.parse_args()
-    ray_runtime.start_embedded()
+    parts = [part for part in arguments.only if not (arguments.own and part == "foreign")]
+    if "ray" in parts:
+        ray_runtime.start_embedded()
     try:
-        rows = run(foreign=not arguments.own)
+        rows = run(parts, arguments.size)
     finally:
         ray.shutdown()
     report(rows, as_json=arguments.json)

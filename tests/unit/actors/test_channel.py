@@ -59,6 +59,23 @@ async def test_one_channel_serves_one_thread_again_and_again() -> None:
         assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5) is None
 
 
+async def test_several_requests_are_begun_before_their_answers_are_fetched() -> None:
+    async with serving(HANDLERS) as (_, address):
+        pool = ChannelPool()
+        bodies = [b"first" * 50_000, b"second"]
+        begun = [await asyncio.to_thread(pool.begin, address, Command(ECHO, body=body), 5) for body in bodies]
+        for body, channel in reversed(list(zip(bodies, begun, strict=True))):
+            assert channel is not None
+            assert (await asyncio.to_thread(pool.finish, channel, 5)).body == body
+        assert connections(pool) == 2
+        silent_one = await asyncio.to_thread(pool.begin, address, Command(SILENT), 5)
+        assert silent_one is not None
+        with pytest.raises(Timeout):
+            await asyncio.to_thread(pool.finish, silent_one, 0.0)
+        assert connections(pool) == 1
+        pool.close()
+
+
 async def test_an_answer_that_does_not_come_costs_its_time_and_the_channel() -> None:
     async with serving(HANDLERS) as (_, address):
         pool = ChannelPool()

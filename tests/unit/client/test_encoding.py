@@ -11,7 +11,7 @@ import pytest
 from raymq.client import Message
 from raymq.client.encoding import MAX_PART_BYTES, encode_messages, message_parts, table_parts
 from raymq.client.message import key_numbers
-from raymq.storage.record import Record, decode
+from raymq.storage.record import Record, decode, encode, encode_properties
 
 HOST4 = bytes([10, 0, 0, 1, 0, 0, 0, 9])
 HOST6 = bytes(15) + b"\x01" + bytes(4)
@@ -27,6 +27,10 @@ def plain(count: int) -> list[Message]:
     return [Message("topic", b"%d" % number * (1 + number % 5)) for number in range(count)]
 
 
+def alike(count: int) -> list[Message]:
+    return [Message("topic", b"%6d" % number, tags="t") for number in range(count)]
+
+
 def varied(count: int) -> list[Message]:
     return [
         Message(
@@ -38,10 +42,10 @@ def varied(count: int) -> list[Message]:
 
 @pytest.mark.parametrize("host", [HOST4, HOST6])
 @pytest.mark.parametrize("count", [1, 16, 17, 500])
-@pytest.mark.parametrize("make", [plain, varied])
+@pytest.mark.parametrize("make", [plain, alike, varied])
 def test_a_list_is_encoded_as_each_message_is(make: object, count: int, host: bytes) -> None:
     messages = make(count)  # type: ignore[operator]
-    records = decoded(*encode_messages(messages, host))
+    records = decoded(*encode_messages(messages, key_numbers(messages), host))
     for record, message in zip(records, messages, strict=True):
         alone = decode(message.encode(record.born_timestamp_ms, host))
         assert record == alone
@@ -51,7 +55,7 @@ def test_the_unique_key_that_is_sent_is_the_messages_own() -> None:
     seen_before, same_twice = Message("t", b"x"), Message("t", b"x")
     key = seen_before.unique_key
     messages = [seen_before, same_twice, same_twice, *plain(20), pickle.loads(pickle.dumps(seen_before))]
-    records = decoded(*encode_messages(messages, HOST4))
+    records = decoded(*encode_messages(messages, key_numbers(messages), HOST4))
     assert [record.unique_key for record in records] == [message.unique_key for message in messages]
     assert records[0].unique_key == key == records[-1].unique_key
     assert records[1].unique_key == records[2].unique_key
@@ -65,7 +69,7 @@ def test_key_numbers_are_given_once() -> None:
 
 def test_parts_hold_at_most_4_mib() -> None:
     messages = [Message("t", bytes(1 + size)) for size in [1_000_000] * 9 + [4 * 1024 * 1024 - 1] + [10] * 50]
-    parts = list(message_parts(messages, HOST4))
+    parts = list(message_parts(messages, key_numbers(messages), HOST4))
     assert [part.which for part in parts] == [slice(0, 4), slice(4, 8), slice(8, 9), slice(9, 10), slice(10, 60)]
     for part in parts:
         assert len(part.records) <= MAX_PART_BYTES or len(part.sizes) == 1
@@ -80,3 +84,19 @@ def test_a_table_is_cut_as_well() -> None:
     bodies = [record.body for part in parts for record in decoded(part.records, part.sizes)]
     assert bodies == table["b"].to_pylist()
     assert all(len(part.records) <= MAX_PART_BYTES for part in parts)
+
+
+@pytest.mark.parametrize("topic", ["t", "%RETRY%" + "t" * 200])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_rows_of_one_size_are_encoded_as_rows_of_several(rows: int, topic: str) -> None:
+    texts = [b"%4d" % number for number in range(rows)]
+    # A slice: the values do not begin where the buffer does.
+    table = pa.table({"b": pa.array([b"before", *texts], pa.binary())}).slice(1)
+    (part,) = table_parts(table, topic, body="b", keys=None, tags=None, properties=None, host="10.0.0.1")
+    records = decoded(part.records, part.sizes)
+    assert [record.body for record in records] == texts
+    for record in records:
+        properties = encode_properties(record.properties)
+        host = bytes([10, 0, 0, 1]) + bytes(4)
+        alone = encode(topic, 0, record.body, properties, born_timestamp_ms=record.born_timestamp_ms, born_host=host)
+        assert record == decode(alone)

@@ -1,0 +1,36 @@
+"""The results of a batch: one per message, in order, over all of its parts, made when they are looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raymq.actors.protocol import MessageQueue, Placed, SendStatus
+from raymq.actors.sending import Sent
+from raymq.client import unique_key
+from raymq.client.sent_results import BatchResults, results_of
+
+
+def sent(queue_id: int, first: int, count: int) -> Sent:
+    offsets = first + np.arange(count)
+    placed = Placed("t", np.full(count, queue_id, np.int32), offsets, offsets * 1_000)
+    return Sent(SendStatus.SEND_OK, MessageQueue("t", "broker-a", queue_id), "127.0.0.1:10911", placed)
+
+
+def test_results_stand_in_the_messages_order() -> None:
+    parts = [sent(0, 7, 30), sent(3, 0, 1), sent(1, 5, 2)]
+    numbers: list[str | int] = [*range(32), "given"]
+    results = BatchResults(parts, numbers)
+    assert len(results) == 33
+    assert [result.queue_offset for result in results] == [*range(7, 37), 0, 5, 6]
+    assert [result.queue.queue_id for result in results] == [0] * 30 + [3] + [1] * 2
+    assert [result.unique_key for result in results] == [*map(unique_key.text, range(32)), "given"]
+    assert results[-1].message_id == "7F00000100002A9F0000000000001770"
+    assert results[30:] == [*results_of(parts[1], [30]), *results_of(parts[2], [31, "given"])]
+
+
+def test_they_equal_a_list_of_the_same() -> None:
+    results = BatchResults([sent(0, 0, 3)], range(3))
+    assert results == list(results)
+    assert results == BatchResults([sent(0, 0, 3)], range(3))
+    assert results != list(results)[:2]
+    assert results != 3
