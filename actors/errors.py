@@ -222,10 +222,15 @@ class PermissionDenied(RayMQError):
 
 
 class ServerBusy(RayMQError):
-    """Flow control: come again later."""
+    """Flow control: come again later. `.bound` names the broker's bound that was reached; empty elsewhere."""
 
     retriable = True
     wire_code = "SYSTEM_BUSY"
+    bound: str = ""
+
+    def __init__(self, message: str = "", *, code: str | None = None, bound: str = "") -> None:
+        super().__init__(message, code=code)
+        self.bound = bound
 
 
 class SequenceGap(RayMQError):

@@ -9,11 +9,31 @@ import asyncio
 import contextlib
 import importlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+
+class _LastCalls:
+    """What a loop does with blocking calls once the program is ending and has no helper threads any more.
+
+    It makes them itself: what is sent last may still have a host name to look up, or an actor to call.
+    """
+
+    def run_in_executor(self: Any, executor: Any, call: Callable[..., _T], *arguments: Any) -> asyncio.Future[_T]:
+        try:
+            return super().run_in_executor(executor, call, *arguments)  # type: ignore[misc, no-any-return]
+        except RuntimeError:
+            if self.is_closed():
+                raise
+        done: asyncio.Future[_T] = self.create_future()
+        try:
+            done.set_result(call(*arguments))
+        except Exception as error:  # noqa: BLE001 - it is the call's own
+            done.set_exception(error)
+        return done
 
 
 class EventLoopThread:
@@ -76,9 +96,8 @@ class EventLoopThread:
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    kind: Any = asyncio.SelectorEventLoop
+    with contextlib.suppress(ImportError):
+        kind = importlib.import_module("uvloop").Loop
+    loop: asyncio.AbstractEventLoop = type("Loop", (_LastCalls, kind), {})()
     return loop

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.pooling import PooledSends
 from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
@@ -36,20 +37,28 @@ class Producer:
 
     def __init__(self, spec: ProducerSpec) -> None:
         self._loop = EventLoopThread("producer")
-        self._sends = self._loop.run(self._open(spec))
+        self._plain, self._numbered = self._loop.run(self._open(spec))
 
     def pid(self) -> int:
         """Its process."""
         return os.getpid()
 
-    async def send(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
-        """Send contiguous records of one topic, joined with what others send; errors as `Sender.send` says."""
-        return await asyncio.wrap_future(self._loop.submit(self._sends.send(topic, bytearray(records), sizes, terms)))
+    async def send(
+        self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms, idempotent: bool = False
+    ) -> Sent:
+        """Send contiguous records of one topic, joined with what others send; errors as `Sender.send` says.
+
+        Args:
+            idempotent: number the batch that they travel in, so that a lost answer makes no duplicate.
+        """
+        sends = self._numbered if idempotent else self._plain
+        return await asyncio.wrap_future(self._loop.submit(sends.send(topic, bytearray(records), sizes, terms)))
 
     def stop(self) -> None:
         """Close its sockets; the actor is killed next."""
         self._loop.stop()
 
-    async def _open(self, spec: ProducerSpec) -> PooledSends:
+    async def _open(self, spec: ProducerSpec) -> tuple[PooledSends, PooledSends]:
         pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
-        return PooledSends(make_sender(pool, Routes(pool, spec.name_servers), spec.isolation))
+        sender = make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)
+        return PooledSends(sender), PooledSends(IdempotentSender(sender))

@@ -92,6 +92,13 @@ class TopicRoute:
             for queue_id in range(data.write_queues)
         )
 
+    def forbids(self, queue: MessageQueue) -> bool:
+        """Whether it could be written if its topic's permission there allowed it."""
+        return any(
+            data.broker == queue.broker and not data.perm & PERM_WRITE and 0 <= queue.queue_id < data.write_queues
+            for data in self.queues
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
@@ -200,8 +207,9 @@ class Corruption:
 class BrokerInfo:
     """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called.
 
-    `refusals` are the appends that it refused since its start, by the response code's name: SYSTEM_BUSY where it had
-    too much to do, SERVICE_NOT_AVAILABLE where its disk was full or failed.
+    `refusals` are the appends that it refused since its start, by cause: "appends_under_way", "bytes_under_way", "age"
+    and "page_cache" (answered with SYSTEM_BUSY), "disk_full" and "disk_failed" (SERVICE_NOT_AVAILABLE), for all others
+    the name of the response code.
     """
 
     name: str

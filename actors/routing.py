@@ -1,6 +1,7 @@
 """Routes for clients: asked from any name server, kept for 30 s. Runs on the event loop of its connection pool.
 
-A broker that comes (back) into a route is connected to at once, however long its address has refused before.
+A broker that comes (back) into a route is connected to at once, however long its address has refused before. A route
+that has lost a broker is asked for again every 2 s, so that one that was restarted is soon found.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 
 ROUTE_SECONDS = 30.0
-#: A route that nobody renewed is used for this long before somebody is asked again.
-_UNANSWERED_SECONDS = 2.0
+#: A route that nobody renewed, or that misses a broker, is used for this long before somebody is asked again.
+_SHORT_SECONDS = 2.0
+#: A broker that has been away for longer than this is not missed any more.
+_MISSED_SECONDS = 300.0
 #: One that has just started, and does not know the cluster yet, is asked again after this pause.
 _LEARNING_SECONDS = 0.2
 #: A name server that does not answer within this time is passed over for the next one.
@@ -32,7 +35,10 @@ class Routes:
     def __init__(self, pool: ConnectionPool, name_servers: Sequence[str]) -> None:
         self._pool = pool
         self.name_servers = list(name_servers)
+        #: By topic: the route, and since when it is young; it is for `ROUTE_SECONDS`.
         self._cached: dict[str, tuple[float, TopicRoute]] = {}
+        #: By topic: when each broker was last in its route.
+        self._seen_at: dict[str, dict[str, float]] = {}
         #: The place in the list of the one that answered last: clients stick to it as long as it answers.
         self._preferred = 0
 
@@ -61,7 +67,7 @@ class Routes:
             raise
         except RayMQError:
             if cached is not None:
-                self._cached[topic] = (max(cached[0], now - ROUTE_SECONDS + _UNANSWERED_SECONDS), cached[1])
+                self._cached[topic] = (max(cached[0], now - ROUTE_SECONDS + _SHORT_SECONDS), cached[1])
                 return cached[1]
             raise
         route = wire_route.read_route(topic, answer.body)
@@ -69,8 +75,15 @@ class Routes:
         for broker, address in route.addresses.items():
             if before.get(broker) != address:
                 self._pool.retry_now(address)
-        self._cached[topic] = (now, route)
+        seconds = _SHORT_SECONDS if self._misses(route, now) else ROUTE_SECONDS
+        self._cached[topic] = (now - ROUTE_SECONDS + seconds, route)
         return route
+
+    def _misses(self, route: TopicRoute, now: float) -> bool:
+        """Whether it lacks a broker that it had lately."""
+        seen_at = self._seen_at.setdefault(route.topic, {})
+        seen_at.update(dict.fromkeys(route.addresses, now))
+        return any(broker not in route.addresses and now - at < _MISSED_SECONDS for broker, at in seen_at.items())
 
     def known(self, topic: str) -> TopicRoute | None:
         """The route of `topic` if it is cached and young. Any thread."""
@@ -100,24 +113,26 @@ class Routes:
     def forget(self, topic: str) -> None:
         """Drop a cached route."""
         self._cached.pop(topic, None)
+        self._seen_at.pop(topic, None)
 
     async def ask(self, command: Command, timeout: float = _NAME_SERVER_SECONDS, *, patient: bool = True) -> Command:
         """Send a request to the name server that answered last, or the first behind it that answers.
 
-        One that has just started is asked again until it knows the cluster.
+        One that has just started is passed over, too, and asked again until it knows the cluster.
 
         Args:
-            patient: where all refuse, wait for one that may come back within `timeout`.
+            patient: where all refuse, or do not know the cluster yet, wait for one that may answer within `timeout`.
 
         Raises:
             BrokerUnavailable: none answers within `timeout` seconds.
+            ServerBusy: one does, but does not know the cluster yet.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
             try:
                 return await self._ask_once(command, deadline - asyncio.get_running_loop().time(), patient=patient)
             except ServerBusy:
-                if asyncio.get_running_loop().time() + _LEARNING_SECONDS >= deadline:
+                if not patient or asyncio.get_running_loop().time() + _LEARNING_SECONDS >= deadline:
                     raise
                 await asyncio.sleep(_LEARNING_SECONDS)
 
@@ -125,6 +140,7 @@ class Routes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         reasons: list[str] = []
+        busy: ServerBusy | None = None
         first, count = self._preferred, len(self.name_servers)
         for turn in range(count):
             self._preferred = (first + turn) % count
@@ -134,6 +150,10 @@ class Routes:
                 return await self._pool.request(
                     self.name_servers[self._preferred], command, share, patient=patient and last
                 )
+            except ServerBusy as error:
+                busy = error
             except BrokerUnavailable as error:
                 reasons.append(str(error))
+        if busy is not None:
+            raise busy
         raise BrokerUnavailable("name server", "; ".join(reasons))

@@ -20,7 +20,7 @@ from raymq.actors.core.isolation import Outcome, make_isolation
 from raymq.actors.core.isolation.shared import Shared
 from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unknown, never_arrived
 from raymq.actors.core.selection import QueuePicker
-from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, PermissionDenied, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.probing import Prober
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
@@ -117,6 +117,8 @@ class Sender:
         self._routes = routes
         self._picker = picker
         self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
+        #: Every topic's queues, those of brokers included that are not in its route any more.
+        self._seen: dict[str, set[MessageQueue]] = {}
         self._prober = Prober(pool, picker.isolation)
         self._making: dict[str, asyncio.Task[TopicRoute]] = {}
 
@@ -124,7 +126,8 @@ class Sender:
         """Send contiguous records of `topic`; `sizes` of each. The chosen queue's id is written into them in place.
 
         Raises:
-            InvalidInput, QueueNotFound, TopicNotFound: refused before or by a broker; nothing is stored.
+            InvalidInput, QueueNotFound, TopicNotFound, PermissionDenied: refused before or by a broker; nothing is
+                stored.
             NotStored, OutcomeUnknown: the tries ran out.
         """
         return await self.go_on(
@@ -222,15 +225,21 @@ class Sender:
         """The queue of the next try; `last` is the one that just failed. Any thread.
 
         Raises:
-            QueueNotFound, BrokerUnavailable: there is none.
+            QueueNotFound: it is chosen, and the topic does not have it.
+            BrokerUnavailable: it is chosen, and its broker is not there now.
+            PermissionDenied: there is none that may be written.
         """
         queues = self._queues(route)
         if terms.queue is not None:
-            if terms.queue not in queues:
-                raise QueueNotFound(f"{terms.queue} is no writable queue of {route.topic}")
-            return terms.queue
+            if terms.queue in queues:
+                return terms.queue
+            if route.forbids(terms.queue):
+                raise PermissionDenied(f"{terms.queue} may not be written", code=PermissionDenied.wire_code)
+            if terms.queue in self._seen[route.topic] and terms.queue.broker not in route.addresses:
+                raise BrokerUnavailable(terms.queue.broker, "it has left the routes")
+            raise QueueNotFound(f"{terms.queue} is no queue of {route.topic}")
         if not queues:
-            raise BrokerUnavailable(route.topic, "the topic has no writable queue")
+            raise PermissionDenied(f"topic {route.topic} may not be written", code=PermissionDenied.wire_code)
         if terms.sharding_key is not None:
             return queue_of_sharding_key(queues, terms.sharding_key)
         if terms.same_broker and last is not None:
@@ -243,12 +252,13 @@ class Sender:
         return self._picker.pick(due or queues, last)
 
     async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
-        """The topic's route, a fresh one after a failure, and before a chosen queue is said not to exist."""
+        """The topic's route, a fresh one after a failure, and before it is said that there is no such queue."""
         try:
             route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
         except TopicNotFound:
             route = await self._make_topic(plan, topic)
-        if terms.queue is not None and not plan.attempts and terms.queue not in self._queues(route):
+        queues = self._queues(route)
+        if not plan.attempts and (not queues if terms.queue is None else terms.queue not in queues):
             return await self._routes.get(topic, fresh=True, timeout=plan.try_timeout())
         return route
 
@@ -266,6 +276,7 @@ class Sender:
         known = self._listed.get(route.topic)
         if known is None or known[0] is not route:
             known = self._listed[route.topic] = (route, route.writable())
+            self._seen.setdefault(route.topic, set()).update(known[1])
         return known[1]
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from raymq.actors.errors import BufferFull, ClientClosed
+from raymq.actors.errors import (
+    Attempt,
+    BrokerUnavailable,
+    BufferFull,
+    ClientClosed,
+    NotStored,
+    PermissionDenied,
+    ServerBusy,
+    TopicNotFound,
+)
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending import Sends, Terms, queue_of_sharding_key
+from raymq.actors.topic_creation import make_topic
 from raymq.client.connection import Connection
 from raymq.client.encoding import encode_messages, packed_host
 from raymq.client.message import Message, key_numbers
@@ -156,9 +167,26 @@ class Batcher:
                 sent = await self._sends.send(messages[0].topic, records, sizes, terms)
         return lambda: results_of(sent, numbers)
 
+    async def _queues(self, batch: MessageBatch) -> list[MessageQueue]:
+        """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied."""
+        began = time.monotonic()
+        routes, topic, timeout = self._mq.routes, batch.topic, batch.terms.timeout
+        try:
+            try:
+                route = await routes.get(topic, timeout=timeout)
+            except TopicNotFound:
+                route = await make_topic(self._mq.pool, routes, topic, timeout)
+            queues = route.writable() or (await routes.get(topic, fresh=True, timeout=timeout)).writable()
+        except (BrokerUnavailable, ServerBusy) as error:
+            attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
+            raise NotStored("there is no route", [attempt]) from error
+        if not queues:
+            raise PermissionDenied(f"topic {topic} may not be written")
+        return queues
+
     async def _send_by_key(self, batch: MessageBatch) -> None:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
-        queues = (await self._mq.routes.get(batch.topic)).writable()
+        queues = await self._queues(batch)
         members: dict[MessageQueue, list[int]] = {}
         for index, sharding_key in enumerate(batch.sharding_keys):
             members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
 from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
@@ -36,6 +37,7 @@ from raymq.client.sent_results import BatchResults, results_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_T = TypeVar("_T")
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
 _NO_OPTIONS: Final = SendOptions()
@@ -99,8 +101,6 @@ class Producer(ClientBase):
             raise InvalidInput("buffer_bytes", "more than 0", buffer_bytes)
         if when_full not in ("block", "raise"):
             raise InvalidInput("when_full", '"block" or "raise"', when_full)
-        if shared and idempotent:
-            raise InvalidInput("idempotent", "not together with shared", True)
         super().__init__(mq)
         self._isolation = isolation
         self._linger = linger
@@ -110,6 +110,8 @@ class Producer(ClientBase):
         self._when_full = when_full
         self._outbox = outbox
         self._plain_terms = self._defaults.terms("", _NO_OPTIONS)
+        #: Sends that nobody waits for.
+        self._under_way: set[Future[Any]] = set()
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
@@ -142,7 +144,7 @@ class Producer(ClientBase):
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
         batcher = self._batcher
         if batcher is None or message.is_delayed:
-            return self._mq.submit(self._send_one(message, self._terms(message, options, in_background=True)))
+            return self._in_background(self._send_one(message, self._terms(message, options, in_background=True)))
         if not options:
             if self._closed:
                 self._check_open()
@@ -152,7 +154,7 @@ class Producer(ClientBase):
 
     def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
         """Send one message without waiting for an answer: one try, and nobody says whether it arrived."""
-        self._mq.submit(self._forget(message, self._terms(message, {**options, "retries": 0})))
+        self._in_background(self._forget(message, self._terms(message, {**options, "retries": 0})))
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
@@ -238,15 +240,21 @@ class Producer(ClientBase):
         return await self._mq.arun(recall(self._mq, handles_of(sent), timeout))
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Send what `linger` gathered and wait for the answers; False if `timeout` seconds were not enough."""
-        return self._batcher is None or self._batcher.flush(timeout)
+        """Send what `linger` gathered, and wait for the answers to all that is on its way in the background.
+
+        False if `timeout` seconds were not enough.
+        """
+        deadline = time.monotonic() + timeout
+        answered = self._batcher is None or self._batcher.flush(timeout)
+        left = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
+        return answered and not left
 
     async def aflush(self, timeout: float = 10.0) -> bool:
         """`flush` for asyncio code."""
         return await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Take no more messages, send what was gathered, and wait for the answers, at most `timeout` seconds."""
+        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds."""
         if not self._closed:
             self._closed = True
             self.flush(timeout)
@@ -260,7 +268,7 @@ class Producer(ClientBase):
         if self._shared:
             from raymq.client.shared_producer import SharedSends
 
-            sends = SharedSends(self._mq, self.group, self._isolation)
+            sends = SharedSends(self._mq, self.group, self._isolation, idempotent=self._idempotent)
         else:
             sender = make_sender(self._mq.pool, self._mq.routes, self._isolation)
             sends = IdempotentSender(sender) if self._idempotent else sender
@@ -293,6 +301,7 @@ class Producer(ClientBase):
         self.__dict__.pop("_sends", None)
         self.__dict__.pop("_batcher", None)
         self.__dict__.pop("_direct", None)
+        self._under_way = set()
         self._mq.adopt(self)
 
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:
@@ -340,6 +349,12 @@ class Producer(ClientBase):
         parts = message_parts(messages, numbers, self._born_host())
         sent = [await self._sends.send(messages[0].topic, part.records, part.sizes, terms) for part in parts]
         return BatchResults(sent, numbers)
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        future = self._mq.submit(coroutine)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], [message.unique_key], self._born_host())

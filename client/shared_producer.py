@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors import handles
-from raymq.actors.errors import Attempt, BrokerUnavailable, InvalidInput, NotStored, OutcomeUnknown, Timeout
+from raymq.actors.core.producing import SendPlan, is_unknown
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.naming import producer_name
 from raymq.actors.producer import ProducerSpec
 from raymq.actors.sending import Sent, Terms
@@ -20,28 +23,38 @@ _MARGIN_SECONDS = 2.0
 
 
 class SharedSends:
-    """Hands records to the actor; the tries and their budget are the actor's."""
+    """Hands records to the actor. Tries at brokers are the actor's; one that finds the actor dead is made here."""
 
-    def __init__(self, mq: Connection, group: str, isolation: str | None) -> None:
+    def __init__(self, mq: Connection, group: str, isolation: str | None, *, idempotent: bool) -> None:
+        """`isolation` is what the group's first producer says."""
         if mq.namespace is None:
             raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
         self._name = producer_name(group)
+        self._idempotent = idempotent
         self._handle = make_producer(ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls), mq.namespace)
 
     async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
-        """As `Sender.send`; a producer actor that dies on the way leaves the outcome unknown."""
-        return await asyncio.to_thread(self._call, topic, bytes(records), sizes, terms)
+        """As `Sender.send`.
+
+        An actor that dies is tried again, as a broker is, once Ray may have restarted it. Its successor does not know
+        its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown.
+        """
+        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
+        # As it was given, so that the actor finds it equal to others' and lets them travel together.
+        left = terms
+        while True:
+            began = time.monotonic()
+            try:
+                return await asyncio.to_thread(self._call, topic, bytes(records), sizes, left)
+            except BrokerUnavailable as error:
+                again = plan.failed(None, error, time.monotonic() - began) is not None
+                if not again or not plan.remaining or (self._idempotent and is_unknown(error)):
+                    raise plan.outcome() from error
+                await asyncio.sleep(plan.try_timeout() / 2)
+                left = replace(terms, timeout=plan.remaining)
 
     def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         timeout = terms.timeout + _MARGIN_SECONDS
-        try:
-            answer = handles.call(self._name, self._handle, "send", topic, records, sizes, terms, timeout=timeout)
-        except Timeout as error:
-            raise OutcomeUnknown("the producer actor did not answer", [self._attempt(error)]) from error
-        except BrokerUnavailable as error:
-            raise NotStored("the producer actor is gone", [self._attempt(error)]) from error
-        sent: Sent = answer
+        arguments = (topic, records, sizes, terms, self._idempotent)
+        sent: Sent = handles.call(self._name, self._handle, "send", *arguments, timeout=timeout)
         return sent
-
-    def _attempt(self, error: Exception) -> Attempt:
-        return Attempt(self._name, None, None, str(error), 0.0)

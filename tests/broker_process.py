@@ -3,7 +3,8 @@
 As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. It prints the
 name server's address once it listens, and then obeys lines on its standard input until that is closed:
 
-    slow SECONDS    delay every append by so much
+    slow SECONDS    let every append wait for so long, all at the same time, as on a long way
+    stall SECONDS   let every append hold the broker up for so long, as a slow disk would
     full            refuse writes as if the disk were full
     free            end that
 """
@@ -11,14 +12,15 @@ name server's address once it listens, and then obeys lines on its standard inpu
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from pathlib import Path
+from typing import Any
 
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.name_server_service import NameServerService
@@ -26,6 +28,7 @@ from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import ServerConnection
+from raymq.storage.store import AppendResult
 
 
 class BrokerProcess:
@@ -82,17 +85,28 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
         answer = append(connection, request)
         return await answer if isawaitable(answer) else answer
 
+    store = broker.store.append
+
+    def stalled(seconds: float) -> Callable[..., AppendResult]:
+        def append(*arguments: Any, **options: Any) -> AppendResult:
+            time.sleep(seconds)
+            return store(*arguments, **options)
+
+        return append if seconds else store
+
     broker._server.handlers = {**handlers, RequestCode.APPEND_RECORDS: maybe_slow}
     print(name_server, flush=True)
-    config = broker.store.config
+    writer, limit = broker.store._writer, broker.store.config.disk_refuse_ratio
     while line := await asyncio.to_thread(sys.stdin.readline):
         match line.split():
             case ["slow", seconds]:
                 delay = float(seconds)
+            case ["stall", seconds]:
+                broker.store.append = stalled(float(seconds))  # type: ignore[method-assign]
             case ["full"]:
-                broker.store._writer._config = dataclasses.replace(config, disk_refuse_ratio=1e-9)
+                writer._refuse_ratio = 1e-9
             case ["free"]:
-                broker.store._writer._config = config
+                writer._refuse_ratio = limit
     await broker.stop()
 
 

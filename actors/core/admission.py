@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.actors.errors import ServerBusy
+from raymq.actors.errors import RayMQError, ServerBusy
+from raymq.storage.errors import StoreFailed, StoreFull
 
 #: How often the event loop says that it is alive.
 BEAT_SECONDS: Final = 0.05
@@ -62,14 +63,20 @@ class Admission:
         """
         limits = self.limits
         if self.appends_under_way >= limits.appends_under_way:
-            raise ServerBusy(f"{self.appends_under_way} appends wait for the disk, at most that many may")
+            raise ServerBusy(
+                f"{self.appends_under_way} appends wait for the disk, at most that many may", bound="appends_under_way"
+            )
         if self.appends_under_way and self.bytes_under_way + octets > limits.bytes_under_way:
-            raise ServerBusy(f"{self.bytes_under_way} bytes wait for the disk, {limits.bytes_under_way} may")
+            raise ServerBusy(
+                f"{self.bytes_under_way} bytes wait for the disk, {limits.bytes_under_way} may", bound="bytes_under_way"
+            )
         late = max(self._was_late, self._late())
         if late > limits.age_seconds:
             if self._last_append_seconds > limits.stall_seconds:
-                raise ServerBusy(f"page cache busy: an append took {self._last_append_seconds:.1f} s")
-            raise ServerBusy(f"requests wait for {late:.1f} s, at most {limits.age_seconds} s they may")
+                raise ServerBusy(
+                    f"page cache busy: an append took {self._last_append_seconds:.1f} s", bound="page_cache"
+                )
+            raise ServerBusy(f"requests wait for {late:.1f} s, at most {limits.age_seconds} s they may", bound="age")
         self.bytes_under_way += octets
         self.appends_under_way += 1
 
@@ -90,3 +97,14 @@ class Admission:
         assert self.appends_under_way >= 0
         assert self.bytes_under_way >= 0
         assert self.appends_under_way or not self.bytes_under_way
+
+
+def cause_of(refusal: RayMQError) -> str:
+    """What a refused append is counted under: the bound that it met, else the name of its response code."""
+    if isinstance(refusal, StoreFull):
+        return "disk_full"
+    if isinstance(refusal, StoreFailed):
+        return "disk_failed"
+    if isinstance(refusal, ServerBusy):
+        return refusal.bound or refusal.wire_code
+    return refusal.wire_code

@@ -15,6 +15,7 @@ from raymq.actors.errors import (
     ConnectionLost,
     NotStored,
     OutcomeUnknown,
+    PermissionDenied,
     RayMQError,
     SendError,
     ServerBusy,
@@ -25,6 +26,8 @@ from raymq.actors.protocol import MessageQueue, SendStatus
 
 #: Answers after which another broker may take the message; any other answer is final.
 RETRIED_CODES = frozenset({"TOPIC_NOT_EXIST", "SERVICE_NOT_AVAILABLE", "SYSTEM_ERROR", "SYSTEM_BUSY", "NO_PERMISSION"})
+#: A name server that does not know the cluster yet is asked again after this pause.
+LOOK_AGAIN_SECONDS = 0.2
 
 
 def is_unknown(error: BaseException) -> bool:
@@ -76,9 +79,13 @@ class SendPlan:
     def failed(self, queue: MessageQueue | None, error: RayMQError, elapsed: float) -> float | None:
         """Count a failed try; `queue` is None where none was chosen.
 
+        A name server that has just started and says "come again" costs time of the budget, but no try.
+
         Returns:
             seconds to wait before the next try, None if there is none: then raise `outcome()`.
         """
+        if queue is None and isinstance(error, ServerBusy) and self.remaining > LOOK_AGAIN_SECONDS:
+            return LOOK_AGAIN_SECONDS
         self._unknown = self._unknown or is_unknown(error)
         if queue is not None and is_unknown(error):
             self.doubtful.add(queue.broker)
@@ -119,9 +126,12 @@ def _reason(error: RayMQError) -> str:
 def is_final_refusal(error: RayMQError, attempts: Sequence[Attempt]) -> bool:
     """Whether `error`, the last one, says all there is to say: raise it rather than NotStored.
 
-    So it is where the first answer refuses the message itself, and where no broker was tried for want of the topic.
+    So it is where the first answer refuses the message itself, where no broker was tried for want of the topic, and
+    where none may take it.
     """
     if isinstance(error, TopicNotFound):
         return all(attempt.broker is None for attempt in attempts)
+    if isinstance(error, PermissionDenied):
+        return all(attempt.code == error.wire_code for attempt in attempts)
     refused = error.code not in RETRIED_CODES and not is_unknown(error) and not never_arrived(error)
     return refused and len(attempts) == 1

@@ -11,7 +11,7 @@ from raymq.storage.retention import Disk
 
 #: What we are compatible with, and its ordinal.
 VERSION_NAME, VERSION = "V5_3_3", 479
-#: RocketMQ's default. Nothing queues here: requests are served as they are read.
+#: RocketMQ's default. Nothing queues here but appends that wait for the disk: requests are served as they are read.
 _QUEUE_CAPACITY = 10_000
 _QUEUES = ("send", "pull", "query", "endTransaction", "clientManager", "heartbeat", "reply", "ack", "litePull")
 
@@ -23,6 +23,7 @@ def runtime_figures(core: BrokerCore, statistics: Statistics) -> dict[str, str]:
         "brokerVersion": VERSION,
         "brokerVersionDesc": VERSION_NAME,
         **_traffic(statistics),
+        **{f"refusedAppends_{cause}": count for cause, count in statistics.refusals.items()},
         **_log(core),
         **_machine(),
         "pageCacheLockTimeMills": 0,
@@ -36,6 +37,7 @@ def runtime_figures(core: BrokerCore, statistics: Statistics) -> dict[str, str]:
         figures[f"{name}ThreadPoolQueueSize"] = 0
         figures[f"{name}ThreadPoolQueueCapacity"] = _QUEUE_CAPACITY
         figures[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = 0
+    figures["sendThreadPoolQueueSize"] = core.admission.appends_under_way
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in figures.items()}
 
 

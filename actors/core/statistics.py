@@ -131,7 +131,7 @@ class Statistics:
         self.started = clock()
         self.total_put = Counter()
         self.total_get = Counter()
-        #: Appends that were refused, by the response code's name: SYSTEM_BUSY, SERVICE_NOT_AVAILABLE (disk full), ...
+        #: Appends that were refused, by cause: see `admission.cause_of`.
         self.refusals: dict[str, int] = {}
         self._put: dict[str, Counter] = {}
         self._get: dict[tuple[str, str], Counter] = {}
@@ -157,9 +157,9 @@ class Statistics:
         """`group` failed to consume a message of `topic`."""
         _counter(self._sent_back, (topic, group)).add(self._now(), 1, 0)
 
-    def refused(self, code: str) -> None:
-        """An append was answered with `code`; nothing was stored."""
-        self.refusals[code] = self.refusals.get(code, 0) + 1
+    def refused(self, cause: str) -> None:
+        """An append was refused for that; nothing was stored."""
+        self.refusals[cause] = self.refusals.get(cause, 0) + 1
 
     def put_of(self, topic: str) -> Counter | None:
         """What was appended for a topic, or None if nothing was."""

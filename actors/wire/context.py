@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from raymq.actors.core.admission import cause_of
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
@@ -51,7 +52,7 @@ class BrokerContext:
                 admission.leave(octets)
                 raise
         except RayMQError as error:
-            self.statistics.refused(error.wire_code)
+            self.statistics.refused(cause_of(error))
             raise
         settled = self.when_settled(answer, new_topic=self.core.store.topic_configs.version is not known)
         if isinstance(settled, Command):

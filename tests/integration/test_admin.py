@@ -21,7 +21,7 @@ from raymq.client import (
     Message,
     MessageNotFound,
     MessageQueue,
-    NotStored,
+    PermissionDenied,
     Producer,
     PullConsumer,
     PushConsumer,
@@ -55,7 +55,7 @@ class TestTopicsChange:
     def test_what_is_not_named_stays(self, mq: Connection, admin: Admin) -> None:
         admin.create_topic("o", queues=3, ordered=True)
         admin.update_topic("o", permission=4)
-        with Producer(mq, "p", retries=0) as producer, pytest.raises(NotStored, match="writable"):
+        with Producer(mq, "p", retries=0) as producer, pytest.raises(PermissionDenied, match="may not be written"):
             producer.send(Message("o", b"x"))
         admin.update_topic("o", permission=6)
         admin.create_topic("o", queues=3, ordered=True)

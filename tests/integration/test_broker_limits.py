@@ -1,4 +1,4 @@
-"""A broker at its bounds, over sockets: the code of each refusal, that nothing is stored, and that it passes."""
+"""A broker at its bounds, over sockets: code and count of each refusal, that nothing is stored, and that it passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.core.admission import AdmissionLimits
-from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import NotStored
 from raymq.storage.errors import StoreFull
@@ -17,6 +18,10 @@ from tests.integration.foreign import Foreign
 from tests.integration.test_foreign_send import message
 
 QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def refusals(admin: Admin, broker: str = "broker-a") -> dict[str, int]:
+    return next(info.refusals for info in admin.cluster_info().brokers if info.name == broker)
 
 
 @pytest.mark.parametrize("limit", ["appends_under_way", "bytes_under_way"])
@@ -28,7 +33,8 @@ def test_what_is_under_way_is_bounded(services: Services, mq: Connection, admin:
         with pytest.raises(NotStored) as caught:
             producer.send(Message("t", b"x"), queue=QUEUE, retries=0)
         assert [attempt.code for attempt in caught.value.attempts] == ["SYSTEM_BUSY"]
-        assert [broker.refusals for broker in admin.cluster_info().brokers] == [{"SYSTEM_BUSY": 1}, {}]
+        assert refusals(admin) == {limit: 1}
+        assert refusals(admin, "broker-b") == {}
         assert admin.topic_stats("t")[QUEUE].max_offset == 0
         assert producer.send(Message("t", b"x")).queue.broker == "broker-b"
         admission.leave(1)
@@ -49,8 +55,21 @@ def test_flow_control_is_waited_for_within_the_budget(services: Services, mq: Co
         assert 0.7 < time.monotonic() - began < 3.0
 
 
+def test_what_is_too_old_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+    services.brokers["broker-a"].core.admission.limits = AdmissionLimits()
+    with Producer(mq, "p", timeout=5.0) as producer:
+        producer.send(Message("t", b"x"), queue=QUEUE)
+        services.loop.loop.call_soon_threadsafe(time.sleep, 1.0)
+        with pytest.raises(NotStored) as caught:
+            producer.send(Message("t", b"x"), queue=QUEUE, retries=0)
+        (attempt,) = caught.value.attempts
+        assert (attempt.code, attempt.broker) == ("SYSTEM_BUSY", "broker-a")
+        assert "at most 0.2 s they may" in attempt.error
+        assert refusals(admin) == {"age": 1}
+        assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 1
+
+
 def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
-    del admin
     core = services.brokers["broker-a"].core
     core.admission.limits = AdmissionLimits()
     real = core.store.append
@@ -69,6 +88,7 @@ def test_what_waited_behind_a_stalled_loop_is_refused(services: Services, mq: Co
     assert None in outcomes
     assert refused
     assert all("page cache busy" in str(outcome) and outcome.code == "SYSTEM_BUSY" for outcome in refused)  # type: ignore[attr-defined]
+    assert refusals(admin) == {"page_cache": len(refused)}
 
 
 def test_a_full_disk(services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +100,7 @@ def test_a_full_disk(services: Services, mq: Connection, admin: Admin, monkeypat
         with pytest.raises(NotStored) as caught:
             producer.send(Message("t", b"x"), queue=QUEUE)
         assert [attempt.code for attempt in caught.value.attempts] == ["SERVICE_NOT_AVAILABLE"] * 3
+        assert refusals(admin) == {"disk_full": 3}
         assert {producer.send(Message("t", b"x")).queue.broker for _ in range(6)} == {"broker-b"}
     with Producer(mq, "p") as producer:
         assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 0
@@ -91,4 +112,6 @@ def test_what_rocketmqs_clients_send_is_bounded_too(services: Services, admin: A
     broker.core.admission.limits = replace(broker.core.admission.limits, appends_under_way=0)
     with Foreign(broker.address) as client:
         assert client.ask(message(topic="t")).code == ResponseCode.SYSTEM_BUSY
+        table = client.json(Command(RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
+        assert table["refusedAppends_appends_under_way"] == "1"
     assert admin.topic_stats("t")[MessageQueue("t", "broker-a", 1)].max_offset == 0

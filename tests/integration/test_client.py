@@ -24,6 +24,7 @@ from raymq.client import (
     MessageQueue,
     NotStored,
     OffsetOutOfRange,
+    PermissionDenied,
     Producer,
     PullConsumer,
     QueueNotFound,
@@ -124,6 +125,23 @@ def test_refused_sends(mq: Connection, admin: Admin) -> None:
         producer.send(Message("t", b"x"))
 
 
+def test_a_topic_that_may_not_be_written(mq: Connection, admin: Admin) -> None:
+    queue = MessageQueue("t", "broker-a", 0)
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"x"), queue=queue)
+        admin.update_topic("t", permission=4)  # the producer's route still says otherwise
+        with pytest.raises(PermissionDenied):
+            producer.send(Message("t", b"x"))
+        for options in ({}, {"queue": queue}, {"sharding_key": "k"}):
+            with pytest.raises(PermissionDenied):
+                producer.send(Message("t", b"x"), **options)  # type: ignore[arg-type]
+        with pytest.raises(QueueNotFound):
+            producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 2))
+        assert sum(stats.max_offset for stats in admin.topic_stats("t").values()) == 1
+        admin.update_topic("t", permission=6)
+        assert producer.send(Message("t", b"x"), queue=queue).queue_offset == 1
+
+
 def test_largest_messages_and_large_batches(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p", timeout=30.0)
     largest = Message("t", b"x" * (4 << 20), properties={"p": "y" * 30_000})
@@ -222,6 +240,19 @@ def test_no_broker_at_all(mq: Connection, services: Services, admin: Admin) -> N
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), NotStored)
     with pytest.raises(BrokerUnavailable):
         PullConsumer(mq, "g").poll(MessageQueue("t", "broker-a", 0), timeout=0.2)
+
+
+def test_a_chosen_queue_whose_broker_is_away(mq: Connection, services: Services, admin: Admin) -> None:
+    queue = MessageQueue("t", "broker-a", 0)
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"x"), queue=queue)
+        services.stop_broker("broker-a")  # it leaves the routes at once
+        for _ in range(2):
+            with pytest.raises(NotStored) as caught:
+                producer.send(Message("t", b"x"), queue=queue, timeout=0.5)
+            assert caught.value.retriable
+        services.start_broker("broker-a")
+        assert producer.send(Message("t", b"x"), queue=queue).queue_offset == 1
 
 
 def test_nobody_at_that_address() -> None:

@@ -7,11 +7,20 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
-from raymq.client.errors import BufferFull, ClientClosed, NotStored, QueueNotFound
+from raymq.client.errors import (
+    BufferFull,
+    ClientClosed,
+    NotStored,
+    PermissionDenied,
+    QueueNotFound,
+    RayMQError,
+    TopicNotFound,
+)
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -108,6 +117,28 @@ def test_a_part_that_fails_takes_no_other_along(services: Services, mq: Connecti
     assert everything(mq) == [b"before"] + [b"x"] * outcomes.count(None)
 
 
+@pytest.mark.parametrize(("topic", "error"), [("none", TopicNotFound), ("forbidden", PermissionDenied)])
+def test_keys_of_a_topic_that_cannot_be_sent_to(
+    mq: Connection, admin: Admin, topic: str, error: type[RayMQError]
+) -> None:
+    admin.create_topic("forbidden", queues=2)
+    admin.update_topic("forbidden", permission=4)
+    with Producer(mq, "p", linger=0.001) as producer:
+        futures = [producer.send_async(Message(topic, b"x"), sharding_key=f"k{number}") for number in range(5)]
+        assert {type(future.exception(10)) for future in futures} == {error}
+
+
+def test_keys_make_a_topic_where_sending_may(tmp_path: Path) -> None:
+    services = Services(tmp_path, auto_create_topics=True)
+    services.start()
+    try:
+        with Connection([services.name_server.address]) as mq, Producer(mq, "p", linger=0.001) as producer:
+            futures = [producer.send_async(Message("new", b"x"), sharding_key=f"k{number}") for number in range(20)]
+            assert len({future.result(10).queue for future in futures}) > 1
+    finally:
+        services.stop()
+
+
 def test_bad_input_is_refused_by_the_call(mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=FOREVER) as producer:
@@ -142,6 +173,22 @@ def test_a_full_buffer_raises_where_it_was_asked_to(services: Services, mq: Conn
         finally:
             release.set()
         assert first.result(5)
+
+
+def test_a_buffer_that_stays_full_blocks_for_the_budget_only(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, timeout=0.3) as producer:
+        producer.send_async(Message("t", b"x")).result(5)
+        release = threading.Event()
+        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)
+        producer.send_async(Message("t", bytes(2_000)), timeout=10.0)
+        try:
+            began = time.monotonic()
+            with pytest.raises(BufferFull):
+                producer.send_async(Message("t", b"x"))
+            assert time.monotonic() - began > 0.2
+        finally:
+            release.set()
 
 
 def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connection, admin: Admin) -> None:
@@ -184,10 +231,12 @@ def test_many_threads(mq: Connection, admin: Admin) -> None:
 
 
 def run_script(services: Services, lines: str) -> str:
+    # A host name has to be looked up: the end of the interpreter must not prevent that.
+    address = services.name_server.address.replace("127.0.0.1", "localhost")
     script = f"""
 import os, sys
 from raymq.client import Connection, Message, Producer
-mq = Connection([{services.name_server.address!r}])
+mq = Connection([{address!r}])
 producer = Producer(mq, "p", linger=2.0)
 {lines}
 """
@@ -201,6 +250,32 @@ def test_a_process_that_just_ends_sends_what_it_gathered(services: Services, mq:
     del admin
     assert run_script(services, "for n in range(50): producer.send_async(Message('t', b'%02d' % n))") == ""
     assert everything(mq) == [b"%02d" % number for number in range(50)]
+
+
+def test_a_process_that_just_ends_waits_for_what_is_under_way(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    lines = """
+hasty = Producer(mq, "q")
+for n in range(20):
+    hasty.send_async(Message('t', b'%02d' % n))
+for n in range(20, 30):
+    hasty.send_oneway(Message('t', b'%02d' % n))
+"""
+    assert run_script(services, lines) == ""
+    assert everything(mq) == [b"%02d" % number for number in range(30)]
+
+
+def test_closing_waits_for_what_is_under_way(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p", linger=FOREVER) as producer:
+        producer.send(Message("t", b"now"))
+        release = threading.Event()
+        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # the brokers stand still
+        delayed = producer.send_async(Message("t", b"later", delay_level=1))  # these are not gathered
+        assert not producer.flush(0.05)
+        threading.Timer(0.1, release.set).start()
+    assert delayed.done()
+    assert delayed.result().queue.topic == "SCHEDULE_TOPIC_XXXX"
 
 
 def test_a_forked_child_sends_for_itself(services: Services, mq: Connection, admin: Admin) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from raymq.actors.broker_service import BrokerService
+from raymq.actors.core.name_server import RouteTable
+from raymq.actors.errors import NotStored, ServerBusy
 from raymq.actors.name_server_service import NameServerService
-from raymq.actors.protocol import BrokerSpec, NameServerSpec
+from raymq.actors.protocol import BrokerSpec, NameServerSpec, TopicRoute
 from raymq.actors.wire import properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
@@ -122,3 +125,68 @@ def test_a_change_reaches_both_and_a_wrong_table_is_put_right(pair: Pair) -> Non
     admin.delete_topic("t")
     assert not pair.knows(1, "t")
     assert not pair.knows(2, "t")
+
+
+@pytest.fixture
+def young(monkeypatch: pytest.MonkeyPatch) -> list[RouteTable]:
+    """Name servers' tables that have not heard from the brokers yet, as after a start."""
+    tables: list[RouteTable] = []
+    route = RouteTable.route
+
+    def of_the_old(table: RouteTable, topic: str) -> TopicRoute:
+        if any(table is each for each in tables):
+            raise ServerBusy("the name server has just started")
+        return route(table, topic)
+
+    monkeypatch.setattr(RouteTable, "route", of_the_old)
+    return tables
+
+
+def test_a_name_server_that_has_just_started_is_waited_for(
+    services: Services, mq: Connection, admin: Admin, young: list[RouteTable]
+) -> None:
+    del admin
+    young.append(services.name_server.table)
+    with Connection([services.name_server.address]) as fresh, Producer(fresh, "p", timeout=1.0) as producer:
+        began = time.monotonic()
+        with pytest.raises(NotStored) as caught:
+            producer.send(Message("t", b"x"))
+        assert time.monotonic() - began > 0.7, "all of the budget, not the share of a try"
+        assert [(attempt.broker, attempt.code) for attempt in caught.value.attempts] == [(None, "SYSTEM_BUSY")]
+        waiting = producer.send_async(Message("t", b"x"), timeout=10.0, retries=0)
+        assert not waiting.done()
+        young.clear()
+        assert waiting.result(10).queue_offset == 0
+
+
+def test_one_that_knows_is_asked_instead(pair: Pair, young: list[RouteTable]) -> None:
+    Admin(pair.mq).create_topic("t", queues=1)
+    young.append(pair.servers[1].table)
+    with Producer(pair.mq, "p", timeout=2.0) as producer:
+        assert producer.send(Message("t", b"x")).queue_offset == 0
+
+
+def test_a_known_route_serves_while_nobody_knows_better(
+    services: Services, mq: Connection, admin: Admin, young: list[RouteTable]
+) -> None:
+    del admin
+    with Producer(mq, "p", timeout=2.0) as producer:
+        producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 0))
+        young.append(services.name_server.table)
+        services.stop_broker("broker-a")
+        assert {producer.send(Message("t", b"x")).queue.broker for _ in range(4)} == {"broker-b"}
+
+
+def test_a_broker_that_comes_back_is_soon_found(services: Services, mq: Connection, admin: Admin) -> None:
+    del admin
+    with Producer(mq, "p") as producer:
+
+        def brokers() -> set[str]:
+            return {producer.send(Message("t", b"x")).queue.broker for _ in range(4)}
+
+        assert brokers() == {"broker-a", "broker-b"}
+        services.stop_broker("broker-a")
+        assert brokers() == {"broker-b"}
+        assert mq.routes._cached["t"][1].addresses.keys() == {"broker-b"}
+        services.start_broker("broker-a")
+        poll_until(lambda: "broker-a" in brokers(), 10.0, "long before a route is old")

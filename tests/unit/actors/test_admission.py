@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.admission import BEAT_SECONDS, Admission, AdmissionLimits
-from raymq.actors.errors import ServerBusy
+from raymq.actors.core.admission import BEAT_SECONDS, Admission, AdmissionLimits, cause_of
+from raymq.actors.errors import RayMQError, ServerBusy, StoreFailed, StoreFull, TopicNotFound
 from tests.unit.actors.clock import FakeClock
 
 LIMITS = AdmissionLimits(bytes_under_way=1_000, appends_under_way=3)
@@ -31,6 +31,7 @@ def test_the_number_of_appends_under_way_is_bounded(admission: Admission) -> Non
     with pytest.raises(ServerBusy) as caught:
         admission.enter(1)
     assert caught.value.wire_code == "SYSTEM_BUSY"
+    assert caught.value.bound == "appends_under_way"
     assert caught.value.retriable
     admission.leave(1)
     admission.enter(1)
@@ -38,8 +39,9 @@ def test_the_number_of_appends_under_way_is_bounded(admission: Admission) -> Non
 
 def test_the_bytes_under_way_are_bounded(admission: Admission) -> None:
     admission.enter(600)
-    with pytest.raises(ServerBusy):
+    with pytest.raises(ServerBusy) as caught:
         admission.enter(401)
+    assert caught.value.bound == "bytes_under_way"
     admission.enter(400)
     assert (admission.bytes_under_way, admission.appends_under_way) == (1_000, 2)
 
@@ -95,3 +97,17 @@ def test_a_refused_append_leaves_no_trace(admission: Admission) -> None:
     with pytest.raises(ServerBusy):
         admission.enter(1)
     assert (admission.bytes_under_way, admission.appends_under_way) == before
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cause"),
+    [
+        (ServerBusy("late", bound="age"), "age"),
+        (ServerBusy("busy"), "SYSTEM_BUSY"),
+        (StoreFull("full"), "disk_full"),
+        (StoreFailed("failed"), "disk_failed"),
+        (TopicNotFound("t"), "TOPIC_NOT_EXIST"),
+    ],
+)
+def test_what_a_refusal_is_counted_under(refusal: RayMQError, cause: str) -> None:
+    assert cause_of(refusal) == cause

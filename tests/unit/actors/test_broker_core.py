@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raymq.actors.core.fetching import Wanted, fetch
+from raymq.actors.core.rewriting import encode_again
+from raymq.actors.core.schedule import DELIVERED_FROM
 from raymq.actors.errors import (
     InvalidInput,
     OffsetOutOfRange,
@@ -16,6 +19,7 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.client import Message
+from raymq.storage.record import decode
 from raymq.storage.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench, encoded
 
@@ -125,6 +129,18 @@ def test_a_crash_between_delivery_and_progress_delivers_nothing_twice(
     assert sorted(map(int, bench.bodies("t"))) == list(range(30))
     bench.crash()
     assert bench.core.schedule.deliver_due().delivered == 0
+
+
+@pytest.mark.parametrize("forged", ["1:29", "2:9", "1:999", "0:5", "9:0"])
+def test_a_copy_that_nobody_delivered_is_not_believed(bench: Bench, forged: str) -> None:
+    for number in range(30):
+        bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
+    record = decode(encoded(Message("t", b"forged"))[0])
+    made = encode_again(record, "t", 0, {**record.properties, DELIVERED_FROM: forged})
+    bench.core.append("t", 0, memoryview(made), np.array([len(made)], np.int32))
+    bench.crash()
+    bench.clock.advance(2)
+    assert bench.core.schedule.deliver_due().delivered == 30
 
 
 def test_a_message_whose_topic_is_gone_holds_up_nobody(bench: Bench) -> None:

@@ -85,6 +85,26 @@ Step = tuple[float, Outcome | None, float, int]
             id="latency: a later failure extends",
         ),
         pytest.param(
+            LatencyIsolation,
+            [
+                (0.2, OK, 200, 0),
+                (0.21, OK, 200, 0),
+                (0.21, OK, 200, 1),
+                (1.9, None, 0, 1),
+                (0.2, None, 0, 0),
+                (0.2, OK, 200, 1),
+                (2.1, OK, 99, 0),
+                (0.21, OK, 200, 0),
+                (0.21, OK, 200, 0),
+            ],
+            id="latency: three slow answers in a row are a window, and each that follows, until one is quick",
+        ),
+        pytest.param(
+            LatencyIsolation,
+            [(0.2, OK, 200, 0), (0, OK, 200, 0), (0.1, OK, 250, 0), (0.1, OK, 300, 0), (0.3, OK, 200, 0)],
+            id="latency: answers that waited at the same time count once",
+        ),
+        pytest.param(
             QuarantineIsolation,
             [(0, OK, 60_000, 0), (0, SILENT, 0, 1), (6, REFUSED, 0, 1), (9.9, OK, 1, 1), (0.2, None, 0, 0)],
             id="quarantine: each failure begins the clean period anew, slowness is no failure",

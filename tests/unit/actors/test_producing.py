@@ -7,7 +7,7 @@ import random
 import pytest
 
 from raymq.actors.core.backoff import Backoff
-from raymq.actors.core.producing import SendPlan, is_final_refusal
+from raymq.actors.core.producing import LOOK_AGAIN_SECONDS, SendPlan, is_final_refusal
 from raymq.actors.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -72,6 +72,30 @@ def test_no_such_topic_is_said_as_such() -> None:
     for _ in range(3):
         tried.failed(None, missing, 0.0)
     assert is_final_refusal(missing, tried.attempts)
+
+
+def test_that_nobody_may_write_is_said_as_such() -> None:
+    tried = plan(FakeClock())
+    forbidden = coded(PermissionDenied("t"), "NO_PERMISSION")
+    tried.failed(A, forbidden, 0.0)
+    tried.failed(None, forbidden, 0.0)
+    assert is_final_refusal(forbidden, tried.attempts)
+    tried.failed(B, BrokerUnavailable("b"), 0.0)
+    assert not is_final_refusal(forbidden, tried.attempts)
+
+
+def test_a_name_server_that_has_just_started_costs_no_try() -> None:
+    clock = FakeClock()
+    tried = plan(clock, timeout=3.0, retries=0)
+    learning = coded(ServerBusy("just started"), "SYSTEM_BUSY")
+    while tried.remaining > LOOK_AGAIN_SECONDS + 0.01:
+        wait = tried.failed(None, learning, 0.0)
+        assert wait == LOOK_AGAIN_SECONDS
+        clock.advance(wait)
+    assert tried.attempts == []
+    assert tried.failed(None, learning, 0.0) is None, "the budget is over"
+    assert type(tried.outcome()) is NotStored
+    assert [attempt.broker for attempt in tried.outcome().attempts] == [None]
 
 
 def test_a_try_may_use_its_share_of_what_is_left() -> None:

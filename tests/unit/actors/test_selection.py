@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from raymq.actors.core.isolation import STRATEGIES, Isolation, LatencyIsolation, NoIsolation, Outcome, make_isolation
 from raymq.actors.core.selection import QueuePicker
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending import queue_of_sharding_key
 from tests.unit.actors.clock import FakeClock
 
 QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(2)]
@@ -96,3 +98,14 @@ def test_none_is_plain_round_robin(clock: FakeClock) -> None:
     isolation.report("a", Outcome.SILENT, 1)
     assert brokers(QueuePicker(isolation)) == {"a", "b"}
     assert isolation.suspects() == []
+
+
+def test_sharding_keys_spread_evenly_and_each_keeps_its_queue() -> None:
+    queues = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(4)]
+    keys = [f"customer-{number}" for number in range(8_000)]
+    counts = Counter(queue_of_sharding_key(queues, key) for key in keys)
+    assert counts.keys() == set(queues)
+    assert max(counts.values()) < 1.2 * min(counts.values())
+    # Java's hash code of the key, as a RocketMQ client's SelectMessageQueueByHash takes it.
+    assert queue_of_sharding_key(queues, "hello") == queues[99_162_322 % 8]
+    assert queue_of_sharding_key(queues, "polygenelubricants") in queues, "the hash code that has no absolute value"
