@@ -29,7 +29,7 @@ help:
 	@echo "make test-interop  RocketMQ's Java client, admin client and mqadmin against a cluster (needs Maven)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
-	@echo "make bench-consume the consumers beside a bare socket (ARGS=--json for JSON)"
+	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"

@@ -30,6 +30,7 @@ from raymq.client.delivery import Delivery
 from raymq.client.fetching import fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
+from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
@@ -37,6 +38,7 @@ from raymq.client.rebalance import strategy_named
 from raymq.client.received import received
 from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
+from raymq.storage.errors import StoreCorrupt
 
 REBALANCE_SECONDS = 20.0
 _TICK_SECONDS = 1.0
@@ -249,25 +251,18 @@ class Consuming:
         """Fetch all queues of one broker, again and again; a change of the queues ends the fetch under way."""
         changed = self._changed[broker]
         backoff = Backoff(first=0.1, cap=1.0)
-        most = self._settings.fetched_messages
-        group = self._settings.group if self._clustering else None
-        session = f"{self._client_id}:{self._settings.group}:{broker}"
         while True:
             changed.clear()
             processes = [p for p in self._queues.values() if p.queue.broker == broker and p.has_room]
             if not processes:
                 await changed.wait()
                 continue
-            wanted = [self._wanted(process) for process in processes]
-            call = asyncio.ensure_future(
-                fetch(self._mq, broker, session, wanted, most, MAX_ANSWER_BYTES, _PARK_SECONDS, group, self._client_id)
-            )
+            call = asyncio.ensure_future(self._fetch(broker, processes))
             change = asyncio.ensure_future(changed.wait())
             try:
                 await asyncio.wait((call, change), return_when=asyncio.FIRST_COMPLETED)
                 if call.done():
-                    for part in call.result():
-                        self._arrived(processes[part.index], part)
+                    call.result()
                     backoff.reset()
             except RayMQError as error:
                 _log.debug("fetch from %s: %s", broker, error)
@@ -276,12 +271,29 @@ class Consuming:
                 call.cancel()
                 change.cancel()
 
+    async def _fetch(self, broker: str, processes: list[ProcessQueue]) -> None:
+        """One fetch; what it brings goes on its way at once, before anybody is told that it is done."""
+        settings = self._settings
+        group = settings.group if self._clustering else None
+        session = f"{self._client_id}:{settings.group}:{broker}"
+        wanted = [self._wanted(process) for process in processes]
+        limits = (settings.fetched_messages, MAX_ANSWER_BYTES)
+        parts = await fetch(self._mq, broker, session, wanted, *limits, _PARK_SECONDS, group, self._client_id)
+        queues = [process.queue for process in processes]
+        try:
+            decoded = [received(part, queues[part.index]) for part in parts]
+        except StoreCorrupt:
+            parts = await fetch(self._mq, broker, session, wanted, *limits, 0.0, group, self._client_id, check_crc=True)
+            decoded = [received(part, queues[part.index]) for part in parts]
+        for part, messages in zip(parts, decoded, strict=True):
+            self._arrived(processes[part.index], part, messages)
+
     def _wanted(self, process: ProcessQueue) -> Wanted:
         queue = process.queue
         wanted = self._filters[queue.topic]
         return Wanted(queue.topic, queue.queue_id, process.next_offset, wanted.codes, wanted.sql)
 
-    def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
+    def _arrived(self, process: ProcessQueue, part: Fetched, messages: list[ReceivedMessage]) -> None:
         if process.dropped:
             return
         if isinstance(part.error, OffsetOutOfRange):
@@ -294,7 +306,7 @@ class Consuming:
             return
         if part.error is not None:
             raise part.error
-        messages, sizes = received(part, process.queue), part.sizes.tolist()
+        sizes = part.sizes.tolist()
         wanted = self._filters[process.queue.topic]
         if wanted.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]

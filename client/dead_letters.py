@@ -90,8 +90,9 @@ async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:
 async def _page(mq: Connection, queue: MessageQueue, offset: int, most: int) -> tuple[list[DeadMessage], int]:
     session = f"dead-letters-{uuid4().hex}"
     wanted = [Wanted(queue.topic, queue.queue_id, offset)]
+    limits = (min(most, _PAGE_MESSAGES), CHUNK_BYTES)
     parts = await patiently(
-        lambda: fetch(mq, queue.broker, session, wanted, min(most, _PAGE_MESSAGES), CHUNK_BYTES, 0.0), _REQUEST_SECONDS
+        lambda: fetch(mq, queue.broker, session, wanted, *limits, 0.0, check_crc=True), _REQUEST_SECONDS
     )
     if not parts:
         return [], offset
@@ -102,7 +103,7 @@ async def _page(mq: Connection, queue: MessageQueue, offset: int, most: int) -> 
         raise part.error
     messages, position = [], 0
     for size in part.sizes.tolist():
-        messages.append(DeadMessage.from_record(decode(part.records, position, check_crc=False), queue.broker))
+        messages.append(DeadMessage.from_record(decode(part.records, position), queue.broker))
         position += size
     return messages, part.next_offset
 

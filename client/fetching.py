@@ -16,10 +16,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched
 from raymq.client.connection import Connection
 from raymq.client.own_connection import OwnConnection
-from raymq.client.received import FEW_RECORDS
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record import measure
-from raymq.storage.record_batch import BadRecord, parse
 from raymq.storage.record_table import table_from_records
 
 #: Bytes of one chunk of a range.
@@ -51,40 +48,23 @@ async def fetch(
     wait_seconds: float,
     group: str | None = None,
     member: str | None = None,
+    *,
+    check_crc: bool = False,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
     With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
-    `member` is known as their owner. Checksums are compared here, once: what this returns is intact.
+    `member` is known as their owner.
+
+    The bodies' checksums are compared by who decodes what this returns. Who finds a wrong one fetches once more with
+    `check_crc`: the broker then compares them too, and gives what is before the damage, or names the file it is in.
 
     Raises:
         BrokerUnavailable: no answer.
     """
     address = await address_of(mq, wanted[0].topic, broker)
-    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds, group, member, check_crc=False)
-    parts = read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS))
-    if all(_is_intact(part) for part in parts):
-        return parts
-    # The broker, asked to compare the checksums too, gives what is before the damage, or says which file it is in.
-    command = fetch_command(session, wanted, max_messages, max_bytes, 0.0, group)
-    parts = read_fetched(await mq.pool.request(address, command, ANSWER_SECONDS))
-    if not all(_is_intact(part) for part in parts):
-        raise BrokerUnavailable(broker, "its records were damaged on the way")
-    return parts
-
-
-def _is_intact(part: Fetched) -> bool:
-    """Whether every record's checksum is right."""
-    try:
-        if len(part.sizes) > FEW_RECORDS:
-            parse(part.records, part.sizes)
-        else:
-            position = 0
-            for size in part.sizes.tolist():
-                position += measure(part.records, position, position + size)
-    except (BadRecord, StoreCorrupt):
-        return False
-    return True
+    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds, group, member, check_crc=check_crc)
+    return read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS))
 
 
 async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:
@@ -115,13 +95,24 @@ class RangeReader(OwnConnection):
         session = f"range-{id(self)}-{time.monotonic_ns()}"
         position = start
         while position < end:
-            part = self._mq.run(patiently(lambda at=position: self._part(session, queue, at, end)))  # type: ignore[misc]
-            yield table_from_records(part.records, part.sizes, broker=queue.broker, check_crc=False)
+            part, table = self._table(session, queue, position, end)
+            yield table
             position = part.next_offset
 
-    async def _part(self, session: str, queue: MessageQueue, position: int, end: int) -> Fetched:
+    def _table(self, session: str, queue: MessageQueue, position: int, end: int) -> tuple[Fetched, pa.Table]:
+        part = self._mq.run(patiently(lambda: self._part(session, queue, position, end)))
+        try:
+            return part, table_from_records(part.records, part.sizes, broker=queue.broker)
+        except StoreCorrupt:
+            part = self._mq.run(patiently(lambda: self._part(session, queue, position, end, check_crc=True)))
+            return part, table_from_records(part.records, part.sizes, broker=queue.broker)
+
+    async def _part(
+        self, session: str, queue: MessageQueue, position: int, end: int, *, check_crc: bool = False
+    ) -> Fetched:
         wanted = [Wanted(queue.topic, queue.queue_id, position)]
-        parts = await fetch(self._mq, queue.broker, session, wanted, end - position, CHUNK_BYTES, 0.0)
+        limits = (end - position, CHUNK_BYTES)
+        parts = await fetch(self._mq, queue.broker, session, wanted, *limits, 0.0, check_crc=check_crc)
         if not parts:
             raise RayMQError(f"{queue} ends at {position}, before the planned end {end}")
         if parts[0].error is not None:

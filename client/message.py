@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import repeat
@@ -18,6 +19,7 @@ from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
 from raymq.client import unique_key as unique_keys
 from raymq.client.receipt import Receipt
+from raymq.client.undecoded import Undecoded
 from raymq.storage import compression, properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
@@ -190,15 +192,15 @@ def _check_text(name: str, value: object) -> None:
         raise InvalidInput(name, "none of the characters \\x00 \\x01 \\x02", value)
 
 
-class _Undecoded:
-    """Keeps what a record has before and behind its body, until somebody looks at more of it than body and place."""
+class _Late:
+    """Keeps what its record has before and behind the body, until somebody looks at more of it than body and place."""
 
     __slots__ = ("_around",)
-    _around: tuple[bytes, bytes] | None
+    _around: Undecoded | None
 
 
 @dataclass(frozen=True, slots=True)
-class ReceivedMessage(_Undecoded):
+class ReceivedMessage(_Late):
     """One delivery of a message. Times are seconds since the epoch.
 
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
@@ -250,24 +252,19 @@ class ReceivedMessage(_Undecoded):
         )
 
     @classmethod
-    def of_records(
-        cls, queue: MessageQueue, offsets: Iterable[int], parts: Iterable[tuple[bytes, bytes, bytes]]
+    def undecoded(
+        cls, queue: MessageQueue, offsets: Sequence[int], bodies: Sequence[bytes], around: Undecoded
     ) -> list[ReceivedMessage]:
-        """The messages of sound records whose bodies are not compressed, decoded when they are looked at.
+        """The messages of sound records whose bodies are not compressed, the rest decoded when it is looked at.
 
         Args:
             offsets: the queue offset of each.
-            parts: of each what stands before its body, the body, and what stands behind it.
+            around: the records without their bodies.
         """
-        made = []
-        new, set_body, set_queue, set_offset, set_around = cls.__new__, *_SET_AT_ONCE
-        for offset, (head, body, tail) in zip(offsets, parts, strict=True):
-            message = new(cls)
-            set_body(message, body)
-            set_queue(message, queue)
-            set_offset(message, offset)
-            set_around(message, (head, tail))
-            made.append(message)
+        # No Python frame a message: C makes the objects and fills one slot of all of them after the other.
+        made: list[ReceivedMessage] = list(map(cls.__new__, repeat(cls, len(bodies))))
+        for fill, values in zip(_SET_AT_ONCE, (bodies, repeat(queue), offsets, repeat(around)), strict=True):
+            deque(map(fill, made, values), maxlen=0)
         return made
 
     if not TYPE_CHECKING:  # a name that no message has is still an error to type checkers
@@ -278,11 +275,11 @@ class ReceivedMessage(_Undecoded):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             around = self._around
             if around is not None:  # else another thread has just done it
-                self._decode(*around)
+                self._decode(around)
             return object.__getattribute__(self, name)
 
-    def _decode(self, head: bytes, tail: bytes) -> None:
-        record = decode(b"".join((head, self.body, tail)), check_crc=False)
+    def _decode(self, around: Undecoded) -> None:
+        record = decode(around.record(self.queue_offset, self.body), check_crc=False)
         whole = ReceivedMessage.from_record(record, self.queue.broker)
         for name in _DECODED_LATE:
             object.__setattr__(self, name, getattr(whole, name))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pyarrow as pa
 
 from raymq.actors.naming import check_group
@@ -12,7 +15,10 @@ from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.pulling import Pulling
 from raymq.client.received import received
+from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record_table import SCHEMA, table_from_records
+
+_T = TypeVar("_T")
 
 
 class PullConsumer(ClientBase):
@@ -31,6 +37,12 @@ class PullConsumer(ClientBase):
         self._pulling = Pulling(mq, group)
         self._run(self._pulling.create_group())
         mq.adopt(self)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Ask no more. May be called twice."""
+        if not self._closed:
+            self._run(self._pulling.close())
+        super().close(timeout)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic, sorted; TopicNotFound."""
@@ -87,19 +99,21 @@ class PullConsumer(ClientBase):
             OffsetOutOfRange: the position is below the minimum or beyond the maximum.
             BrokerUnavailable: it could not be reached within the time-out.
         """
-        return _messages(self._run(self._pulling.fetch(queue, max_messages, timeout)), queue)
+        return self._read(queue, max_messages, timeout, received) or []
 
     async def apoll(self, queue: MessageQueue, max_messages: int = 32, timeout: float = 5.0) -> list[ReceivedMessage]:
         """`poll` for asyncio code, on any event loop."""
-        return _messages(await self._arun(self._pulling.fetch(queue, max_messages, timeout)), queue)
+        return await self._aread(queue, max_messages, timeout, received) or []
 
     def fetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
         """As `poll`, as an Arrow table with the columns of `raymq.storage.record_table.SCHEMA`."""
-        return _table(self._run(self._pulling.fetch(queue, max_messages, timeout)), queue)
+        table = self._read(queue, max_messages, timeout, _table)
+        return SCHEMA.empty_table() if table is None else table
 
     async def afetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
         """`fetch_table` for asyncio code, on any event loop."""
-        return _table(await self._arun(self._pulling.fetch(queue, max_messages, timeout)), queue)
+        table = await self._aread(queue, max_messages, timeout, _table)
+        return SCHEMA.empty_table() if table is None else table
 
     def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back."""
@@ -109,12 +123,35 @@ class PullConsumer(ClientBase):
         """`commit` for asyncio code, on any event loop."""
         await self._arun(self._pulling.commit(queue, offset))
 
+    def _read(
+        self, queue: MessageQueue, max_messages: int, timeout: float, decode: Callable[[Fetched, MessageQueue], _T]
+    ) -> _T | None:
+        """What a fetch brings, decoded in this thread while the loop's receives what comes next; None at the end."""
+        part = self._run(self._pulling.fetch(queue, max_messages, timeout))
+        if part is None:
+            return None
+        try:
+            return decode(part, queue)
+        except StoreCorrupt:
+            part = self._run(self._pulling.fetch_again(queue, part))
+            decoded = decode(part, queue)
+            self.seek(queue, part.next_offset)
+            return decoded
 
-def _messages(part: Fetched | None, queue: MessageQueue) -> list[ReceivedMessage]:
-    return [] if part is None else received(part, queue)
+    async def _aread(
+        self, queue: MessageQueue, max_messages: int, timeout: float, decode: Callable[[Fetched, MessageQueue], _T]
+    ) -> _T | None:
+        part = await self._arun(self._pulling.fetch(queue, max_messages, timeout))
+        if part is None:
+            return None
+        try:
+            return decode(part, queue)
+        except StoreCorrupt:
+            part = await self._arun(self._pulling.fetch_again(queue, part))
+            decoded = decode(part, queue)
+            await self.aseek(queue, part.next_offset)
+            return decoded
 
 
-def _table(part: Fetched | None, queue: MessageQueue) -> pa.Table:
-    if part is None:
-        return SCHEMA.empty_table()
-    return table_from_records(part.records, part.sizes, broker=queue.broker, check_crc=False)
+def _table(part: Fetched, queue: MessageQueue) -> pa.Table:
+    return table_from_records(part.records, part.sizes, broker=queue.broker)

@@ -21,6 +21,7 @@ from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
+from raymq.client.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds
 
 _CONTROL_SECONDS = 5.0
@@ -34,6 +35,7 @@ class Pulling:
         self._group = group
         self._positions: dict[MessageQueue, int] = {}
         self._session = f"pull-{uuid.uuid4().hex}"
+        self._ahead = ReadAhead(self._fetch)
 
     async def create_group(self) -> None:
         """Make the group on every broker that can be reached; the others make it with its first commit."""
@@ -88,23 +90,63 @@ class Pulling:
         self._positions[queue] = int(answer.fields["offset"])
 
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
-        """What is at the position, which moves behind it; None at the time-out."""
+        """What is at the position, which moves behind it; None at the time-out. What follows is fetched ahead."""
         if max_messages < 1:
             raise InvalidInput("max_messages", "at least 1", max_messages)
-        wanted = [Wanted(queue.topic, queue.queue_id, await self.position(queue))]
-        deadline = time.monotonic() + timeout
+        position = await self.position(queue)
+        part = await self._ahead.take(queue, position, max_messages)
+        if part is None:
+            deadline = time.monotonic() + timeout
+
+            async def once() -> list[Fetched]:
+                return await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+
+            parts = await patiently(once, timeout)
+            if not parts:
+                return None
+            part = parts[0]
+        if part.error is not None:
+            raise part.error
+        self._positions[queue] = part.next_offset
+        if part.next_offset < part.max_offset:
+            self._ahead.begin(queue, part.next_offset, max_messages)
+        return part
+
+    async def fetch_again(self, queue: MessageQueue, part: Fetched) -> Fetched:
+        """What the last fetch brought, or what of it is before a damage; the position goes back to its first message.
+
+        Raises:
+            StoreCorrupt: the first of it is damaged in the broker's file.
+        """
+        self._ahead.forget(queue)
+        start = self._positions[queue] = int(part.offsets[0])
 
         async def once() -> list[Fetched]:
-            left = max(0.0, deadline - time.monotonic())
-            return await fetch(self._mq, queue.broker, self._session, wanted, max_messages, CHUNK_BYTES, left)
+            return await self._fetch(queue, start, len(part.sizes), check_crc=True)
 
-        parts = await patiently(once, timeout)
+        parts = await patiently(once, _CONTROL_SECONDS)
         if not parts:
-            return None
+            raise BrokerUnavailable(queue.broker, "what it gave before is gone")
         if parts[0].error is not None:
             raise parts[0].error
-        self._positions[queue] = parts[0].next_offset
         return parts[0]
+
+    async def close(self) -> None:
+        """Give back what was fetched ahead."""
+        self._ahead.clear()
+
+    async def _fetch(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        wait_seconds: float = 0.0,
+        *,
+        check_crc: bool = False,
+    ) -> list[Fetched]:
+        wanted = [Wanted(queue.topic, queue.queue_id, offset)]
+        limits = (max_messages, CHUNK_BYTES)
+        return await fetch(self._mq, queue.broker, self._session, wanted, *limits, wait_seconds, check_crc=check_crc)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done."""

@@ -30,8 +30,8 @@ def checksums(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
     if len(different) == 1 and first >= _VIEWED and count > 1:
         distance = int(starts[1] - starts[0])
         if every(starts[1:] - starts[:-1] == distance):
-            texts = np.ndarray((count, first), np.uint8, buffer, int(starts[0]), (distance, 1))
-            return np.fromiter(map(crc.crc32, texts), np.uint32, count)
+            rows = np.ndarray((count, first), np.uint8, buffer, int(starts[0]), (distance, 1))
+            return np.fromiter(map(crc.crc32, rows), np.uint32, count)
     scattered = len(different) > 1 and len(different) * _LENGTHS_SHARE > count
     if different[0] == 0 or different[-1] > _LONG or scattered:
         view = memoryview(buffer)

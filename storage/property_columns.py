@@ -61,6 +61,10 @@ class PropertyColumns:
     """Which of `names` each pair has."""
     names: pa.Array
 
+    def has(self, name: str) -> bool:
+        """Whether a record has a property of this name."""
+        return bool(self.names.index(name).as_py() >= 0)
+
     def first(self, name: str) -> pa.Array:
         """The value that stands first under `name` for each record, or null."""
         return self._values(name, last=False)

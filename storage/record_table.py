@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.storage import properties, record, record_batch
+from raymq.storage.alike_properties import alike_properties
 from raymq.storage.compression import decompress
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import gather, split_properties
@@ -23,7 +24,7 @@ from raymq.storage.record import Buffer
 from raymq.storage.record_columns import HEADER, join_records, lengths_of
 from raymq.storage.unique_keys import UniqueKeys, hexadecimal
 
-__all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records"]
+__all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records", "table_of_batch"]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
@@ -72,16 +73,22 @@ def table_from_records(
     except record_batch.BadRecord as error:
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
+    return table_of_batch(batch, broker=broker)
+
+
+def table_of_batch(batch: record_batch.Batch, *, broker: str) -> pa.Table:
+    """`table_from_records` of records that were parsed. Raises StoreCorrupt for a body that does not decompress."""
     count = len(batch)
     fours = record_batch.strided(batch.records, ">i4")
     born_ms = record_batch.strided(batch.records, ">i8")[batch.starts + record.OFFSET_BORN_TIMESTAMP]
     block = pa.py_buffer(batch.records)
-    parsed = split_properties(gather(block, batch.properties_at, batch.ends, pa.binary()))
+    alike = None if batch.tails is None else alike_properties(batch.tails)
+    parsed = alike or split_properties(gather(block, batch.properties_at, batch.ends, pa.binary()))
     topic = _topics(batch)
-    if parsed.names.index(properties.RETRY_TOPIC).as_py() >= 0:
+    if parsed.has(properties.RETRY_TOPIC):
         topic = pc.coalesce(parsed.last(properties.RETRY_TOPIC), topic)
     ids = _message_ids(batch)
-    if parsed.names.index(properties.ORIGIN_MESSAGE_ID).as_py() >= 0:
+    if parsed.has(properties.ORIGIN_MESSAGE_ID):
         ids = pc.coalesce(parsed.last(properties.ORIGIN_MESSAGE_ID), ids)
     columns = [
         topic,

@@ -30,6 +30,7 @@ class Tails:
     Attributes:
         differs: of each column whether the rows differ there.
         properties_bytes: of each record.
+        values: the columns of each property's value, by name, in the order of the properties.
         tags: the columns of the value of TAGS, None without.
         keys: the columns of what is indexed, UNIQ_KEY and the one key of KEYS, as far as they are there.
     """
@@ -38,6 +39,7 @@ class Tails:
     differs: npt.NDArray[np.bool_]
     topic: bytes
     properties_bytes: int
+    values: dict[bytes, Columns]
     tags: Columns | None
     keys: list[Columns]
 
@@ -70,7 +72,8 @@ def find_alike(buffer: Buffer, ends: Int64s, length: int) -> Tails | None:
     if shape.one_key is not None and some(rows[:, slice(*shape.one_key)] == _BLANK):
         return None
     keys = [columns for columns in (shape.unique_key, shape.one_key) if columns is not None]
-    return Tails(rows, differing.view(np.uint8) != 0, shape.topic, shape.properties_bytes, shape.tags, keys)
+    differs = differing.view(np.uint8) != 0
+    return Tails(rows, differs, shape.topic, shape.properties_bytes, shape.values, shape.tags, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class _Shape:
     in_front: np.uint64
     topic: bytes
     properties_bytes: int
+    values: dict[bytes, Columns]
     tags: Columns | None
     unique_key: Columns | None
     one_key: Columns | None
@@ -111,6 +115,7 @@ def _shape(tail: bytes) -> _Shape | None:
         np.uint64((1 << 8 * front) - 1),
         tail[1 : properties_at - 2],
         properties_bytes,
+        values,
         values.get(b"TAGS"),
         values.get(b"UNIQ_KEY"),
         values.get(b"KEYS"),

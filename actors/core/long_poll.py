@@ -30,6 +30,8 @@ class Parked:
     tick: int
     wake: Callable[[], None]
     session: str | None
+    #: The queue whose arrival ended it.
+    arrival: QueueKey | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class LongPolls:
         for queue in queues:
             for parked in list(self._by_queue.get(queue, ())):
                 self.remove(parked)
+                parked.arrival = queue
                 parked.wake()
 
     def expire(self) -> None:

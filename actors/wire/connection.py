@@ -66,9 +66,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        if self._writer is not None:
+            self._writer.pause()
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        if self._writer is not None:
+            self._writer.resume()
+            if not self._writer.unsent_bytes:
+                self._writable.set()
 
     def get_buffer(self, _: int) -> memoryview:
         return self._reader.buffer()

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.fetching import Part, Wanted, fetch
+from raymq.actors.core.long_poll import QueueKey
 from raymq.actors.core.sql_filter import compile_sql
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.naming import check_group
@@ -107,8 +108,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             context.groups.fetched(group, str(member), [(w.topic, w.queue_id) for w in wanted])
         parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc)
         if not parts and wait:
-            await _parked(context, session, wanted, wait)
-            parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc)
+            arrival = await _parked(context, session, wanted, wait)
+            parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc, only=arrival)
         if group is not None:
             for part in parts:
                 if len(part.sizes):
@@ -119,13 +120,17 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return {RequestCode.FETCH: fetch_queues}
 
 
-async def _parked(context: BrokerContext, session: str, wanted: Sequence[Wanted], wait: float) -> None:
-    """Wait until one of the queues got something, the time is over, or the connection is gone (then: cancelled)."""
+async def _parked(context: BrokerContext, session: str, wanted: Sequence[Wanted], wait: float) -> QueueKey | None:
+    """Wait until one of the queues got something, the time is over, or the connection is gone (then: cancelled).
+
+    Returns the queue that got something; None if none did.
+    """
     woken = asyncio.Event()
     queues = [(w.topic, w.queue_id) for w in wanted]
     parked = context.polls.park(queues, context.polls.clock() + wait, woken.set, session=session)
     try:
         await woken.wait()
+        return parked.arrival
     finally:
         context.polls.remove(parked)
 

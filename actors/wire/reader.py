@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, Buffer, Command, decode
 
@@ -22,6 +20,16 @@ SCRATCH_BYTES = 256 * 1024
 def make_scratch() -> memoryview:
     """A buffer for the readers of one event loop."""
     return memoryview(bytearray(SCRATCH_BYTES))
+
+
+def _memory(count: int) -> memoryview:
+    """Memory for a large frame: from Arrow's pool, which has the last frame's pages at hand where malloc gets new ones.
+
+    Imported here: what never has a large frame, such as most name servers, does without Arrow.
+    """
+    from pyarrow import allocate_buffer
+
+    return memoryview(allocate_buffer(count)).cast("B")
 
 
 class FrameReader:
@@ -59,7 +67,7 @@ class FrameReader:
         if not self.large_bytes:
             return self._scratch
         if self._large is None:
-            self._large = np.empty(self.large_bytes, np.uint8).data
+            self._large = _memory(self.large_bytes)
             begun = self._pending[LENGTH.size :]
             self._filled = len(begun)
             self._large[: self._filled] = begun

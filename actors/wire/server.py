@@ -86,14 +86,13 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
-        limits = self._server.limits
-        if len(self._server.connections) >= limits.connections:
-            _log.warning("closing a connection: %d are open", limits.connections)
+        most = self._server.limits.connections
+        if len(self._server.connections) >= most:
+            _log.warning("closing a connection: %d are open", most)
             transport.abort()
             return
         self._transport = transport
         self._writer = FrameWriter(transport, self._server.loop)
-        transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # it may have gone again
         self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.last_read = self._server.loop.time()
@@ -116,12 +115,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.on_close.clear()
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        if self._writer is not None:
+            self._writer.pause()
 
     def resume_writing(self) -> None:
-        self._writable.set()
         self.last_read = self._server.loop.time()  # its peer lives: it reads
-        self._go_on()
+        if self._writer is None:
+            return
+        self._writer.resume()
+        if not self._writable.is_set() and self._writer.unsent_bytes <= self._server.limits.write_low_bytes:
+            self._writable.set()
+            self._go_on()
 
     def get_buffer(self, _: int) -> memoryview:
         return self._reader.buffer()
@@ -136,6 +140,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Write a command; silently nothing once the peer is gone."""
         if self._writer is not None:
             self._writer.write(command)
+            if self._writer.unsent_bytes > self._server.limits.write_high_bytes:
+                self._writable.clear()
 
     def push(self, command: Command) -> None:
         """Send the server's own request, one-way."""

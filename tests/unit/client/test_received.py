@@ -14,21 +14,24 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.received import FEW_RECORDS, received
-from raymq.storage.record import decode
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.record import OFFSET_QUEUE_OFFSET, QUEUE_AND_PHYSICAL_OFFSET, decode
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 COUNT = FEW_RECORDS * 3
 BORN_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x50"
 
 
-def part(count: int = COUNT) -> Fetched:
+def part(count: int = COUNT, body: bytes = b"body-%d") -> Fetched:
     messages = [
-        Message("t", b"body-%d" % n, tags=f"tag{n}" if n % 2 else None, keys=["k", f"k{n}"], properties={"n": str(n)})
+        Message("t", body % n, tags=f"tag{n}" if n % 2 else None, keys=["k", f"k{n}"], properties={"n": str(n)})
         for n in range(count)
     ]
-    records = [message.encode(1_700_000_000_000 + n, BORN_HOST) for n, message in enumerate(messages)]
+    records = [bytearray(message.encode(1_700_000_000_000 + n, BORN_HOST)) for n, message in enumerate(messages)]
     sizes = np.array([len(record) for record in records], np.int32)
-    offsets = np.zeros(count, np.int64)  # no store stamped them
+    offsets = np.arange(count) * 3 + 1_000  # as after a filter
+    for record, offset in zip(records, offsets.tolist(), strict=True):
+        QUEUE_AND_PHYSICAL_OFFSET.pack_into(record, OFFSET_QUEUE_OFFSET, offset, 0)
     return Fetched(0, count, 0, count, memoryview(b"".join(records)), sizes, offsets, None)
 
 
@@ -44,6 +47,23 @@ def test_the_same_messages(count: int) -> None:
     late, whole = received(fetched, QUEUE), decoded_at_once(fetched)
     assert late == whole
     assert repr(late) == repr(whole)
+
+
+def test_bodies_of_one_length() -> None:
+    fetched = part(body=b"%09d")
+    late = received(fetched, QUEUE)
+    assert late == decoded_at_once(fetched)
+    assert {type(message.body) for message in late} == {bytes}
+
+
+@pytest.mark.parametrize("body", [b"body-%d", b"%09d"])
+def test_a_flipped_bit_is_found(body: bytes) -> None:
+    fetched = part(body=body)
+    damaged = bytearray(fetched.records)
+    damaged[damaged.index(body % 71) + 2] ^= 1
+    with pytest.raises(StoreCorrupt) as caught:
+        received(dataclasses.replace(fetched, records=memoryview(damaged)), QUEUE)
+    assert caught.value.offset == fetched.sizes[:71].sum()
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ReceivedMessage)])

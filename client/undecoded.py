@@ -1,0 +1,50 @@
+"""What messages that came together have before and behind their bodies, kept until somebody looks at it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.storage.byte_rows import Int64s
+from raymq.storage.property_columns import gather
+from raymq.storage.record_batch import Batch
+
+
+class Undecoded:
+    """The records of a batch without their bodies; what is left of the batch lives as long as one of its messages."""
+
+    __slots__ = ("_heads", "_offsets", "_tails")
+
+    def __init__(self, offsets: npt.NDArray[np.int64], heads: _Pieces, tails: _Pieces) -> None:
+        self._offsets = offsets
+        self._heads = heads
+        self._tails = tails
+
+    @classmethod
+    def of(cls, batch: Batch, offsets: npt.NDArray[np.int64]) -> Self:
+        """Those of a batch's records, which have these queue offsets, ascending."""
+        block = pa.py_buffer(batch.records)
+        heads = _Pieces(block, batch.starts, batch.body_at)
+        return cls(offsets, heads, _Pieces(block, batch.body_at + batch.body_lengths, batch.ends))
+
+    def record(self, offset: int, body: bytes) -> bytes:
+        """The record of the message that has this queue offset and body."""
+        row = int(np.searchsorted(self._offsets, offset))
+        return b"".join((self._heads[row], body, self._tails[row]))
+
+
+class _Pieces:
+    """Pieces of a block, copied out of it."""
+
+    __slots__ = ("_data", "_ends")
+
+    def __init__(self, block: pa.Buffer, starts: Int64s, ends: Int64s) -> None:
+        _, offsets, data = gather(block, starts, ends, pa.binary()).buffers()
+        self._ends = np.frombuffer(offsets, np.int32)
+        self._data = memoryview(data)
+
+    def __getitem__(self, row: int) -> memoryview:
+        return self._data[self._ends[row] : self._ends[row + 1]]

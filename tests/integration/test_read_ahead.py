@@ -1,0 +1,87 @@
+"""A pull consumer fetches ahead what a poll left, and gives it only to the poll that it fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.codes import RequestCode
+from raymq.client import Admin, Connection, Message, Producer, PullConsumer
+from raymq.client.read_ahead import MOST_QUEUES
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("admin")]
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@pytest.fixture
+def fetches(services: Services) -> Counter[str]:
+    """How many fetches each queue had."""
+    counted: Counter[str] = Counter()
+    server = services.brokers["broker-a"]._server
+    fetch = server.handlers[RequestCode.FETCH]
+
+    def counting(connection, request):  # type: ignore[no-untyped-def]
+        counted.update(topic for topic, *_ in request.fields["queues"])
+        return fetch(connection, request)
+
+    server.handlers = {**server.handlers, RequestCode.FETCH: counting}
+    return counted
+
+
+@pytest.fixture
+def consumer(mq: Connection) -> Iterator[PullConsumer]:
+    with Producer(mq, "p") as producer:
+        for number in range(30):
+            producer.send(Message("t", b"%d" % number), queue=QUEUE)
+    with PullConsumer(mq, "g") as pull:
+        pull.seek(QUEUE, 0)
+        yield pull
+
+
+def offsets(consumer: PullConsumer, most: int = 10) -> list[int]:
+    return [message.queue_offset for message in consumer.poll(QUEUE, most, timeout=0.1)]
+
+
+def test_the_next_fetch_is_under_way_before_the_next_poll(consumer: PullConsumer, fetches: Counter[str]) -> None:
+    assert offsets(consumer) == list(range(10))
+    poll_until(lambda: fetches["t"] == 2, 5)
+    assert offsets(consumer) == list(range(10, 20))
+    assert offsets(consumer) == list(range(20, 30))
+    assert fetches["t"] == 3  # nothing is fetched ahead of the queue's end
+    assert offsets(consumer) == []
+
+
+def test_it_is_given_only_to_the_poll_that_it_fits(consumer: PullConsumer) -> None:
+    assert offsets(consumer) == list(range(10))
+    assert offsets(consumer, 3) == [10, 11, 12]
+    consumer.seek(QUEUE, 5)
+    assert offsets(consumer, 3) == [5, 6, 7]
+    assert consumer.fetch_table(QUEUE, 3)["offset"].to_pylist() == [8, 9, 10]
+
+
+def test_messages_that_come_meanwhile_are_not_missed(consumer: PullConsumer, mq: Connection) -> None:
+    assert offsets(consumer, 25) == list(range(25))
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"later"), queue=QUEUE)
+    assert offsets(consumer, 25) + offsets(consumer, 25) == list(range(25, 31))
+
+
+def test_few_queues_are_held_and_none_when_it_is_closed(consumer: PullConsumer, mq: Connection, admin: Admin) -> None:
+    queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MOST_QUEUES + 2)]
+    begun = consumer._pulling._ahead._begun
+    for queue in queues:
+        admin.create_topic(queue.topic, queues=1)
+        with Producer(mq, "p") as producer:
+            for _ in range(2):
+                producer.send(Message(queue.topic, b"x"), queue=queue)
+        consumer.seek(queue, 0)
+        assert len(consumer.poll(queue, 1)) == 1
+    assert list(begun) == queues[-MOST_QUEUES:]
+    consumer.close()
+    assert not begun
