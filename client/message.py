@@ -34,7 +34,6 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _FORBIDDEN = "\x00\x01\x02"
 _attributes = attrgetter("__dict__")
-_set = object.__setattr__
 #: What a time in milliseconds can express.
 _END_OF_TIME_SECONDS: Final = float(1 << 52)
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -87,19 +86,20 @@ class Message:
         *,
         unique_key: str | None = None,
     ) -> None:
-        # Past the frozen __setattr__, and what has its default stays the class's: a producer makes hundreds of
-        # thousands of messages a second.
-        _set(self, "topic", check_sendable(topic))
+        # Values go into __dict__ past the frozen __setattr__, and what has its default stays the class's: a producer
+        # makes hundreds of thousands of messages a second.
+        own = self.__dict__
+        own["topic"] = check_sendable(topic)
         if type(body) is not bytes:
             if not isinstance(body, bytes | bytearray | memoryview):
                 raise TypeError(f"body must be bytes, not {type(body).__name__}")
             body = bytes(body)
-        _set(self, "body", body)
+        own["body"] = body
         if not 0 < len(body) <= MAX_BODY_BYTES:
             raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body))
         if unique_key is not None:
             _check_text("unique_key", unique_key)
-            _set(self, "_key", unique_key)
+            own["_key"] = unique_key
         if delay_level != 0 or deliver_at is not None:
             self._delay(delay_level, deliver_at)
         if tags is not None or keys != () or properties or self.is_delayed:

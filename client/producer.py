@@ -340,7 +340,7 @@ class Producer(ClientBase):
 
     def _begin(self, topic: str, part: Part, terms: Terms) -> Callable[[], Sent]:
         """Send a part; returns what waits for its outcome."""
-        if self._direct is None:
+        if self._direct is None or terms.insist_on_ok:
             return self._mq.submit(self._sends.send(topic, part.records, part.sizes, terms)).result
         return partial(self._direct.finish, self._direct.begin(topic, part.records, part.sizes, terms))
 

@@ -10,15 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.storage import properties
-from raymq.storage.record_columns import fixed_width
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.record_columns import unique_key_pairs
+from raymq.storage.unique_keys import KEY_CHARACTERS, UniqueKeys
 
 _keys: Final = UniqueKeys()
 os.register_at_fork(after_in_child=_keys.restart)
 
-#: Where the key stands in its property, and the property's length with its separators.
-KEY_AT: Final = len(properties.UNIQ_KEY) + 1
-PAIR_BYTES: Final = KEY_AT + 32 + 1
+#: The length of the property with its separators.
+PAIR_BYTES: Final = len(properties.UNIQ_KEY) + 1 + KEY_CHARACTERS + 1
 
 reserve = _keys.reserve
 text = _keys.text
@@ -27,11 +26,7 @@ texts = _keys.texts
 
 def pairs(numbers: npt.NDArray[np.int64]) -> pa.Array:
     """The property string of each reserved number's key, as an array of binary."""
-    rows = np.empty(len(numbers), [("name", f"V{KEY_AT}"), ("key", "V32"), ("end", "V1")])
-    rows["name"] = np.void(pair("")[:-1])
-    rows["key"] = np.frombuffer(texts(numbers).buffers()[2], "V32")
-    rows["end"] = np.void(pair("")[-1:])
-    return fixed_width(rows.view(np.uint8).reshape(len(numbers), PAIR_BYTES))
+    return unique_key_pairs(texts(numbers))
 
 
 def process_unique_keys() -> UniqueKeys:

@@ -30,10 +30,11 @@ def main(mq: Connection) -> None:
             finished.set()
         return ConsumeResult.SUCCESS
 
-    settings = {"ordered": True, "park_failed_keys": True, "ordered_retry_interval": 0.2}
     with (
         Producer(mq, group="shop") as producer,
-        PushConsumer(mq, "books", {"orders": "*"}, listener, **settings),
+        PushConsumer(
+            mq, "books", {"orders": "*"}, listener, ordered=True, park_failed_keys=True, ordered_retry_interval=0.2
+        ),
     ):
         for step in STEPS:
             for customer in ("anna", "bert"):

@@ -18,6 +18,8 @@ from raymq.storage import record
 from raymq.storage.byte_rows import Bytes, every
 from raymq.storage.checksums import checksums
 from raymq.storage.errors import InvalidInput
+from raymq.storage.properties import UNIQ_KEY
+from raymq.storage.unique_keys import KEY_CHARACTERS
 
 #: The header as NumPy fields, of records with IPv4 hosts: the same fields as `record.HEADER`.
 HEADER: Final = np.dtype(
@@ -163,3 +165,14 @@ def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * (rows.nbytes // max(1, len(rows)))
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(rows)]
     return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
+
+
+def unique_key_pairs(keys: pa.Array) -> pa.Array:
+    """The property string of each unique key, as an array of binary."""
+    before = np.frombuffer(f"{UNIQ_KEY}\x01".encode(), np.uint8)
+    rows = np.empty((len(keys), len(before) + KEY_CHARACTERS + 1), np.uint8)
+    rows[:, : len(before)] = before
+    if len(keys):
+        rows[:, len(before) : -1] = _matrix(keys)
+    rows[:, -1] = 2
+    return fixed_width(rows)

@@ -21,7 +21,7 @@ from raymq.storage.compression import decompress
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import gather, split_properties
 from raymq.storage.record import Buffer
-from raymq.storage.record_columns import HEADER, join_records, lengths_of
+from raymq.storage.record_columns import HEADER, join_records, lengths_of, unique_key_pairs
 from raymq.storage.unique_keys import UniqueKeys, hexadecimal
 
 __all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records", "table_of_batch"]
@@ -158,7 +158,7 @@ def records_from_table(
         topic,
         queue_id,
         bodies,
-        texts.cast(pa.binary()),
+        texts,
         born_host=record.pack_host(*born_host),
         born_timestamp_ms=time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms,
     )
@@ -218,8 +218,11 @@ def _bodies(batch: record_batch.Batch, block: pa.Buffer, broker: str) -> pa.Arra
 def _column(table: pa.Table, field: str, name: str) -> pa.Array:
     if name not in table.column_names:
         raise InvalidInput(field, f"a column of {table.column_names}", name)
-    column = table.column(name).combine_chunks()
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    column = table.column(name)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _packed(structs: pa.Array) -> pa.Array:
@@ -304,7 +307,9 @@ def _property_texts(
     content_type: str | None,
     user: pa.Array | None,
 ) -> pa.Array:
-    pieces = [_pairs(properties.UNIQ_KEY, unique_keys.take(count))]
+    """The properties of every row, as an array of binary."""
+    own = unique_key_pairs(unique_keys.take(count))
+    pieces = []
     if content_type is not None:
         _refuse_separators(pa.array([content_type]), "content_type")
         pieces.append(pa.scalar(f"{CONTENT_TYPE}\x01{content_type}\x02"))
@@ -314,7 +319,9 @@ def _property_texts(
         pieces.append(_pairs(properties.KEYS, keys))
     if tags is not None:
         pieces.append(_pairs(properties.TAGS, tags))
-    return pc.binary_join_element_wise(*pieces, "")
+    if not pieces:
+        return own
+    return pc.binary_join_element_wise(own.cast(pa.string()), *pieces, "").cast(pa.binary())
 
 
 def _pairs(name: str, values: pa.Array) -> pa.Array:

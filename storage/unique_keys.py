@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+KEY_CHARACTERS: Final = 32
 _COUNTER_BITS: Final = 16
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 #: The two digits of every byte, as one number of 16 bits whose bytes are the digits.

@@ -386,7 +386,7 @@ def paced_appends(store: Store, count: int, *, delete: bool) -> tuple[list[float
 
 def rolling(bench: Bench) -> None:
     """What the writer waits for while files roll, a flush runs and old files are deleted, beside none of these."""
-    count = 2000 if bench.quick else 8000
+    count = 2000 if bench.quick else 5000
     never, often = 3_600_000, 50
     p999 = {}
     for name, file_bytes, flush_ms, delete in (
