@@ -263,7 +263,8 @@ class ReceivedMessage(_Late):
         """
         # No Python frame a message: C makes the objects and fills one slot of all of them after the other.
         made: list[ReceivedMessage] = list(map(cls.__new__, repeat(cls, len(bodies))))
-        for fill, values in zip(_SET_AT_ONCE, (bodies, repeat(queue), offsets, repeat(around)), strict=True):
+        columns: tuple[Iterable[Any], ...] = (bodies, repeat(queue), offsets, repeat(around))
+        for fill, values in zip(_SET_AT_ONCE, columns, strict=True):
             deque(map(fill, made, values), maxlen=0)
         return made
 
