@@ -207,6 +207,8 @@ class ReceivedMessage(_Late):
     retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
 
     Thread-safe. Of messages that come by the thousand most fields are decoded when one of them is first looked at.
+    A body that its sender said to be compressed, and is not, is given as it is stored: what cannot be read must not
+    hold up what is behind it.
     """
 
     topic: str
@@ -235,7 +237,7 @@ class ReceivedMessage(_Late):
             (system if name in properties.SYSTEM_PROPERTIES else own)[name] = value
         return cls(
             topic=system.get(properties.RETRY_TOPIC, record.topic),
-            body=compression.decompress(record.body, record.sys_flag),
+            body=_plain(record),
             tags=record.tags,
             keys=record.keys,
             properties=own,
@@ -292,3 +294,10 @@ _SET_AT_ONCE: Final = tuple(
     getattr(ReceivedMessage, name).__set__ for name in ("body", "queue", "queue_offset", "_around")
 )
 _DECODED_LATE: Final = frozenset(each.name for each in fields(ReceivedMessage)) - {"body", "queue", "queue_offset"}
+
+
+def _plain(record: Record) -> bytes:
+    try:
+        return compression.decompress(record.body, record.sys_flag)
+    except ValueError:
+        return record.body

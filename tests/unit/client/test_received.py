@@ -15,7 +15,13 @@ from raymq.actors.wire.fetch import Fetched
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.received import FEW_RECORDS, received
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record import OFFSET_QUEUE_OFFSET, QUEUE_AND_PHYSICAL_OFFSET, decode
+from raymq.storage.record import (
+    OFFSET_QUEUE_OFFSET,
+    OFFSET_SYS_FLAG,
+    QUEUE_AND_PHYSICAL_OFFSET,
+    SYS_FLAG_COMPRESSED,
+    decode,
+)
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 COUNT = FEW_RECORDS * 3
@@ -106,3 +112,12 @@ def test_many_threads_look_at_once() -> None:
     for thread in threads:
         thread.join(10)
     assert seen == [[message.properties["n"] + str(message.keys) for message in whole]] * 4
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+def test_a_body_that_does_not_decompress_holds_up_nothing(count: int) -> None:
+    fetched = part(count)
+    records = bytearray(fetched.records)
+    records[OFFSET_SYS_FLAG + 3] |= SYS_FLAG_COMPRESSED
+    messages = received(dataclasses.replace(fetched, records=memoryview(records)), QUEUE)
+    assert [message.body for message in messages] == [b"body-%d" % n for n in range(count)]
