@@ -233,7 +233,7 @@ class ConsumeQueue:
             if size == FILLER_SIZE:
                 break
             before = self.entry(end - 2)[0] if end - 1 > self._first else -1
-            if before < physical_offset <= log_end - size:
+            if size > 0 and before < physical_offset <= log_end - size:
                 break
             end -= 1
         return end

@@ -211,3 +211,18 @@ def test_queue_entries_behind_a_hole_do_not_come_back(tmp_path: Path, another_bo
             assert store.recovery.corruption == []
             assert store.max_offset("orders", 0) == expected
             append(store, *(make_record() for _ in range(250)))
+
+
+def test_entries_of_a_lost_log_are_no_messages(tmp_path: Path, another_boot: list[int]) -> None:
+    """The log and a queue's first file are lost, its second file is not: what was never written is no entry."""
+    store = Store.open(tmp_path / "s", CONFIG)
+    append(store, *(make_record(b"%d" % number) for number in range(70)))
+    shutil.copytree(tmp_path / "s", tmp_path / "lost")
+    store.close()
+    first_file = tmp_path / "lost" / "consumequeue" / "orders" / "0" / ("0" * 20)
+    for path in (first_file, *(tmp_path / "lost" / "commitlog").iterdir()):
+        path.write_bytes(bytes(path.stat().st_size))
+    another_boot[0] += 1
+    with Store.open(tmp_path / "lost", CONFIG) as store:
+        assert store.max_physical_offset == 0
+        assert store.max_offset("orders", 0) == 0
