@@ -33,6 +33,12 @@ NOT_YET: dict[str, str] = dict.fromkeys(
     "transactions",
 )
 
+#: Time-outs are made for a machine of its own: a case that fails is run once more, alone, and these so often. All runs
+#: are printed.
+#: lite.assign_seek_commit races against its own client: pause() may come after the next pull was parked, which then
+#: brings the message that must not come. On a busy machine that is not rare.
+AGAIN: dict[str, int] = {"lite.assign_seek_commit": 8} | dict.fromkeys(NOT_YET, 0)
+
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(1200)]
 
 _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
@@ -41,10 +47,10 @@ _LINE = re.compile(r"^(PASS|FAIL) (\S+?):?(?: (.*))?$")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(mq: Cluster, java_suite: Path, family: str) -> None:
     outcomes = outcomes_of(mq, java_suite, family)
-    # Time-outs are made for a machine of its own, and one case races against its own client: lite.assign_seek_commit
-    # pauses perhaps after the next pull was parked. So what fails is run once more, alone; both runs are printed.
-    lost = [name for name, (word, _) in outcomes.items() if word == "FAIL" and name not in NOT_YET]
-    if lost:
+    for again in range(max(AGAIN.values())):
+        lost = [name for name, (word, _) in outcomes.items() if word == "FAIL" and again < AGAIN.get(name, 1)]
+        if not lost:
+            break
         outcomes |= outcomes_of(mq, java_suite, *lost)
     failed = {name: text for name, (word, text) in outcomes.items() if word == "FAIL" and name not in NOT_YET}
     assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())
