@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import runpy
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 
 from raymq import cluster
 from tests.integration.conftest import Services
+from tests.program import output_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -37,14 +35,4 @@ def test_they_print_what_they_say(services: Services, capsys: pytest.CaptureFixt
 @pytest.mark.soak
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_each_is_a_program(path: Path, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "RAY_ADDRESS": "local"},
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == printed(runpy.run_path(str(path))["__doc__"])
+    assert output_of(str(path), directory=tmp_path) == printed(runpy.run_path(str(path))["__doc__"])

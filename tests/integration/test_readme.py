@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.program import output_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -19,14 +18,4 @@ def test_the_example(repository: Path, tmp_path: Path) -> None:
     assert len(blocks) == 1, "one example, followed by what it prints"
     program, printed = blocks[0]
     assert len([line for line in program.splitlines() if line.strip()]) <= 16
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "RAY_ADDRESS": "local"},
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == printed
+    assert output_of("-c", program, directory=tmp_path) == printed
