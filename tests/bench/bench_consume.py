@@ -38,20 +38,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program
 
 from tests.bench.bench_produce import Bench, Row, broker, cpu_us, report
 from tests.bench.foreign import foreign_rows
+from tests.bench.foreign_consumers import (  # the same work for all of them
+    ASKED,
+    BODY_BYTES,
+    MESSAGES,
+    PACE_PER_SECOND,
+    PACED,
+    QUEUES,
+    ROUNDS,
+    TIMEOUT,
+)
 
 SIZES = (100, 1024)
-MESSAGES = {100: 400_000, 1024: 120_000}
-ROUNDS = 3
 #: What a push consumer takes of them.
 PUSHED = 50_000
-QUEUES = 4
-#: Of one poll or fetch_table; 8 MiB are the most that an answer holds.
-ASKED = 10_000
-#: The pace at which the way from send to listener is measured, and for how long.
-PACE_PER_SECOND = 1_000
-PACED = 3_000
-BODY_BYTES = 1024
-TIMEOUT = 60.0
 
 SOCKET_BYTES = 512 << 20
 SENDER = """
