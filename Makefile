@@ -65,7 +65,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml $(wildcard native/*.* native/raymq_native/*.p* native/raymq_native/*.h)
 	@$(find_python); \
 	if [ ! -x $(PY) ] || [ "$$(cat $(VENV)/.place 2>/dev/null)" != "$$(pwd -P)" ] \
 	    || { [ -n "$(PYTHON)" ] && [ "$$("$$python" --version)" != "$$($(PY) --version)" ]; }; then \
@@ -85,6 +85,12 @@ $(STAMP): requirements.lock pyproject.toml
 	@if [ -e $(VENV)/.failed ]; then echo "env: pip failed, see $(VENV)/install.log" >&2; exit 1; fi
 	@echo "env: raymq itself, editable"
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@if command -v "$${CC:-cc}" >/dev/null; then \
+	    echo "env: raymq-native, compiled"; \
+	    $(PY) -m pip install --quiet --no-deps --no-build-isolation --force-reinstall ./native; \
+	else \
+	    echo "env: there is no C compiler; raymq-native is left out, NumPy does its work and takes longer"; \
+	fi
 	@$(MAKE) --no-print-directory links
 	@touch $(STAMP)
 	@echo "env: ready ($(PY), $(VENV)/bin/raymq)"
@@ -147,7 +153,7 @@ lock:
 	@echo "lock: requirements.lock is new; make env installs it"
 
 clean:
-	rm -rf build dist *.egg-info .links .lock-env .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info native/build native/*.egg-info native/raymq_native/*.c .links .lock-env .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

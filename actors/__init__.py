@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from zlib_ng import zlib_ng
 
-from raymq.storage import crc
+from raymq.storage import compiled, crc
 
 crc.use(zlib_ng.crc32)
+
+try:
+    import raymq_native
+except ImportError:  # it is optional: NumPy does the same
+    pass
+else:
+    compiled.use(raymq_native)

@@ -7,18 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raymq.client import unique_key
 from raymq.client.message import Message
-from raymq.storage import crc
+from raymq.storage import compiled
 from raymq.storage.record import MIN_RECORD_BYTES, pack_host
-from raymq.storage.record_columns import binary_array, join_records
+from raymq.storage.record_columns import join_messages
 from raymq.storage.record_table import records_from_table
 
 Sizes = npt.NDArray[np.int32]
@@ -61,23 +60,19 @@ def encode_messages(
         born_host: the packed form, IPv4.
     """
     now_ms = time.time_ns() // 1_000_000
-    if len(messages) <= FEW or set(map(type, key_numbers)) != {int} or len(born_host) != _IPV4_HOST_BYTES:
-        encoded = [message.encode(now_ms, born_host) for message in messages]
-        return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
-    bodies = list(map(_body, messages))
-    own = list(map(_own_properties, messages))
-    texts = unique_key.pairs(np.array(key_numbers, np.int64))
-    if any(own):
-        texts = pc.binary_join_element_wise(texts, binary_array(own), binary_array([b""])[0])
-    return join_records(
-        messages[0].topic,
-        0,
-        binary_array(bodies),
-        texts,
-        born_host=born_host,
-        born_timestamp_ms=now_ms,
-        body_crcs=np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies)),
-    )
+    numbered = len(born_host) == _IPV4_HOST_BYTES and set(map(type, key_numbers)) == {int}
+    if len(messages) > (FEW if compiled.kernels is None else 1) and numbered:
+        return join_messages(
+            messages[0].topic,
+            0,
+            list(map(_body, messages)),
+            list(map(_own_properties, messages)),
+            keys=(unique_key.process_unique_keys(), cast("list[int]", list(key_numbers))),
+            born_host=born_host,
+            born_timestamp_ms=now_ms,
+        )
+    encoded = [message.encode(now_ms, born_host) for message in messages]
+    return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
 
 
 def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> Iterator[Part]:

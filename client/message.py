@@ -15,12 +15,15 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
 from raymq.client import unique_key as unique_keys
 from raymq.client.receipt import Receipt
 from raymq.client.undecoded import Undecoded
-from raymq.storage import compression, properties
+from raymq.storage import compiled, compression, properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
     MAX_PROPERTIES_BYTES,
@@ -255,7 +258,7 @@ class ReceivedMessage(_Late):
 
     @classmethod
     def undecoded(
-        cls, queue: MessageQueue, offsets: Sequence[int], bodies: Sequence[bytes], around: Undecoded
+        cls, queue: MessageQueue, offsets: npt.NDArray[np.int64], bodies: list[bytes], around: Undecoded
     ) -> list[ReceivedMessage]:
         """The messages of sound records whose bodies are not compressed, the rest decoded when it is looked at.
 
@@ -263,9 +266,12 @@ class ReceivedMessage(_Late):
             offsets: the queue offset of each.
             around: the records without their bodies.
         """
+        if compiled.kernels is not None:
+            # A message refers to nothing that refers to it: that the garbage collector does not see it harms nobody.
+            return compiled.kernels.filled(cls, _AT_ONCE, bodies, queue, offsets, around)
         # No Python frame a message: C makes the objects and fills one slot of all of them after the other.
         made: list[ReceivedMessage] = list(map(cls.__new__, repeat(cls, len(bodies))))
-        columns: tuple[Iterable[Any], ...] = (bodies, repeat(queue), offsets, repeat(around))
+        columns: tuple[Iterable[Any], ...] = (bodies, repeat(queue), offsets.tolist(), repeat(around))
         for fill, values in zip(_SET_AT_ONCE, columns, strict=True):
             deque(map(fill, made, values), maxlen=0)
         return made
@@ -289,10 +295,9 @@ class ReceivedMessage(_Late):
         object.__setattr__(self, "_around", None)
 
 
-#: The setters of the slots, past the frozen __setattr__.
-_SET_AT_ONCE: Final = tuple(
-    getattr(ReceivedMessage, name).__set__ for name in ("body", "queue", "queue_offset", "_around")
-)
+#: The slots that are filled at once, and their setters, past the frozen __setattr__.
+_AT_ONCE: Final = ("body", "queue", "queue_offset", "_around")
+_SET_AT_ONCE: Final = tuple(getattr(ReceivedMessage, name).__set__ for name in _AT_ONCE)
 _DECODED_LATE: Final = frozenset(each.name for each in fields(ReceivedMessage)) - {"body", "queue", "queue_offset"}
 
 

@@ -12,7 +12,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
 from raymq.client.message import ReceivedMessage
 from raymq.client.undecoded import Undecoded
-from raymq.storage import crc
+from raymq.storage import compiled, crc
 from raymq.storage.byte_rows import every, rows_at
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import CRC_MASK, SYS_FLAG_COMPRESSED, decode
@@ -34,11 +34,10 @@ def received(part: Fetched, queue: MessageQueue) -> list[ReceivedMessage]:
         try:
             batch = parse(part.records, part.sizes, check_crc=False)
             with _no_collections():
-                bodies = _bodies(batch)
-                _compare(batch, bodies)
+                bodies = _compared_bodies(batch)
                 if not batch.any_flags & SYS_FLAG_COMPRESSED:
                     undecoded = Undecoded.of(batch, part.offsets)
-                    return ReceivedMessage.undecoded(queue, part.offsets.tolist(), bodies, undecoded)
+                    return ReceivedMessage.undecoded(queue, part.offsets, bodies, undecoded)
         except BadRecord as error:
             place = int(part.sizes[: error.index].sum(dtype=np.int64))
             raise StoreCorrupt(queue.broker, place, f"{error.reason}: {error.actual}") from None
@@ -62,8 +61,23 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
+def _compared_bodies(batch: Batch) -> list[bytes]:
+    """As they are stored; BadRecord for the first one that has another checksum than its record says."""
+    if compiled.kernels is not None:
+        bodies, bad = compiled.kernels.bodies(batch.records, batch.starts, batch.body_at, batch.body_lengths)
+        if bad < 0:
+            return bodies
+    else:
+        bodies = _bodies(batch)
+    checksums = np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies)) & np.uint32(CRC_MASK)
+    sound = checksums == batch.headers["body_crc"]
+    if not every(sound):
+        index = int(np.argmin(sound))
+        raise BadRecord(index, "a body of its CRC", int(checksums[index]))
+    return bodies
+
+
 def _bodies(batch: Batch) -> list[bytes]:
-    """As they are stored."""
     length = int(batch.body_lengths[0])
     if length and every(batch.body_lengths == length):
         bodies: list[bytes] = []
@@ -74,12 +88,3 @@ def _bodies(batch: Batch) -> list[bytes]:
     data = bytes(batch.records)  # slices of bytes are made faster than those of a view
     slices = map(slice, batch.body_at.tolist(), (batch.body_at + batch.body_lengths).tolist())
     return list(map(data.__getitem__, slices))
-
-
-def _compare(batch: Batch, bodies: list[bytes]) -> None:
-    """BadRecord for the first body that has another checksum than its record says."""
-    checksums = np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies)) & np.uint32(CRC_MASK)
-    sound = checksums == batch.headers["body_crc"]
-    if not every(sound):
-        index = int(np.argmin(sound))
-        raise BadRecord(index, "a body of its CRC", int(checksums[index]))

@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from raymq.storage import properties
-from raymq.storage.record_columns import unique_key_pairs
 from raymq.storage.unique_keys import KEY_CHARACTERS, UniqueKeys
 
 _keys: Final = UniqueKeys()
@@ -22,11 +17,6 @@ PAIR_BYTES: Final = len(properties.UNIQ_KEY) + 1 + KEY_CHARACTERS + 1
 reserve = _keys.reserve
 text = _keys.text
 texts = _keys.texts
-
-
-def pairs(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """The property string of each reserved number's key, as an array of binary."""
-    return unique_key_pairs(texts(numbers))
 
 
 def process_unique_keys() -> UniqueKeys:

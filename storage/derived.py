@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage import compiled
 from raymq.storage.byte_rows import Int64s
+from raymq.storage.compiled import Kernels
 from raymq.storage.indexed_properties import find
 from raymq.storage.java_hash import column_hashes, index_hashes, of_suffixes, prefix_hash, tags_codes
 from raymq.storage.record_batch import Batch
 from raymq.storage.tails import Tails
+
+#: For how many keys of a record there is room at first.
+_KEYS_A_RECORD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,25 @@ class Derived:
 
 def derive(batch: Batch) -> Derived:
     """See `Derived`."""
+    if compiled.kernels is not None and len({group.topic for group in batch.groups}) == 1:
+        found = _compiled(compiled.kernels, batch)
+        if found is not None:
+            return found
     if batch.tails is not None:
         found = _of_alike(batch, batch.tails)
         if found is not None:
             return found
     return _of_any(batch)
+
+
+def _compiled(kernels: Kernels, batch: Batch) -> Derived | None:
+    """None if a key or tag is not ASCII, or the keys are many."""
+    codes = np.empty(len(batch), np.int64)
+    hashes = np.empty(_KEYS_A_RECORD * len(batch), np.int32)
+    owners = np.empty(len(hashes), np.int64)
+    topic_hash = prefix_hash(batch.groups[0].topic)
+    count = kernels.derive(batch.records, batch.properties_at, batch.ends, topic_hash, codes, hashes, owners)
+    return None if count < 0 else Derived(codes, hashes[:count], owners[:count])
 
 
 def _of_alike(batch: Batch, tails: Tails) -> Derived | None:

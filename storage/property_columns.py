@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.storage import compiled, record_batch
 from raymq.storage import properties as names
-from raymq.storage import record_batch
+from raymq.storage.compiled import octets
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import Buffer
 
@@ -38,6 +39,11 @@ def gather(block: pa.Buffer, starts: Int64s, ends: Int64s, kind: pa.DataType) ->
     if block.size > _MAX_BLOCK_BYTES:
         raise InvalidInput("records", f"at most {_MAX_BLOCK_BYTES} bytes", block.size)
     count = len(starts)
+    if compiled.kernels is not None and count:
+        ends_of = np.empty(count + 1, np.int32)
+        data = pa.allocate_buffer(int((ends - starts).sum()))
+        compiled.kernels.gather(octets(block), starts, ends, ends_of, octets(data))
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends_of), data])
     offsets = np.zeros(2 * count + 2, np.int32)
     offsets[1:-1:2] = starts
     offsets[2::2] = ends

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage import compiled
 from raymq.storage import record as layout
 from raymq.storage.byte_rows import Int64s, every, rows_at
 from raymq.storage.checksums import checksums
+from raymq.storage.compiled import Kernels
 from raymq.storage.failpoints import failpoint
 from raymq.storage.record import Buffer
 from raymq.storage.tails import Tails, find_alike
@@ -96,14 +98,28 @@ class Batch:
     body_lengths: Int64s
     properties_at: Int64s
     groups: list[Group]
-    headers: npt.NDArray[np.void]
     #: All bits that a record's sys flag has.
     any_flags: int
-    #: The tails of all records if they are alike.
-    tails: Tails | None
+    _headers: npt.NDArray[np.void] | None = None
+    #: The tails of all records if they are alike, as far as somebody has looked.
+    _tails: list[Tails | None] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def headers(self) -> npt.NDArray[np.void]:
+        """A copy of the records' headers."""
+        if self._headers is None:
+            self._headers = _headers(self.records, self.starts)
+        return self._headers
+
+    @property
+    def tails(self) -> Tails | None:
+        """The tails of all records if they are alike."""
+        if self._tails is None:
+            self._tails = [_alike(self.records, self.sizes, self.ends, self.body_lengths, self.headers, self.any_flags)]
+        return self._tails[0]
 
     @property
     def queue_offsets(self) -> Int64s:
@@ -157,9 +173,13 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
     ends = np.cumsum(sizes_)
     if count == 0 or int(ends[-1]) != len(view):
         raise BadRecord(0, f"sizes that add up to the buffer's {len(view)} bytes", int(ends[-1]) if count else 0)
+    if compiled.kernels is not None:
+        found = _scan(compiled.kernels, view, sizes, sizes_, check_crc)
+        if found is not None:
+            return found
     _require(sizes_ >= layout.MIN_RECORD_BYTES, f"at least {layout.MIN_RECORD_BYTES} bytes", sizes_)
     starts = ends - sizes_
-    headers = rows_at(view, starts, _HEADER.itemsize).view(_HEADER)
+    headers = _headers(view, starts)
     _require(headers["size"] == sizes_, "the declared size in its first field", headers["size"])
     magics = headers["magic"]
     version_1 = magics == layout.MAGIC_V1
@@ -173,13 +193,7 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
     any_flags = int(np.bitwise_or.reduce(sys_flags))
     body_lengths = headers["body_length"].astype(np.int64)
     body_at = starts + layout.OFFSET_BODY
-    tails: Tails | None = None
-    if all_version_1 and not any_flags & _EITHER_IPV6:
-        around = sizes_ - body_lengths
-        tail_bytes = int(around[0]) - layout.OFFSET_BODY
-        # Neither a negative length nor one beyond the record leaves room for a tail of 3 bytes, the least there is.
-        if _LEAST_TAIL <= tail_bytes <= int(sizes_.min()) - layout.OFFSET_BODY and every(around == around[0]):
-            tails = find_alike(view, ends, tail_bytes)
+    tails = _alike(view, sizes_, ends, body_lengths, headers, any_flags)
     if tails is not None:
         properties_at = ends - tails.properties_bytes
         groups = _group_alike(tails.topic, queue_ids)
@@ -198,8 +212,47 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
         stored = headers["body_crc"]
         _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
     return Batch(
-        view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, headers, any_flags, tails
+        view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags, headers, [tails]
     )
+
+
+def _headers(view: memoryview, starts: Int64s) -> npt.NDArray[np.void]:
+    return rows_at(view, starts, _HEADER.itemsize).view(_HEADER)
+
+
+def _alike(
+    view: memoryview,
+    sizes: Int64s,
+    ends: Int64s,
+    body_lengths: Int64s,
+    headers: npt.NDArray[np.void],
+    any_flags: int,
+) -> Tails | None:
+    """The tails of records that have declared their sizes, if they are alike and their body lengths fit."""
+    if any_flags & _EITHER_IPV6 or not every(headers["magic"] == layout.MAGIC_V1):
+        return None
+    around = sizes - body_lengths
+    tail_bytes = int(around[0]) - layout.OFFSET_BODY
+    # Neither a negative length nor one beyond the record leaves room for a tail of 3 bytes, the least there is.
+    if _LEAST_TAIL <= tail_bytes <= int(sizes.min()) - layout.OFFSET_BODY and every(around == around[0]):
+        return find_alike(view, ends, tail_bytes)
+    return None
+
+
+def _scan(
+    kernels: Kernels, view: memoryview, sizes: npt.NDArray[np.int32], sizes_: Int64s, check_crc: bool
+) -> Batch | None:
+    """What `parse` returns, found by compiled code; None if a record is not sound or there are several topics."""
+    places = np.empty((5, len(sizes)), np.int64)
+    numbers = np.empty((2, len(sizes)), np.int32)
+    found = kernels.scan(view, np.ascontiguousarray(sizes, np.int32), check_crc, places, numbers)
+    if found is None:
+        return None
+    any_flags, topic, one_queue = found
+    starts, ends, body_at, body_lengths, properties_at = places
+    sys_flags, queue_ids = numbers
+    groups = _group_alike(topic, queue_ids, one_queue=one_queue)
+    return Batch(view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags)
 
 
 def _hosts_shift(sys_flags: npt.NDArray[np.int32]) -> Int64s:
@@ -239,12 +292,12 @@ def _require(sound: npt.NDArray[np.bool_], reason: str, values: npt.NDArray[np.i
         raise BadRecord(index, reason, int(values[index]))
 
 
-def _group_alike(name: bytes, queue_ids: npt.NDArray[np.int32]) -> list[Group]:
+def _group_alike(name: bytes, queue_ids: npt.NDArray[np.int32], *, one_queue: bool = False) -> list[Group]:
     """The queues of a batch of one topic, each with its records in order; a valid name only."""
     check_topic(name, 0)
     topic = name.decode("ascii")
     queue_id = int(queue_ids[0])
-    if every(queue_ids == queue_id):
+    if one_queue or every(queue_ids == queue_id):
         return [Group(topic, queue_id, None)]
     return [Group(topic, q, np.flatnonzero(queue_ids == q)) for q in np.unique(queue_ids).tolist()]
 
@@ -307,9 +360,40 @@ def stamp(
     """
     begin, end = batch.part(first, last)
     size_bytes = layout.OFFSET_MAGIC
-    target[size_bytes:] = batch.records[begin + size_bytes : end]
     starts = batch.starts[first:last] - begin
     physical_offsets: Int64s = starts + physical_offset
+    if compiled.kernels is not None:
+        compiled.kernels.stamp(
+            target,
+            batch.records[begin:end],
+            batch.starts[first:last],
+            batch.sys_flags[first:last],
+            queue_offsets[first:last],
+            physical_offset,
+            store_timestamp_ms,
+            store_host,
+        )
+    else:
+        _copy_and_stamp(target, batch, first, last, queue_offsets, physical_offsets, store_timestamp_ms, store_host)
+    failpoint("append.before_size")
+    target[:size_bytes] = batch.records[begin : begin + size_bytes]
+    return physical_offsets
+
+
+def _copy_and_stamp(
+    target: memoryview,
+    batch: Batch,
+    first: int,
+    last: int,
+    queue_offsets: Int64s,
+    physical_offsets: Int64s,
+    store_timestamp_ms: int,
+    store_host: int,
+) -> None:
+    """`stamp` in NumPy, but for the size of the first record."""
+    begin, end = batch.part(first, last)
+    target[layout.OFFSET_MAGIC :] = batch.records[begin + layout.OFFSET_MAGIC : end]
+    starts = batch.starts[first:last] - begin
     if batch.born_ipv6:
         eights = strided(target, ">i8")
         eights[starts + layout.OFFSET_QUEUE_OFFSET] = queue_offsets[first:last]
@@ -327,6 +411,3 @@ def stamp(
         stamped = np.ndarray((len(headers),), f"V{width}", headers, _STAMPED.start, headers.strides)
         places = np.ndarray((len(target) - width + 1,), f"V{width}", target, strides=(1,))
         places[starts + _STAMPED.start] = stamped
-    failpoint("append.before_size")
-    target[:size_bytes] = batch.records[begin : begin + size_bytes]
-    return physical_offsets

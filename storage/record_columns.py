@@ -1,7 +1,8 @@
 """Many records at once out of columns: headers, bodies, topic and properties are put together in C, not per message.
 
-Records of one size (bodies that are equally long, and so are the properties) are the rows of a matrix, and each of
-their parts is one copy into its columns. Others are joined by Arrow, which costs about four times as much.
+Compiled code writes one record behind the other (`compiled`). In NumPy, records of one size (bodies that are equally
+long, and so are the properties) are the rows of a matrix, and each of their parts is one copy into its columns. Others
+are joined by Arrow, which costs about four times as much.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.storage import record
-from raymq.storage.byte_rows import Bytes, every
+from raymq.storage import compiled, crc, record
+from raymq.storage.byte_rows import Bytes, Int64s, every
 from raymq.storage.checksums import checksums
+from raymq.storage.compiled import octets
 from raymq.storage.errors import InvalidInput
 from raymq.storage.properties import UNIQ_KEY
-from raymq.storage.unique_keys import KEY_CHARACTERS
+from raymq.storage.unique_keys import KEY_CHARACTERS, UniqueKeys
+
+#: Records, one behind the other, and the size of each.
+Joined = tuple[bytearray, npt.NDArray[np.int32]]
 
 #: The header as NumPy fields, of records with IPv4 hosts: the same fields as `record.HEADER`.
 HEADER: Final = np.dtype(
@@ -47,52 +52,106 @@ def join_records(
     topic: str,
     queue_id: int,
     bodies: pa.Array,
-    properties: pa.Array,
+    properties: pa.Array | None,
     *,
+    keys: tuple[UniqueKeys, Int64s],
     born_host: bytes,
     born_timestamp_ms: int,
-    body_crcs: npt.NDArray[np.uint32] | None = None,
-) -> tuple[bytearray, npt.NDArray[np.int32]]:
+) -> Joined:
     """Records of one queue, ready for `Store.append`; returns (records, sizes).
 
     Args:
-        bodies, properties: arrays of binary without nulls; properties as `record.encode_properties` makes them.
+        bodies: an array of binary without nulls.
+        properties: the same, of what follows the unique key, as `record.encode_properties` makes it; None = nothing.
+        keys: a source of unique keys and the numbers that these records have of it.
         born_host: the packed form, IPv4.
-        body_crcs: the CRC-32 of each body, where the caller has them cheaper.
 
     Raises:
         InvalidInput: topic or properties too long, 2 GiB of records or more, an IPv6 host.
     """
+    common, middle = _in_common(topic, queue_id, born_host, born_timestamp_ms)
+    source, numbers = keys
+    if not len(bodies):
+        return bytearray(), np.empty(0, np.int32)
+    if compiled.kernels is not None:
+        sizes = np.empty(len(bodies), np.int32)
+        records = compiled.kernels.join_columns(
+            common.tobytes(),
+            middle,
+            _key_property(source),
+            numbers,
+            _offsets(bodies),
+            _data(bodies),
+            None if properties is None else _offsets(properties),
+            None if properties is None else _data(properties),
+            sizes,
+        )
+        if records is not None:
+            return records, sizes
+    return _join(common, middle, bodies, _with_keys(source.texts(numbers), properties), _checksums(bodies))
+
+
+def join_messages(
+    topic: str,
+    queue_id: int,
+    bodies: list[bytes],
+    properties: list[bytes],
+    *,
+    keys: tuple[UniqueKeys, list[int]],
+    born_host: bytes,
+    born_timestamp_ms: int,
+) -> Joined:
+    """`join_records` of lists, at least one message long."""
+    common, middle = _in_common(topic, queue_id, born_host, born_timestamp_ms)
+    source, numbers = keys
+    if compiled.kernels is not None:
+        sizes = np.empty(len(bodies), np.int32)
+        key = _key_property(source)
+        records = compiled.kernels.join_lists(common.tobytes(), middle, key, numbers, bodies, properties, sizes)
+        if records is not None:
+            return records, sizes
+    texts = _with_keys(source.texts(np.array(numbers, np.int64)), binary_array(properties) if any(properties) else None)
+    crcs = np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies))
+    return _join(common, middle, binary_array(bodies), texts, crcs)
+
+
+def _in_common(
+    topic: str, queue_id: int, born_host: bytes, born_timestamp_ms: int
+) -> tuple[npt.NDArray[np.void], bytes]:
+    """What all records have before and behind their bodies; InvalidInput."""
     name = topic.encode()
     if not 0 < len(name) <= record.MAX_TOPIC_BYTES:
         raise InvalidInput("topic", f"1 to {record.MAX_TOPIC_BYTES} bytes", topic)
     if len(born_host) != HEADER["born_host"].itemsize:
         raise InvalidInput("born_host", "an IPv4 address and a port", born_host)
-    count = len(bodies)
-    if not count:
-        return bytearray(), np.empty(0, np.int32)
-    body_lengths, property_lengths = lengths_of(bodies), lengths_of(properties)
-    longest = int(property_lengths.max())
-    if longest > record.MAX_PROPERTIES_BYTES:
-        raise InvalidInput("properties", f"at most {record.MAX_PROPERTIES_BYTES} bytes", longest)
     version_2 = len(name) > record.MAX_TOPIC_BYTES_V1
-    middle = len(name).to_bytes(2 if version_2 else 1, "big") + name
-    sizes = body_lengths + property_lengths + (HEADER.itemsize + len(middle) + 2)
-    total = int(sizes.sum())
-    if total >= 1 << 31:
-        raise InvalidInput("records", "less than 2 GiB of records at a time", total)
     common = np.zeros((), HEADER)
     common["magic"] = record.MAGIC_V2 if version_2 else record.MAGIC_V1
     common["queue_id"] = queue_id
     common["born_timestamp"] = born_timestamp_ms
     common["born_host"] = np.void(born_host)
-    crcs = (_checksums(bodies) if body_crcs is None else body_crcs) & np.uint32(record.CRC_MASK)
+    return common, len(name).to_bytes(2 if version_2 else 1, "big") + name
+
+
+def _join(
+    common: npt.NDArray[np.void], middle: bytes, bodies: pa.Array, properties: pa.Array, crcs: npt.NDArray[np.uint32]
+) -> Joined:
+    """Records in NumPy and Arrow; `crcs` are the CRC-32 of the bodies."""
+    body_lengths, property_lengths = lengths_of(bodies), lengths_of(properties)
+    longest = int(property_lengths.max())
+    if longest > record.MAX_PROPERTIES_BYTES:
+        raise InvalidInput("properties", f"at most {record.MAX_PROPERTIES_BYTES} bytes", longest)
+    sizes = body_lengths + property_lengths + (HEADER.itemsize + len(middle) + 2)
+    total = int(sizes.sum())
+    if total >= 1 << 31:
+        raise InvalidInput("records", "less than 2 GiB of records at a time", total)
+    crcs = crcs & np.uint32(record.CRC_MASK)
     if every(body_lengths == body_lengths[0]) and every(property_lengths == longest):
         common["size"] = sizes[0]
         common["body_length"] = body_lengths[0]
         records = _rows(common, crcs, _matrix(bodies), middle, _matrix(properties))
         return records, sizes.astype(np.int32)
-    header = np.full(count, common)
+    header = np.full(len(bodies), common)
     header["size"] = sizes
     header["body_crc"] = crcs
     header["body_length"] = body_lengths
@@ -155,6 +214,10 @@ def _offsets(values: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
 
 
+def _data(values: pa.Array) -> memoryview:
+    return octets(values.buffers()[2] or b"")
+
+
 def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:
     offsets = _offsets(bodies).astype(np.int64)
     return checksums(memoryview(bodies.buffers()[2]), offsets[:-1], np.diff(offsets))
@@ -167,12 +230,17 @@ def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
 
 
-def unique_key_pairs(keys: pa.Array) -> pa.Array:
-    """The property string of each unique key, as an array of binary."""
+def _key_property(source: UniqueKeys) -> bytes:
+    """The property of a unique key up to its number."""
+    return f"{UNIQ_KEY}\x01{source.prefix}".encode()
+
+
+def _with_keys(keys: pa.Array, properties: pa.Array | None) -> pa.Array:
+    """The property of each unique key, and what follows it."""
     before = np.frombuffer(f"{UNIQ_KEY}\x01".encode(), np.uint8)
     rows = np.empty((len(keys), len(before) + KEY_CHARACTERS + 1), np.uint8)
     rows[:, : len(before)] = before
-    if len(keys):
-        rows[:, len(before) : -1] = _matrix(keys)
+    rows[:, len(before) : -1] = _matrix(keys)
     rows[:, -1] = 2
-    return fixed_width(rows)
+    own = fixed_width(rows)
+    return own if properties is None else pc.binary_join_element_wise(own, properties, binary_array([b""])[0])

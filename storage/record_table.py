@@ -21,7 +21,7 @@ from raymq.storage.compression import decompress
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import gather, split_properties
 from raymq.storage.record import Buffer
-from raymq.storage.record_columns import HEADER, join_records, lengths_of, unique_key_pairs
+from raymq.storage.record_columns import HEADER, join_records, lengths_of
 from raymq.storage.unique_keys import UniqueKeys, hexadecimal
 
 __all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records", "table_of_batch"]
@@ -140,17 +140,14 @@ def records_from_table(
         InvalidInput: a limit is broken (body 1 byte to `max_body_bytes`, properties 32,767 bytes, separators, blanks
             in keys, reserved names), a column is missing or of another type. Nothing was made.
     """
-    count = table.num_rows
     column = _column(table, "body", body)
     if pa.types.is_struct(column.type):
         content_type = content_type or MSGPACK
         column = _packed(column)
     bodies = _checked_bodies(column, max_body_bytes)
     texts = _property_texts(
-        count,
         _key_texts(None if keys is None else _column(table, "keys", keys)),
         None if tags is None else _tag_texts(_column(table, "tags", tags)),
-        unique_keys,
         content_type,
         None if properties is None else _column(table, "properties", properties),
     )
@@ -158,7 +155,8 @@ def records_from_table(
         topic,
         queue_id,
         bodies,
-        texts,
+        None if texts is None else pa.repeat(texts, table.num_rows) if isinstance(texts, pa.Scalar) else texts,
+        keys=(unique_keys, unique_keys.numbers(table.num_rows)),
         born_host=record.pack_host(*born_host),
         born_timestamp_ms=time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms,
     )
@@ -300,15 +298,9 @@ def _refuse_blanks(texts: pa.Array) -> None:
 
 
 def _property_texts(
-    count: int,
-    keys: pa.Array | None,
-    tags: pa.Array | None,
-    unique_keys: UniqueKeys,
-    content_type: str | None,
-    user: pa.Array | None,
-) -> pa.Array:
-    """The properties of every row, as an array of binary."""
-    own = unique_key_pairs(unique_keys.take(count))
+    keys: pa.Array | None, tags: pa.Array | None, content_type: str | None, user: pa.Array | None
+) -> pa.Array | pa.Scalar | None:
+    """What follows the unique key in the properties of every row, binary: one by one, the same of all, or nothing."""
     pieces = []
     if content_type is not None:
         _refuse_separators(pa.array([content_type]), "content_type")
@@ -319,9 +311,7 @@ def _property_texts(
         pieces.append(_pairs(properties.KEYS, keys))
     if tags is not None:
         pieces.append(_pairs(properties.TAGS, tags))
-    if not pieces:
-        return own
-    return pc.binary_join_element_wise(own.cast(pa.string()), *pieces, "").cast(pa.binary())
+    return pc.binary_join_element_wise(*pieces, "").cast(pa.binary()) if pieces else None
 
 
 def _pairs(name: str, values: pa.Array) -> pa.Array:

@@ -49,6 +49,11 @@ class UniqueKeys:
         self._next = 0
         self._month_begins_ms = self._month_ends_ms = 0
 
+    @property
+    def prefix(self) -> str:
+        """What the keys begin with; the twelve digits of their numbers follow."""
+        return self._prefix.hex().upper()
+
     def reserve(self, count: int) -> int:
         """The first of `count` new numbers in a row; `text` and `texts` make keys of them."""
         now_ms = time.time_ns() // 1_000_000
@@ -63,6 +68,10 @@ class UniqueKeys:
         """The key of a reserved number."""
         return (self._prefix + number.to_bytes(6, "big")).hex().upper()
 
+    def numbers(self, count: int) -> npt.NDArray[np.int64]:
+        """`count` new numbers, ascending."""
+        return self.reserve(count) + np.arange(count, dtype=np.int64)
+
     def texts(self, numbers: npt.NDArray[np.int64]) -> pa.Array:
         """The keys of reserved numbers."""
         rows = np.empty((len(numbers), 16), np.uint8)
@@ -72,7 +81,7 @@ class UniqueKeys:
 
     def take(self, count: int) -> pa.Array:
         """`count` new keys, ascending."""
-        return self.texts(self.reserve(count) + np.arange(count, dtype=np.int64))
+        return self.texts(self.numbers(count))
 
     def one(self) -> str:
         """One new key."""

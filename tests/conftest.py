@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from raymq.storage import compiled
 
 # Two busy cores make single examples slow: that is no failure.
 settings.register_profile("raymq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -18,3 +21,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def repository() -> Path:
     """The repository's root."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="module", params=["numpy", "compiled"])
+def batch_code(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A module that asks for it is run twice: what is done for batches is done in NumPy, and by compiled code."""
+    before = compiled.kernels
+    compiled.use(None if request.param == "numpy" else pytest.importorskip("raymq_native"))
+    try:
+        yield request.param
+    finally:
+        compiled.use(before)

@@ -62,7 +62,9 @@ def test_every_package_is_checked_here(repository: Path) -> None:
     folders = {
         str(path.parent.relative_to(repository)).replace("/", ".")
         for folder in repository.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in {"tests", "build", "dist"}
+        if folder.is_dir()
+        and not folder.name.startswith(".")
+        and folder.name not in {"tests", "build", "dist", "native"}
         for path in folder.rglob("__init__.py")
     }
     assert folders == set(PACKAGES)

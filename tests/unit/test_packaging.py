@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -19,12 +20,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from raymq.storage import compiled
+
 #: Folders at the root that hold Python or data, but no package.
-NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data"}
+NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
 #: What is imported under another name than it is installed by.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 #: Used where it is installed, never needed.
-OPTIONAL = {"uvloop"}
+OPTIONAL = {"uvloop", "raymq-native"}
+OPTIONAL_EXTRAS = {"uvloop", "native"}
 PYTHONS = ["3.11", "3.12", "3.13"]
 
 
@@ -95,7 +99,9 @@ def test_the_commands_exist(project: dict[str, Any]) -> None:
 
 
 def requirements(project: dict[str, Any]) -> list[Requirement]:
-    extras = [wanted for name, wanted in project["project"]["optional-dependencies"].items() if name not in OPTIONAL]
+    extras = [
+        wanted for name, wanted in project["project"]["optional-dependencies"].items() if name not in OPTIONAL_EXTRAS
+    ]
     lists = [project["project"]["dependencies"], project["build-system"]["requires"], *extras]
     return [Requirement(text) for each in lists for text in each]
 
@@ -157,6 +163,16 @@ def test_every_import_is_a_declared_dependency(repository: Path, project: dict[s
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 for top in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"raymq"}:
                     assert canonicalize_name(DISTRIBUTIONS.get(top, top)) in allowed, f"{path}:{node.lineno}: {top}"
+
+
+def test_the_compiled_companion_is_there_where_there_is_a_compiler(repository: Path, project: dict[str, Any]) -> None:
+    companion = tomllib.loads((repository / "native" / "pyproject.toml").read_text(encoding="utf-8"))
+    name, version = companion["project"]["name"], companion["project"]["version"]
+    assert project["project"]["optional-dependencies"]["native"] == [f"{name}=={version}"]
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    assert importlib.metadata.version(name) == version
+    assert importlib.import_module("raymq_native").INTERFACE == compiled.INTERFACE
 
 
 # The wheel

@@ -13,6 +13,8 @@ from raymq.client.encoding import MAX_PART_BYTES, encode_messages, message_parts
 from raymq.client.message import key_numbers
 from raymq.storage.record import Record, decode, encode, encode_properties
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 HOST4 = bytes([10, 0, 0, 1, 0, 0, 0, 9])
 HOST6 = bytes(15) + b"\x01" + bytes(4)
 

@@ -23,6 +23,8 @@ from raymq.storage.record import (
     decode,
 )
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 QUEUE = MessageQueue("t", "broker-a", 0)
 COUNT = FEW_RECORDS * 3
 BORN_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x50"

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from raymq.storage.checksums import checksums
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 
 def check(texts: list[bytes], before: bytes) -> None:
     lengths = np.array([len(text) for text in texts], np.int64)

@@ -19,6 +19,8 @@ from tests import rocketmq_index
 from tests.golden_stores import Answers
 from tests.stored import append, make_record
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 ENTRY = struct.Struct(">qiq")
 TARGETS = [("orders", 1), ("payments", 0), ("%RETRY%g_new", 0), ("new", 7), ("SCHEDULE_TOPIC_XXXX", 17)]
 

@@ -13,6 +13,8 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import encode, encode_properties
 from raymq.storage.store import Store
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 CONFIG = StoreConfig(
     commitlog_file_bytes=1 << 20,
     consume_queue_file_entries=1000,

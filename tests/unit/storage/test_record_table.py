@@ -20,6 +20,8 @@ from raymq.storage.property_columns import split_properties
 from raymq.storage.record_table import records_from_table, table_from_records
 from raymq.storage.unique_keys import UniqueKeys
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 BORN_MS = 1_700_000_000_123
 STORED_MS = 1_700_000_000_456
 HOST = ("10.1.2.3", 10911)
@@ -38,8 +40,11 @@ rows = st.lists(st.tuples(st.binary(min_size=1, max_size=40), keys, tags, st.non
 class SameKeys(UniqueKeys):
     """Hands out keys that a test can say beforehand."""
 
-    def take(self, count: int) -> pa.Array:
-        return pa.array([f"{n:032X}" for n in range(count)], pa.string())
+    def __init__(self) -> None:
+        super().__init__(bytes(10))
+
+    def reserve(self, count: int) -> int:
+        return 0
 
 
 def stored(

@@ -30,6 +30,8 @@ from raymq.storage.store import Store
 from raymq.storage.verify import verify
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:

@@ -14,6 +14,8 @@ from raymq.storage.java_hash import index_hash, tags_code
 from raymq.storage.record import encode
 from raymq.storage.record_batch import BadRecord, Batch, parse
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 
 def batch_of(properties: list[bytes], bodies: list[bytes] | None = None, topic: str = "orders") -> Batch:
     bodies = bodies or [b"body %d" % number for number in range(len(properties))]
@@ -69,7 +71,7 @@ def test_not_alike(shape: str) -> None:
 
 def assert_derived(batch: Batch, properties: list[bytes]) -> None:
     derived = derive(batch)
-    general = derive(dataclasses.replace(batch, tails=None))
+    general = derive(dataclasses.replace(batch, _tails=[None]))
     assert derived.tags_codes.tolist() == general.tags_codes.tolist()
     assert derived.key_hashes.tolist() == general.key_hashes.tolist()
     assert derived.key_owners.tolist() == general.key_owners.tolist()

@@ -1,0 +1,29 @@
+"""The steps that RayMQ takes for every message of a batch, compiled: an optional companion of the package raymq.
+
+raymq has the same steps in NumPy and takes these where they are installed (`raymq.storage.kernels`), with the same
+results. They work on buffers and arrays, keep nothing, and check every position that they are given.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raymq_native.decoding import bodies, checksums, filled, gather
+from raymq_native.encoding import join_columns, join_lists
+from raymq_native.scanning import derive, scan, stamp
+
+__all__ = [
+    "INTERFACE",
+    "bodies",
+    "checksums",
+    "derive",
+    "filled",
+    "gather",
+    "join_columns",
+    "join_lists",
+    "scan",
+    "stamp",
+]
+
+#: Which functions there are and what they take; raymq uses no other than the one that it knows.
+INTERFACE: Final = 1

@@ -1,0 +1,275 @@
+"""Records as they come in: check them, find their parts, derive tags codes and key hashes, stamp copies of them.
+
+Where a record is not sound or not of the plain kind these functions say so and no more: what is wrong with it, and what
+its key hashes to if it is not ASCII, is told by `raymq.storage`, which has the same in NumPy. Every position is checked
+against the buffer's bounds before it is read.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memchr, memcmp, memcpy
+
+from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32, load_u16, store_i64
+
+crc32_prepare()
+
+# Where the fields of a record with IPv4 hosts lie, and what they say: RocketMQ's MessageDecoder.
+cdef enum:
+    AT_MAGIC = 4
+    AT_BODY_CRC = 8
+    AT_QUEUE_ID = 12
+    AT_QUEUE_OFFSET = 20
+    AT_PHYSICAL_OFFSET = 28
+    AT_SYS_FLAG = 36
+    AT_STORE_TIMESTAMP = 56
+    AT_STORE_HOST = 64
+    AT_BODY_LENGTH = 84
+    AT_BODY = 88
+    LEAST_TAIL = 3
+    MAGIC_V1 = -626843481
+    MAGIC_V2 = -626843477
+    BORN_IPV6 = 0x10
+    STORE_IPV6 = 0x20
+    IPV6_SHIFT = 12
+    CRC_MASK = 0x7FFFFFFF
+    PAIR_END = 2
+    BLANK = 0x20
+
+cdef struct Parts:
+    int64_t body_at
+    int64_t body_length
+    int64_t topic_at
+    int64_t topic_length
+    int64_t properties_at
+
+
+cdef bint locate(const uint8_t *record, int64_t size, bint check_crc, Parts *parts) noexcept nogil:
+    """The parts of a record of that size, from its first byte on; whether it is sound."""
+    cdef int64_t shift = 0, body_at, length, room, topic_at, topic_length, properties_at
+    cdef int32_t sys_flag
+    if size < AT_BODY + LEAST_TAIL or load_i32(record) != size:
+        return False
+    cdef bint version_2 = load_i32(record + AT_MAGIC) == MAGIC_V2
+    if not version_2 and load_i32(record + AT_MAGIC) != MAGIC_V1:
+        return False
+    sys_flag = load_i32(record + AT_SYS_FLAG)
+    shift = (IPV6_SHIFT if sys_flag & BORN_IPV6 else 0) + (IPV6_SHIFT if sys_flag & STORE_IPV6 else 0)
+    body_at = AT_BODY + shift
+    room = size - body_at - LEAST_TAIL
+    if room < 0 or load_i32(record + AT_QUEUE_ID) < 0:
+        return False
+    length = load_i32(record + AT_BODY_LENGTH + shift)
+    if not 0 <= length <= room:
+        return False
+    topic_at = body_at + length
+    if version_2:
+        topic_length = load_u16(record + topic_at)
+        topic_at += 2
+    else:
+        topic_length = record[topic_at]
+        topic_at += 1
+    properties_at = topic_at + topic_length + 2
+    if topic_length == 0 or properties_at > size or properties_at + load_u16(record + properties_at - 2) != size:
+        return False
+    if properties_at < size and record[size - 1] == 0:
+        return False
+    if check_crc and crc32_of(record + body_at, length) & CRC_MASK != <uint32_t>load_i32(record + AT_BODY_CRC):
+        return False
+    parts.body_at = body_at
+    parts.body_length = length
+    parts.topic_at = topic_at
+    parts.topic_length = topic_length
+    parts.properties_at = properties_at
+    return True
+
+
+def scan(const uint8_t[::1] records not None, const int32_t[::1] sizes not None, bint check_crc,
+         int64_t[:, ::1] places not None, int32_t[:, ::1] numbers not None):
+    """Check contiguous records and find their parts.
+
+    Args:
+        sizes: of each record.
+        places: filled with where each record begins, ends, its body begins, its body's length, its properties begin.
+        numbers: filled with each record's sys flag and queue id.
+
+    Returns:
+        (all bits of the sys flags, the topic, whether all have one queue id); None if a record is not sound, the sizes
+        do not add up to the buffer or there are several topics.
+    """
+    cdef Py_ssize_t i, count = sizes.shape[0]
+    cdef int64_t at = 0, size, total = records.shape[0]
+    cdef int32_t any_flags = 0
+    cdef bint one_queue = True
+    cdef Parts parts, first
+    first.topic_at = first.topic_length = 0
+    if count == 0 or total == 0:
+        return None
+    if places.shape[0] != 5 or places.shape[1] != count or numbers.shape[0] != 2 or numbers.shape[1] != count:
+        raise ValueError("places must be 5 x n and numbers 2 x n")
+    cdef const uint8_t *buffer = &records[0]
+    for i in range(count):
+        size = sizes[i]
+        if size > total - at or not locate(buffer + at, size, check_crc, &parts):
+            return None
+        if i == 0:
+            first = parts
+        elif parts.topic_length != first.topic_length or memcmp(
+                buffer + at + parts.topic_at, buffer + first.topic_at, first.topic_length):
+            return None
+        places[0, i] = at
+        places[1, i] = at + size
+        places[2, i] = at + parts.body_at
+        places[3, i] = parts.body_length
+        places[4, i] = at + parts.properties_at
+        numbers[0, i] = load_i32(buffer + at + AT_SYS_FLAG)
+        numbers[1, i] = load_i32(buffer + at + AT_QUEUE_ID)
+        any_flags |= numbers[0, i]
+        one_queue = one_queue and numbers[1, i] == numbers[1, 0]
+        at += size
+    if at != total:
+        return None
+    return any_flags, bytes(records[first.topic_at : first.topic_at + first.topic_length]), one_queue
+
+
+cdef inline bint ascii_hash(const uint8_t *text, int64_t length, uint32_t *value) noexcept nogil:
+    """Go on with Java's hash of a text; whether the text is ASCII."""
+    cdef uint32_t hashed = value[0]
+    cdef uint8_t seen = 0
+    cdef int64_t i = 0
+    while length - i >= 4:  # four at once: the next one need not wait for each product
+        hashed = <uint32_t>(31 * 31 * 31 * 31) * hashed + (
+            <uint32_t>(31 * 31 * 31) * text[i] + <uint32_t>(31 * 31) * text[i + 1] + <uint32_t>31 * text[i + 2] + text[i + 3])
+        seen |= text[i] | text[i + 1] | text[i + 2] | text[i + 3]
+        i += 4
+    while i < length:
+        hashed = 31 * hashed + text[i]
+        seen |= text[i]
+        i += 1
+    value[0] = hashed
+    return seen < 0x80
+
+
+cdef struct Span:
+    const uint8_t *begin
+    int64_t length
+
+
+cdef inline bint is_named(const uint8_t *at, int64_t length, const char *name, int64_t name_length) noexcept nogil:
+    return length >= name_length and not memcmp(at, name, name_length)
+
+
+def derive(const uint8_t[::1] records not None, const int64_t[::1] properties_at not None,
+           const int64_t[::1] ends not None, uint32_t topic_hash, int64_t[::1] tags_codes not None,
+           int32_t[::1] key_hashes not None, int64_t[::1] key_owners not None):
+    """What queue entries and the index need of the properties of sound records of one topic.
+
+    Args:
+        topic_hash: Java's hash of `topic#`.
+        tags_codes: filled with Java's hash of TAGS, 0 without.
+        key_hashes, key_owners: filled with the index hashes of all keys, and the numbers of their records: of each
+            the first UNIQ_KEY, the last one if it is another, every key of KEYS.
+
+    Returns:
+        How many keys there are; -1 if a key or tag is not ASCII or the arrays are too short.
+    """
+    cdef Py_ssize_t i, count = ends.shape[0], most = key_hashes.shape[0], found = 0
+    cdef const uint8_t *buffer = &records[0]
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    cdef const uint8_t *stop
+    cdef Span tags, keys, first, last
+    cdef uint32_t hashed
+    cdef int64_t length
+    cdef int which
+    if properties_at.shape[0] != count or tags_codes.shape[0] != count or key_owners.shape[0] != most:
+        raise ValueError("arrays of different lengths")
+    for i in range(count):
+        if not 0 <= properties_at[i] <= ends[i] <= records.shape[0]:
+            raise ValueError("properties outside of the records")
+        at, end = buffer + properties_at[i], buffer + ends[i]
+        tags.length = keys.length = first.length = last.length = 0
+        tags.begin = keys.begin = first.begin = last.begin = NULL
+        while at < end:
+            stop = <const uint8_t *>memchr(at, PAIR_END, end - at)
+            if stop == NULL:
+                stop = end
+            length = stop - at
+            if is_named(at, length, b"TAGS\x01", 5):
+                tags.begin, tags.length = at + 5, length - 5
+            elif is_named(at, length, b"KEYS\x01", 5):
+                keys.begin, keys.length = at + 5, length - 5
+            elif is_named(at, length, b"UNIQ_KEY\x01", 9):
+                last.begin, last.length = at + 9, length - 9
+                if first.begin == NULL:
+                    first = last
+            at = stop + 1
+        hashed = 0
+        if not ascii_hash(tags.begin, tags.length, &hashed):
+            return -1
+        tags_codes[i] = <int32_t>hashed
+        if first.begin == last.begin or (first.length == last.length
+                                         and not memcmp(first.begin, last.begin, first.length)):
+            last.length = 0
+        for which in range(2):
+            if which:
+                first = last
+            if first.length:
+                hashed = topic_hash
+                if found == most or not ascii_hash(first.begin, first.length, &hashed):
+                    return -1
+                key_hashes[found], key_owners[found] = index_hash(hashed), i
+                found += 1
+        at, end = keys.begin, keys.begin + keys.length
+        while keys.length and at < end:
+            stop = at
+            while stop < end and stop[0] != BLANK:
+                stop += 1
+            if stop > at:
+                hashed = topic_hash
+                if found == most or not ascii_hash(at, stop - at, &hashed):
+                    return -1
+                key_hashes[found], key_owners[found] = index_hash(hashed), i
+                found += 1
+            at = stop + 1
+    return found
+
+
+cdef inline int32_t index_hash(uint32_t hashed) noexcept nogil:
+    """The absolute value, 0 of the smallest int."""
+    if hashed == <uint32_t>0x80000000:
+        return 0
+    return <int32_t>(hashed if hashed < <uint32_t>0x80000000 else 0 - hashed)
+
+
+def stamp(uint8_t[::1] target not None, const uint8_t[::1] records not None, const int64_t[::1] starts not None,
+          const int32_t[::1] sys_flags not None, const int64_t[::1] queue_offsets not None, int64_t physical_offset,
+          int64_t store_timestamp_ms, int64_t store_host):
+    """Copy sound, contiguous records with what the store knows; without the first four bytes, which the caller writes last.
+
+    Args:
+        target: as long as `records`.
+        starts: where the records begin in a larger buffer of which `records` are a part that begins with `starts[0]`.
+        physical_offset: of the first one.
+        store_host: the 8 bytes of an IPv4 address and a port as one number.
+    """
+    cdef Py_ssize_t i, count = starts.shape[0]
+    cdef int64_t at, end, total = records.shape[0], origin
+    cdef uint8_t *to
+    if count == 0 or target.shape[0] != total or sys_flags.shape[0] != count or queue_offsets.shape[0] != count:
+        raise ValueError("arrays of different lengths")
+    origin = starts[0]
+    for i in range(count):
+        at = starts[i] - origin
+        end = starts[i + 1] - origin if i + 1 < count else total
+        if at < 0 or end > total or end - at < AT_BODY + LEAST_TAIL:
+            raise ValueError("a record outside of the buffer")
+        if i:
+            memcpy(&target[at], &records[at], end - at)
+        else:
+            memcpy(&target[AT_MAGIC], &records[AT_MAGIC], end - AT_MAGIC)
+        to = &target[at]
+        store_i64(to + AT_QUEUE_OFFSET, queue_offsets[i])
+        store_i64(to + AT_PHYSICAL_OFFSET, physical_offset + at)
+        if sys_flags[i] & BORN_IPV6:
+            to += IPV6_SHIFT
+        store_i64(to + AT_STORE_TIMESTAMP, store_timestamp_ms)
+        store_i64(to + AT_STORE_HOST, store_host)

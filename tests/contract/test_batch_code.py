@@ -1,0 +1,253 @@
+"""What is compiled says what NumPy says: of any records, sound or not, and of any columns."""
+
+from __future__ import annotations
+
+import gc
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raymq.actors.protocol import MessageQueue
+from raymq.client.message import ReceivedMessage
+from raymq.storage import compiled
+from raymq.storage.derived import derive
+from raymq.storage.errors import InvalidInput
+from raymq.storage.property_columns import gather
+from raymq.storage.record import encode, encode_properties, pack_host
+from raymq.storage.record_batch import BadRecord, Batch, parse, stamp
+from raymq.storage.record_columns import join_messages, join_records
+from raymq.storage.unique_keys import UniqueKeys
+
+raymq_native = pytest.importorskip("raymq_native")
+pytestmark = pytest.mark.contract
+
+T = TypeVar("T")
+
+hosts = st.sampled_from([pack_host("10.0.0.1", 9), pack_host("::1", 9)])
+texts = st.text(st.characters(exclude_characters="\x00\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=20)
+properties = st.one_of(
+    st.dictionaries(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "KEY", "x"]), texts).map(encode_properties),
+    st.lists(st.sampled_from([b"KEYS\x01", b"UNIQ_KEY\x01", b"TAGS\x01", b"\x02", b" ", b"k", b"\xc3"])).map(b"".join),
+)
+records = st.builds(
+    lambda topic, queue, body, properties, host, flag: encode(
+        topic, queue, body, properties, sys_flag=flag, born_timestamp_ms=1, born_host=host
+    ),
+    st.sampled_from(["t", "t", "t", "u", "%RETRY%" + "g" * 125, "not a topic"]),
+    st.sampled_from([0, 0, 0, 3]),
+    st.binary(max_size=200),
+    properties,
+    hosts,
+    st.sampled_from([0, 0, 0x20, 1]),
+)
+
+
+@contextmanager
+def using(kernels: Any) -> Iterator[None]:
+    before = compiled.kernels
+    compiled.use(kernels)
+    try:
+        yield
+    finally:
+        compiled.use(before)
+
+
+def both(call: Callable[[], T]) -> tuple[T, T]:
+    """What is said without and with compiled code."""
+    with using(None):
+        plain = call()
+    with using(raymq_native):
+        return plain, call()
+
+
+def seen(batch: Batch) -> dict[str, object]:
+    groups = [(g.topic, g.queue_id, None if g.members is None else g.members.tolist()) for g in batch.groups]
+    names = ("sizes", "starts", "ends", "sys_flags", "body_at", "body_lengths", "properties_at", "headers")
+    names += ("queue_offsets", "physical_offsets", "store_timestamps_ms")
+    return {name: getattr(batch, name).tolist() for name in names} | {
+        "groups": groups,
+        "any_flags": batch.any_flags,
+        "alike": None if batch.tails is None else (batch.tails.values, batch.tails.rows.tolist()),
+    }
+
+
+def parsed(data: bytes, sizes: Sequence[int], check_crc: bool) -> object:
+    try:
+        return seen(parse(data, np.array(sizes, np.int32), check_crc=check_crc))
+    except BadRecord as bad:
+        return bad.args
+
+
+@given(st.lists(records, min_size=1, max_size=8), st.booleans(), st.data())
+def test_records_are_judged_and_parted_alike(made: list[bytes], check_crc: bool, data: st.DataObject) -> None:
+    whole = bytearray(b"".join(made))
+    sizes = [len(record) for record in made]
+    for _ in range(data.draw(st.integers(0, 2), "changes")):
+        whole[data.draw(st.integers(0, len(whole) - 1), "at")] = data.draw(st.integers(0, 255), "to")
+    if data.draw(st.booleans(), "wrong size"):
+        sizes[data.draw(st.integers(0, len(sizes) - 1))] += data.draw(st.sampled_from([-1, 1, 1 << 30, -(1 << 30)]))
+    plain, native = both(lambda: parsed(bytes(whole), sizes, check_crc))
+    assert native == plain
+
+
+@given(st.lists(records, min_size=1, max_size=8))
+def test_tags_and_keys_are_the_same(made: list[bytes]) -> None:
+    def derived() -> object:
+        try:
+            found = derive(parse(b"".join(made), np.array([len(r) for r in made], np.int32)))
+        except BadRecord:
+            return None
+        return found.tags_codes.tolist(), found.key_hashes.tolist(), found.key_owners.tolist()
+
+    plain, native = both(derived)
+    assert native == plain
+
+
+@given(st.lists(records, min_size=1, max_size=8), st.data())
+def test_stamped_copies_are_the_same(made: list[bytes], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(made) - 1))
+    last = data.draw(st.integers(first + 1, len(made)))
+    offsets = np.arange(len(made)) * 7 + 5
+
+    def stamped() -> object:
+        try:
+            batch = parse(b"".join(made), np.array([len(r) for r in made], np.int32))
+        except BadRecord:
+            return None
+        begin, end = batch.part(first, last)
+        target = bytearray(end - begin)
+        places = stamp(memoryview(target), batch, first, last, offsets, 1 << 40, 1_700_000_000_000, -(1 << 60))
+        return bytes(target), places.tolist()
+
+    plain, native = both(stamped)
+    assert native == plain
+
+
+def joined(made: tuple[bytearray, Any]) -> object:
+    return bytes(made[0]), made[1].tolist()
+
+
+keys = UniqueKeys(b"0123456789")
+columns = st.lists(
+    st.tuples(st.binary(min_size=1, max_size=100), st.binary(max_size=40), st.integers(0, (1 << 48) - 1))
+)
+
+
+@given(columns, st.sampled_from(["t", "%DLQ%" + "g" * 130]), st.booleans(), st.integers(0, 2))
+def test_columns_are_joined_alike(
+    rows: list[tuple[bytes, bytes, int]], topic: str, with_properties: bool, skipped: int
+) -> None:
+    bodies = pa.array([body for body, _, _ in rows], pa.binary())[skipped:]  # also the end of a larger array
+    told = pa.array([told for _, told, _ in rows], pa.binary())[skipped:] if with_properties else None
+    numbers = np.array([number for _, _, number in rows][skipped:], np.int64)
+
+    def join() -> object:
+        source = (keys, numbers)
+        return joined(join_records(topic, 3, bodies, told, keys=source, born_host=bytes(8), born_timestamp_ms=5))
+
+    plain, native = both(join)
+    assert native == plain
+
+
+@given(columns.filter(bool))
+def test_lists_are_joined_alike(rows: list[tuple[bytes, bytes, int]]) -> None:
+    bodies, told, numbers = (list(column) for column in zip(*rows, strict=True))
+
+    def join() -> object:
+        source = (keys, numbers)
+        return joined(join_messages("t", 0, bodies, told, keys=source, born_host=bytes(8), born_timestamp_ms=5))
+
+    plain, native = both(join)
+    assert native == plain
+
+
+def test_properties_that_are_too_long_are_refused_alike() -> None:
+    def refused() -> str:
+        with pytest.raises(InvalidInput) as caught:
+            join_messages("t", 0, [b"x"], [bytes(32_767)], keys=(keys, [1]), born_host=bytes(8), born_timestamp_ms=5)
+        return str(caught.value)
+
+    plain, native = both(refused)
+    assert native == plain
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=12))
+def test_slices_are_gathered_alike(data: bytes, cuts: list[int]) -> None:
+    cuts = sorted(min(cut, len(data)) for cut in cuts[: len(cuts) // 2 * 2])
+    starts, ends = np.array(cuts[::2], np.int64), np.array(cuts[1::2], np.int64)
+    plain, native = both(lambda: gather(pa.py_buffer(data), starts, ends, pa.binary()))
+    native.validate(full=True)
+    assert native.equals(plain)
+
+
+@given(st.binary(max_size=700), st.integers(0, 20))
+def test_the_checksum_is_zlibs(data: bytes, start: int) -> None:
+    start = min(start, len(data))
+    result = np.zeros(1, np.uint32)
+    raymq_native.checksums(data, np.array([start]), np.array([len(data) - start]), result)
+    assert result[0] == zlib.crc32(data[start:])
+
+
+def test_messages_that_the_collector_does_not_see() -> None:
+    with using(raymq_native):
+        offsets, bodies = np.arange(3), [b"a", b"b", b"c"]
+        around: Any = SimpleNamespace()
+        messages = ReceivedMessage.undecoded(MessageQueue("t", "b", 0), offsets, bodies, around)
+    assert [(m.queue_offset, m.body) for m in messages] == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert not any(map(gc.is_tracked, messages))
+    gc.collect()
+    del messages
+
+
+FIVE, TWO = np.zeros((5, 1), np.int64), np.zeros((2, 1), np.int32)
+ONE, BEYOND = np.zeros(1, np.int64), np.array([1 << 40])
+LISTS = (b"h" * 88, b"\x01t", b"key")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("scan", (b"x", np.array([1], np.int32), False, FIVE[:4], TWO)),
+        ("scan", (b"x", np.array([1], np.int32), False, FIVE, TWO[:, :0])),
+        ("derive", (b"x", BEYOND, BEYOND, 0, ONE.copy(), np.zeros(1, np.int32), ONE.copy())),
+        ("derive", (b"x", -BEYOND, ONE, 0, ONE.copy(), np.zeros(1, np.int32), ONE.copy())),
+        ("derive", (b"x", ONE, ONE, 0, ONE[:0].copy(), np.zeros(1, np.int32), ONE.copy())),
+        ("stamp", (bytearray(99), bytes(99), np.array([0, 98]), TWO[:, 0].copy(), np.zeros(2, np.int64), 0, 0, 0)),
+        ("stamp", (bytearray(98), bytes(99), ONE, TWO[0], ONE, 0, 0, 0)),
+        ("stamp", (bytearray(99), bytes(99), np.array([0, 1 << 40]), TWO[:, 0].copy(), np.zeros(2, np.int64), 0, 0, 0)),
+        ("checksums", (b"x", BEYOND, ONE, np.zeros(1, np.uint32))),
+        ("checksums", (b"x", ONE, -BEYOND, np.zeros(1, np.uint32))),
+        ("gather", (b"x", ONE, BEYOND, np.zeros(2, np.int32), bytearray(9))),
+        ("gather", (b"xy", ONE, ONE + 2, np.zeros(2, np.int32), bytearray(1))),
+        ("bodies", (bytes(99), ONE, BEYOND, ONE)),
+        ("bodies", (bytes(99), -BEYOND, ONE + 88, ONE)),
+        ("bodies", (bytes(99), ONE, ONE + 88, ONE - 1)),
+        ("join_lists", (b"short", b"\x01t", b"key", [1], [b"b"], [b""], np.zeros(1, np.int32))),
+        ("join_lists", (*LISTS, [1], [b"b"], [], np.zeros(1, np.int32))),
+        ("join_columns", (*LISTS, ONE, np.array([0, 2], np.int32), b"x", None, None, np.zeros(1, np.int32))),
+        ("join_columns", (*LISTS, ONE, np.array([1, 0], np.int32), b"x", None, None, np.zeros(1, np.int32))),
+        ("filled", (ReceivedMessage, ("body", "queue", "queue_offset", "_around"), [b"x"], None, ONE[:0].copy(), None)),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_not_read(function: str, arguments: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match=r"length|outside|must be|bytes|fall|room"):
+        getattr(raymq_native, function)(*arguments)
+
+
+def test_values_of_other_types_are_left_to_others() -> None:
+    sizes = np.zeros(1, np.int32)
+    for numbers, bodies in (["key"], [b"b"]), ([1], [bytearray(b"b")]), ([True], [b"b"]):
+        assert raymq_native.join_lists(*LISTS, numbers, bodies, [b""], sizes) is None
+
+
+def test_another_interface_is_refused() -> None:
+    with pytest.raises(ValueError, match="interface"):
+        compiled.use(SimpleNamespace(INTERFACE=compiled.INTERFACE + 1))  # type: ignore[arg-type]
