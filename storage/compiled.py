@@ -91,6 +91,41 @@ class Kernels(Protocol):
     def gather(self, data: Buffer, starts: Int64s, ends: Int64s, offsets: Int32s, result: memoryview) -> None:
         """Slices, one behind the other."""
 
+    def gather_bodies(
+        self,
+        records: Buffer,
+        starts: Int64s,
+        body_at: Int64s,
+        lengths: Int64s,
+        offsets: Int32s,
+        result: memoryview,
+    ) -> int:
+        """Bodies, one behind the other; the first one of another CRC."""
+
+    def heads(
+        self,
+        records: Buffer,
+        starts: Int64s,
+        sys_flags: Int32s,
+        queue_ids: Int32s,
+        queue_offsets: Int64s,
+        born_us: Int64s,
+        stored_us: Int64s,
+        ids: npt.NDArray[np.uint8],
+    ) -> None:
+        """What headers say."""
+
+    def common_properties(
+        self,
+        records: Buffer,
+        properties_at: Int64s,
+        ends: Int64s,
+        names: list[bytes],
+        begins: Int64s,
+        stops: Int64s,
+    ) -> bool:
+        """Where the values of properties lie that all records have in the same order."""
+
     def bodies(self, records: Buffer, starts: Int64s, body_at: Int64s, lengths: Int64s) -> tuple[list[bytes], int]:
         """Bodies, and the first one of another CRC."""
 

@@ -52,6 +52,21 @@ def gather(block: pa.Buffer, starts: Int64s, ends: Int64s, kind: pa.DataType) ->
     return whole.take(pa.array(np.arange(1, 2 * count + 1, 2, dtype=np.int64)))
 
 
+def gather_bodies(batch: record_batch.Batch, *, check_crc: bool) -> pa.Array:
+    """The bodies as they are stored, an array of binary. Raises BadRecord for one of another CRC, if that is asked."""
+    if compiled.kernels is None or not check_crc:
+        if check_crc:
+            record_batch.parse(batch.records, batch.sizes.astype(np.int32), check_crc=True)
+        block = pa.py_buffer(batch.records)
+        return gather(block, batch.body_at, batch.body_at + batch.body_lengths, pa.binary())
+    ends = np.empty(len(batch) + 1, np.int32)
+    data = pa.allocate_buffer(int(batch.body_lengths.sum()))
+    places = batch.starts, batch.body_at, batch.body_lengths
+    if compiled.kernels.gather_bodies(batch.records, *places, ends, octets(data)) >= 0:
+        record_batch.parse(batch.records, batch.sizes.astype(np.int32), check_crc=True)
+    return pa.Array.from_buffers(pa.binary(), len(batch), [None, pa.py_buffer(ends), data])
+
+
 @dataclass(slots=True)
 class PropertyColumns:
     """The name-value pairs of n records, in the order they are stored."""

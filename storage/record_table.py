@@ -15,18 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.storage import properties, record, record_batch
+from raymq.storage import compiled, properties, record, record_batch
 from raymq.storage.alike_properties import alike_properties
 from raymq.storage.compression import decompress
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.property_columns import gather, split_properties
+from raymq.storage.head_columns import TIMESTAMP, head_columns
+from raymq.storage.property_columns import gather_bodies, properties_of_batch
 from raymq.storage.record import Buffer
-from raymq.storage.record_columns import HEADER, join_records, lengths_of
-from raymq.storage.unique_keys import UniqueKeys, hexadecimal
+from raymq.storage.record_columns import join_records, lengths_of
+from raymq.storage.unique_keys import UniqueKeys
 
 __all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records", "table_of_batch"]
-
-TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
 #: The columns of a table of messages.
 SCHEMA: Final = pa.schema(
@@ -50,8 +49,6 @@ CONTENT_TYPE: Final = "content-type"
 MSGPACK: Final = "application/msgpack"
 MAX_BODY_BYTES: Final = 4 << 20
 
-_STORE_HOST_AND_OFFSET_BYTES: Final = 16
-
 
 def table_from_records(
     records: Buffer, sizes: npt.NDArray[np.int32], *, broker: str, check_crc: bool = True
@@ -69,40 +66,43 @@ def table_from_records(
     if len(sizes) == 0:
         return SCHEMA.empty_table()
     try:
-        batch = record_batch.parse(records, sizes, check_crc=check_crc)
+        batch = record_batch.parse(records, sizes, check_crc=check_crc and compiled.kernels is None)
+        bodies = gather_bodies(batch, check_crc=check_crc and compiled.kernels is not None)
     except record_batch.BadRecord as error:
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
-    return table_of_batch(batch, broker=broker)
+    return _table(batch, bodies, broker)
 
 
 def table_of_batch(batch: record_batch.Batch, *, broker: str) -> pa.Table:
     """`table_from_records` of records that were parsed. Raises StoreCorrupt for a body that does not decompress."""
+    return _table(batch, gather_bodies(batch, check_crc=False), broker)
+
+
+def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table:
+    """`bodies` as they are stored."""
     count = len(batch)
-    fours = record_batch.strided(batch.records, ">i4")
-    born_ms = record_batch.strided(batch.records, ">i8")[batch.starts + record.OFFSET_BORN_TIMESTAMP]
-    block = pa.py_buffer(batch.records)
-    alike = None if batch.tails is None else alike_properties(batch.tails)
-    parsed = alike or split_properties(gather(block, batch.properties_at, batch.ends, pa.binary()))
+    parsed = alike_properties(batch) or properties_of_batch(batch)
+    heads = head_columns(batch)
     topic = _topics(batch)
     if parsed.has(properties.RETRY_TOPIC):
         topic = pc.coalesce(parsed.last(properties.RETRY_TOPIC), topic)
-    ids = _message_ids(batch)
+    ids = heads.message_id
     if parsed.has(properties.ORIGIN_MESSAGE_ID):
         ids = pc.coalesce(parsed.last(properties.ORIGIN_MESSAGE_ID), ids)
     columns = [
         topic,
         pa.repeat(broker, count),
-        pa.array(fours[batch.starts + record.OFFSET_QUEUE_ID].astype(np.int32)),
-        pa.array(batch.queue_offsets),
+        heads.queue_id,
+        heads.offset,
         ids,
         parsed.first(properties.UNIQ_KEY),
         parsed.keys(),
         parsed.last(properties.TAGS),
         parsed.user(),
-        _timestamps(born_ms),
-        _timestamps(batch.store_timestamps_ms),
-        _bodies(batch, block, broker),
+        heads.born_timestamp,
+        heads.store_timestamp,
+        _plain(batch, bodies, broker),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
@@ -171,39 +171,11 @@ def _topics(batch: record_batch.Batch) -> pa.Array:
     return pa.array([group.topic for group in batch.groups]).take(pa.array(codes))
 
 
-def _message_ids(batch: record_batch.Batch) -> pa.Array:
-    eights = record_batch.strided(batch.records, ">i8")
-    born_ipv6 = (batch.sys_flags & record.SYS_FLAG_BORN_IPV6) != 0
-    host_at = batch.starts + record.OFFSET_STORE_HOST + born_ipv6 * np.int64(record.IPV6_SHIFT)
-    pairs = np.empty((len(batch), 2), ">i8")
-    pairs[:, 0] = eights[host_at]
-    pairs[:, 1] = eights[batch.starts + record.OFFSET_PHYSICAL_OFFSET]
-    ids = hexadecimal(pairs.view(np.uint8).reshape(len(batch), _STORE_HOST_AND_OFFSET_BYTES))
-    store_ipv6 = (batch.sys_flags & record.SYS_FLAG_STORE_IPV6) != 0
-    if not store_ipv6.any():
-        return ids
-    long_ids = [_long_message_id(batch, row) for row in np.flatnonzero(store_ipv6).tolist()]
-    return pc.replace_with_mask(ids, pa.array(store_ipv6), pa.array(long_ids))
-
-
-def _long_message_id(batch: record_batch.Batch, row: int) -> str:
-    return record.decode(batch.records, int(batch.starts[row]), check_crc=False).message_id
-
-
-def _timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.array(milliseconds.astype(np.int64) * 1000).cast(TIMESTAMP)
-
-
-def _bodies(batch: record_batch.Batch, block: pa.Buffer, broker: str) -> pa.Array:
-    ipv6_hosts = ((batch.sys_flags & record.SYS_FLAG_BORN_IPV6) != 0).astype(np.int64)
-    ipv6_hosts += (batch.sys_flags & record.SYS_FLAG_STORE_IPV6) != 0
-    length_at = batch.starts + record.OFFSET_BODY_LENGTH + ipv6_hosts * record.IPV6_SHIFT
-    body_at = length_at + HEADER["body_length"].itemsize
-    lengths = record_batch.strided(batch.records, ">i4")[length_at]
-    bodies = gather(block, body_at, body_at + lengths, pa.binary())
-    compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
-    if not compressed.any():
+def _plain(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Array:
+    """The bodies, those decompressed that are compressed."""
+    if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
         return bodies
+    compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
     plain = []
     for row in np.flatnonzero(compressed).tolist():
         try:

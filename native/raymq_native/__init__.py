@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq_native.decoding import bodies, checksums, filled, gather
+from raymq_native.decoding import bodies, checksums, common_properties, filled, gather, gather_bodies, heads
 from raymq_native.encoding import join_columns, join_lists
 from raymq_native.scanning import derive, scan, stamp
 
@@ -16,9 +16,12 @@ __all__ = [
     "INTERFACE",
     "bodies",
     "checksums",
+    "common_properties",
     "derive",
     "filled",
     "gather",
+    "gather_bodies",
+    "heads",
     "join_columns",
     "join_lists",
     "scan",

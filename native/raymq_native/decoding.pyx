@@ -3,17 +3,29 @@
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
 
-from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32
+from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32, load_i64
 
 crc32_prepare()
 
 cdef enum:
     AT_BODY_CRC = 8
+    AT_QUEUE_ID = 12
+    AT_QUEUE_OFFSET = 20
+    AT_PHYSICAL_OFFSET = 28
+    AT_BORN_TIMESTAMP = 40
+    AT_STORE_TIMESTAMP = 56
+    AT_STORE_HOST = 64
     HEADER_BYTES = 88
+    BORN_IPV6 = 0x10
+    IPV6_SHIFT = 12
+    STORE_HOST_BYTES = 8
+    ID_DIGITS = 32
     CRC_MASK = 0x7FFFFFFF
+    NAME_END = 1
+    PAIR_END = 2
 
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
@@ -60,6 +72,129 @@ cdef inline int check_slice(int64_t start, int64_t end, int64_t length) except -
     if not 0 <= start <= end <= length:
         raise ValueError("a slice outside of the data")
     return 0
+
+
+def gather_bodies(const uint8_t[::1] records not None, const int64_t[::1] starts not None,
+                  const int64_t[::1] body_at not None, const int64_t[::1] lengths not None,
+                  int32_t[::1] offsets not None, uint8_t[::1] result not None):
+    """`gather` of the bodies of sound records, with the CRC of each compared while it is at hand.
+
+    Returns:
+        The number of the first one that has another CRC than its record says; -1 if none has.
+    """
+    cdef Py_ssize_t i, count = starts.shape[0], bad = -1
+    cdef int64_t total = 0
+    cdef const uint8_t *begin = &records[0] if records.shape[0] else NULL
+    cdef uint8_t *to = &result[0] if result.shape[0] else NULL
+    if body_at.shape[0] != count or lengths.shape[0] != count or offsets.shape[0] != count + 1:
+        raise ValueError("arrays of different lengths")
+    offsets[0] = 0
+    for i in range(count):
+        check_slice(starts[i] + HEADER_BYTES, body_at[i] + lengths[i], records.shape[0])
+        check_slice(starts[i], body_at[i], body_at[i] + lengths[i])
+        total += lengths[i]
+        if total > result.shape[0] or total > 0x7FFFFFFF:
+            raise ValueError("too little room")
+        offsets[i + 1] = <int32_t>total
+    with nogil:
+        for i in range(count):
+            memcpy(to + offsets[i], begin + body_at[i], lengths[i])
+            if bad < 0 and (crc32_of(to + offsets[i], lengths[i]) & CRC_MASK
+                            != <uint32_t>load_i32(begin + starts[i] + AT_BODY_CRC)):
+                bad = i
+    return bad
+
+
+def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not None,
+          const int32_t[::1] sys_flags not None, int32_t[::1] queue_ids not None, int64_t[::1] queue_offsets not None,
+          int64_t[::1] born_us not None, int64_t[::1] stored_us not None, uint8_t[::1] ids not None):
+    """Fill the last five with what the headers of sound records with IPv4 store hosts say.
+
+    Args:
+        born_us, stored_us: times in microseconds.
+        ids: message ids, 32 upper-case hexadecimal digits each, one behind the other.
+    """
+    cdef Py_ssize_t i, count = starts.shape[0]
+    cdef const uint8_t *at
+    cdef const uint8_t *late
+    cdef uint8_t *to
+    cdef int digit
+    if not (sys_flags.shape[0] == queue_ids.shape[0] == queue_offsets.shape[0] == born_us.shape[0]
+            == stored_us.shape[0] == count) or ids.shape[0] != ID_DIGITS * count:
+        raise ValueError("arrays of different lengths")
+    for i in range(count):
+        check_slice(starts[i], starts[i] + HEADER_BYTES + IPV6_SHIFT if sys_flags[i] & BORN_IPV6
+                    else starts[i] + HEADER_BYTES, records.shape[0])
+        at = &records[starts[i]]
+        late = at + IPV6_SHIFT if sys_flags[i] & BORN_IPV6 else at
+        queue_ids[i] = load_i32(at + AT_QUEUE_ID)
+        queue_offsets[i] = load_i64(at + AT_QUEUE_OFFSET)
+        born_us[i] = <int64_t>(<uint64_t>load_i64(at + AT_BORN_TIMESTAMP) * 1000)
+        stored_us[i] = <int64_t>(<uint64_t>load_i64(late + AT_STORE_TIMESTAMP) * 1000)
+        to = &ids[ID_DIGITS * i]
+        put_digits(to, late + AT_STORE_HOST)
+        put_digits(to + 2 * STORE_HOST_BYTES, at + AT_PHYSICAL_OFFSET)
+
+
+cdef inline void put_digits(uint8_t *to, const uint8_t *octets) noexcept nogil:
+    """Eight bytes as upper-case hexadecimal digits."""
+    cdef int i
+    for i in range(8):
+        to[2 * i] = b"0123456789ABCDEF"[octets[i] >> 4]
+        to[2 * i + 1] = b"0123456789ABCDEF"[octets[i] & 15]
+
+
+def common_properties(const uint8_t[::1] records not None, const int64_t[::1] properties_at not None,
+                      const int64_t[::1] ends not None, list names not None, int64_t[:, ::1] begins not None,
+                      int64_t[:, ::1] stops not None):
+    """Fill `begins` and `stops` (names x records) with where the values of properties lie.
+
+    Args:
+        names: of all properties, in their order, each with the separator behind it.
+
+    Returns:
+        Whether all records have just these properties, each with a value, closed and in plain ASCII.
+    """
+    cdef Py_ssize_t i, k, count = ends.shape[0], most = len(names)
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    cdef const uint8_t *stop
+    cdef const uint8_t *byte
+    cdef uint8_t seen
+    cdef bytes name
+    cdef const char *text
+    cdef Py_ssize_t length
+    if (properties_at.shape[0] != count or begins.shape[0] != most or stops.shape[0] != most
+            or begins.shape[1] != count or stops.shape[1] != count):
+        raise ValueError("arrays of different lengths")
+    for i in range(count):
+        check_slice(properties_at[i], ends[i], records.shape[0])
+    for k in range(most):
+        name = names[k]
+        text, length = name, len(name)
+        for i in range(count):
+            # Where the last property ended this one begins.
+            at = &records[0] + (stops[k - 1, i] + 1 if k else properties_at[i])
+            end = &records[0] + ends[i]
+            if end - at <= length or memcmp(at, text, length):
+                return False
+            at += length
+            stop = <const uint8_t *>memchr(at, PAIR_END, end - at)
+            if stop == NULL or stop == at or memchr(at, NAME_END, stop - at) != NULL:
+                return False
+            seen = 0
+            byte = at
+            while byte < stop:
+                seen |= byte[0]
+                byte += 1
+            if seen >= 0x80:
+                return False
+            begins[k, i] = at - &records[0]
+            stops[k, i] = stop - &records[0]
+    for i in range(count):
+        if (stops[most - 1, i] + 1 if most else properties_at[i]) != ends[i]:
+            return False
+    return True
 
 
 def bodies(const uint8_t[::1] records not None, const int64_t[::1] starts not None,

@@ -20,6 +20,13 @@ static inline int32_t load_i32(const uint8_t *at)
     return (int32_t)RAYMQ_SWAP32(value);
 }
 
+static inline int64_t load_i64(const uint8_t *at)
+{
+    uint64_t value;
+    memcpy(&value, at, 8);
+    return (int64_t)RAYMQ_SWAP64(value);
+}
+
 static inline void store_i32(uint8_t *at, int32_t value)
 {
     uint32_t swapped = RAYMQ_SWAP32((uint32_t)value);

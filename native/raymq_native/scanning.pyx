@@ -98,7 +98,7 @@ def scan(const uint8_t[::1] records not None, const int32_t[::1] sizes not None,
     cdef Py_ssize_t i, count = sizes.shape[0]
     cdef int64_t at = 0, size, total = records.shape[0]
     cdef int32_t any_flags = 0
-    cdef bint one_queue = True
+    cdef bint one_queue = True, whole = False
     cdef Parts parts, first
     first.topic_at = first.topic_length = 0
     if count == 0 or total == 0:
@@ -106,26 +106,29 @@ def scan(const uint8_t[::1] records not None, const int32_t[::1] sizes not None,
     if places.shape[0] != 5 or places.shape[1] != count or numbers.shape[0] != 2 or numbers.shape[1] != count:
         raise ValueError("places must be 5 x n and numbers 2 x n")
     cdef const uint8_t *buffer = &records[0]
-    for i in range(count):
-        size = sizes[i]
-        if size > total - at or not locate(buffer + at, size, check_crc, &parts):
-            return None
-        if i == 0:
-            first = parts
-        elif parts.topic_length != first.topic_length or memcmp(
-                buffer + at + parts.topic_at, buffer + first.topic_at, first.topic_length):
-            return None
-        places[0, i] = at
-        places[1, i] = at + size
-        places[2, i] = at + parts.body_at
-        places[3, i] = parts.body_length
-        places[4, i] = at + parts.properties_at
-        numbers[0, i] = load_i32(buffer + at + AT_SYS_FLAG)
-        numbers[1, i] = load_i32(buffer + at + AT_QUEUE_ID)
-        any_flags |= numbers[0, i]
-        one_queue = one_queue and numbers[1, i] == numbers[1, 0]
-        at += size
-    if at != total:
+    with nogil:
+        for i in range(count):
+            size = sizes[i]
+            if size > total - at or not locate(buffer + at, size, check_crc, &parts):
+                break
+            if i == 0:
+                first = parts
+            elif parts.topic_length != first.topic_length or memcmp(
+                    buffer + at + parts.topic_at, buffer + first.topic_at, first.topic_length):
+                break
+            places[0, i] = at
+            places[1, i] = at + size
+            places[2, i] = at + parts.body_at
+            places[3, i] = parts.body_length
+            places[4, i] = at + parts.properties_at
+            numbers[0, i] = load_i32(buffer + at + AT_SYS_FLAG)
+            numbers[1, i] = load_i32(buffer + at + AT_QUEUE_ID)
+            any_flags |= numbers[0, i]
+            one_queue = one_queue and numbers[1, i] == numbers[1, 0]
+            at += size
+        else:
+            whole = at == total
+    if not whole:
         return None
     return any_flags, bytes(records[first.topic_at : first.topic_at + first.topic_length]), one_queue
 

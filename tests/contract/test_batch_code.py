@@ -19,11 +19,12 @@ from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
 from raymq.storage import compiled
 from raymq.storage.derived import derive
-from raymq.storage.errors import InvalidInput
+from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import gather
 from raymq.storage.record import encode, encode_properties, pack_host
 from raymq.storage.record_batch import BadRecord, Batch, parse, stamp
 from raymq.storage.record_columns import join_messages, join_records
+from raymq.storage.record_table import table_from_records
 from raymq.storage.unique_keys import UniqueKeys
 
 raymq_native = pytest.importorskip("raymq_native")
@@ -207,6 +208,24 @@ def test_messages_that_the_collector_does_not_see() -> None:
     del messages
 
 
+@given(st.lists(records, min_size=1, max_size=8), st.data())
+def test_tables_are_the_same(made: list[bytes], data: st.DataObject) -> None:
+    whole = bytearray(b"".join(made))
+    if data.draw(st.booleans(), "changed"):
+        whole[data.draw(st.integers(0, len(whole) - 1), "at")] ^= data.draw(st.integers(0, 255), "by")
+
+    def table() -> object:
+        try:
+            made_ = table_from_records(bytes(whole), np.array([len(r) for r in made], np.int32), broker="b")
+        except StoreCorrupt as error:
+            return str(error)
+        made_.validate(full=True)
+        return made_.to_pylist()
+
+    plain, native = both(table)
+    assert native == plain
+
+
 FIVE, TWO = np.zeros((5, 1), np.int64), np.zeros((2, 1), np.int32)
 ONE, BEYOND = np.zeros(1, np.int64), np.array([1 << 40])
 LISTS = (b"h" * 88, b"\x01t", b"key")
@@ -228,6 +247,16 @@ LISTS = (b"h" * 88, b"\x01t", b"key")
         ("gather", (b"x", ONE, BEYOND, np.zeros(2, np.int32), bytearray(9))),
         ("gather", (b"xy", ONE, ONE + 2, np.zeros(2, np.int32), bytearray(1))),
         ("bodies", (bytes(99), ONE, BEYOND, ONE)),
+        ("gather_bodies", (bytes(99), ONE, BEYOND, ONE, np.zeros(2, np.int32), bytearray(9))),
+        ("gather_bodies", (bytes(99), ONE, ONE + 88, ONE + 5, np.zeros(2, np.int32), bytearray(4))),
+        ("gather_bodies", (bytes(99), -BEYOND, ONE + 88, ONE, np.zeros(2, np.int32), bytearray(4))),
+        ("gather_bodies", (bytes(99), ONE, ONE + 88, -BEYOND, np.zeros(2, np.int32), bytearray(4))),
+        ("heads", (bytes(99), BEYOND, TWO[0], TWO[1], *(ONE.copy() for _ in range(3)), np.zeros(32, np.uint8))),
+        ("heads", (bytes(99), ONE + 12, TWO[0], TWO[1], *(ONE.copy() for _ in range(3)), np.zeros(32, np.uint8))),
+        ("heads", (bytes(99), ONE, TWO[0] + 16, TWO[1], *(ONE.copy() for _ in range(3)), np.zeros(32, np.uint8))),
+        ("heads", (bytes(99), ONE, TWO[0], TWO[1], *(ONE.copy() for _ in range(3)), np.zeros(31, np.uint8))),
+        ("common_properties", (b"x", ONE, BEYOND, [b"n\x01"], ONE.reshape(1, 1).copy(), ONE.reshape(1, 1).copy())),
+        ("common_properties", (b"x", ONE, ONE, [b"n\x01"], ONE[:0].reshape(0, 1).copy(), ONE.reshape(1, 1).copy())),
         ("bodies", (bytes(99), -BEYOND, ONE + 88, ONE)),
         ("bodies", (bytes(99), ONE, ONE + 88, ONE - 1)),
         ("join_lists", (b"short", b"\x01t", b"key", [1], [b"b"], [b""], np.zeros(1, np.int32))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.storage import record, record_batch
+from raymq.storage import record, record_batch, record_table
 from raymq.storage.alike_properties import alike_properties
 from raymq.storage.record_table import table_of_batch
 
@@ -41,19 +41,33 @@ def batch(*properties: dict[str, str]) -> record_batch.Batch:
         {"RETRY_TOPIC": "first", "ORIGIN_MESSAGE_ID": "0A" * 16, "UNIQ_KEY": "A0"},
     ],
 )
-def test_the_same_table_as_by_searching(properties: dict[str, str]) -> None:
+def test_the_same_table_as_by_searching(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: value[:-1] + "9" for name, value in properties.items()}
     alike = batch(properties, others)
     if properties:
-        assert alike.tails is not None
-        assert alike_properties(alike.tails) is not None
+        assert alike_properties(alike) is not None
     table = table_of_batch(alike, broker="b")
-    alike._tails = [None]
+    monkeypatch.setattr(record_table, "alike_properties", lambda _: None)
     assert table.equals(table_of_batch(alike, broker="b"))
     table.validate(full=True)
 
 
-def test_what_is_not_ascii_is_left_to_the_search() -> None:
-    tails = batch({"colour": "r\xe4"}, {"colour": "r\xf6"}).tails
-    assert tails is not None
-    assert alike_properties(tails) is None
+@pytest.mark.parametrize(
+    "properties",
+    [
+        [{"colour": "r\xe4"}, {"colour": "r\xf6"}],
+        [{"KEYS": "a b"}, {"KEYS": "c d"}],
+        [{"colour": "red"}, {"size": "xl0"}],
+        [{"colour": "red"}, {"colour": "red", "size": "xl"}],
+    ],
+)
+def test_what_is_not_of_the_simple_kind_is_left_to_the_search(properties: list[dict[str, str]]) -> None:
+    assert alike_properties(batch(*properties)) is None
+
+
+def test_values_of_different_lengths(batch_code: str) -> None:
+    found = alike_properties(batch({"UNIQ_KEY": "A", "n": "1"}, {"UNIQ_KEY": "BCD", "n": "23"}))
+    assert (found is not None) == (batch_code == "compiled")
+    if found is not None:
+        assert found.first("UNIQ_KEY").to_pylist() == ["A", "BCD"] * (COUNT // 2)
+        assert found.user().to_pylist() == [[("n", "1")], [("n", "23")]] * (COUNT // 2)
