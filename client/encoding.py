@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,17 +60,18 @@ def encode_messages(
         born_host: the packed form, IPv4.
     """
     now_ms = time.time_ns() // 1_000_000
-    numbered = len(born_host) == _IPV4_HOST_BYTES and set(map(type, key_numbers)) == {int}
-    if len(messages) > (FEW if compiled.kernels is None else 1) and numbered:
-        return join_messages(
+    if len(messages) > (FEW if compiled.kernels is None else 1) and len(born_host) == _IPV4_HOST_BYTES:
+        joined = join_messages(
             messages[0].topic,
             0,
             list(map(_body, messages)),
             list(map(_own_properties, messages)),
-            keys=(unique_key.process_unique_keys(), cast("list[int]", list(key_numbers))),
+            keys=(unique_key.process_unique_keys(), list(key_numbers)),
             born_host=born_host,
             born_timestamp_ms=now_ms,
         )
+        if joined is not None:
+            return joined
     encoded = [message.encode(now_ms, born_host) for message in messages]
     return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
 

@@ -78,7 +78,7 @@ class Kernels(Protocol):
         header: bytes,
         topic: bytes,
         key: bytes,
-        numbers: list[int],
+        numbers: list[str | int],
         bodies: list[bytes],
         properties: list[bytes],
         sizes: Int32s,

@@ -97,11 +97,11 @@ def join_messages(
     bodies: list[bytes],
     properties: list[bytes],
     *,
-    keys: tuple[UniqueKeys, list[int]],
+    keys: tuple[UniqueKeys, list[str | int]],
     born_host: bytes,
     born_timestamp_ms: int,
-) -> Joined:
-    """`join_records` of lists, at least one message long."""
+) -> Joined | None:
+    """`join_records` of lists, at least one message long; None if not all keys are numbers."""
     common, middle = _in_common(topic, queue_id, born_host, born_timestamp_ms)
     source, numbers = keys
     if compiled.kernels is not None:
@@ -110,6 +110,8 @@ def join_messages(
         records = compiled.kernels.join_lists(common.tobytes(), middle, key, numbers, bodies, properties, sizes)
         if records is not None:
             return records, sizes
+    if set(map(type, numbers)) != {int}:
+        return None
     texts = _with_keys(source.texts(np.array(numbers, np.int64)), binary_array(properties) if any(properties) else None)
     crcs = np.fromiter(map(crc.crc32, bodies), np.uint32, len(bodies))
     return _join(common, middle, binary_array(bodies), texts, crcs)

@@ -132,8 +132,8 @@ def test_stamped_copies_are_the_same(made: list[bytes], data: st.DataObject) -> 
     assert native == plain
 
 
-def joined(made: tuple[bytearray, Any]) -> object:
-    return bytes(made[0]), made[1].tolist()
+def joined(made: tuple[bytearray, Any] | None) -> object:
+    return made and (bytes(made[0]), made[1].tolist())
 
 
 keys = UniqueKeys(b"0123456789")
