@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from zlib_ng import zlib_ng
 
 from raymq.storage import compiled, crc
@@ -13,4 +15,7 @@ try:
 except ImportError:  # it is optional: NumPy does the same
     pass
 else:
-    compiled.use(raymq_native)
+    try:
+        compiled.use(raymq_native)
+    except ValueError as error:
+        logging.getLogger(__name__).warning("%s; NumPy does its work", error)
