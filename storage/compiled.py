@@ -59,6 +59,17 @@ class Kernels(Protocol):
     ) -> None:
         """Copy records with what the store knows, but for the first four bytes."""
 
+    def put_keys(
+        self,
+        slots: memoryview,
+        entries: memoryview,
+        number: int,
+        hashes: Int32s,
+        physical_offsets: Int64s,
+        seconds: Int32s,
+    ) -> int:
+        """Keys into an index file; how many slots were empty."""
+
     def join_columns(
         self,
         header: bytes,

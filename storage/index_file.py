@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage import fileutil
+from raymq.storage import compiled, fileutil
 from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import some
 from raymq.storage.errors import StoreCorrupt
@@ -121,9 +121,28 @@ class IndexFile:
         """Write entries, at most `room`, in log order; records up to `end_physical` are then wholly indexed."""
         first, n = self.count, len(hashes)
         file = self.reserve(n)
-        all_slots = self._slots_of(file)
         if first == 1:
             self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
+        seconds = np.clip((timestamps_ms - self.begin_ms) // 1000, 0, _MAX_SECONDS).astype(np.int32)
+        if compiled.kernels is None:
+            self._used_slots += self._put(file, hashes, offsets, seconds)
+        else:
+            failpoint("index.before_slots")
+            slots, entries = file.view[HEADER.size : self._entries_at], file.view[self._entries_at : self._size]
+            self._used_slots += compiled.kernels.put_keys(slots, entries, first, hashes, offsets, seconds)
+        failpoint("index.before_header")
+        self._finish(file, first + n, end_physical, int(timestamps_ms[-1]))
+
+    def _put(
+        self,
+        file: MappedFile,
+        hashes: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        seconds: npt.NDArray[np.int32],
+    ) -> int:
+        """Write entries and slots in NumPy; how many slots were empty."""
+        first, n = self.count, len(hashes)
+        all_slots = self._slots_of(file)
         numbers = np.arange(first, first + n, dtype=np.int32)
         slots = hashes % self._slot_count
         previous = all_slots[slots].astype(np.int32)
@@ -135,18 +154,14 @@ class IndexFile:
         again = np.flatnonzero(by_slot[1:] >> 32 == by_slot[:-1] >> 32)
         if len(again):  # Of two new entries in a slot the later one's previous one is the earlier one.
             previous[by_slot[again + 1] & 0xFFFFFFFF] = first + (by_slot[again] & 0xFFFFFFFF)
-        self._used_slots += n - int(np.count_nonzero(previous))
         entries = self._entries_of(file)[first : first + n]
         entries["hash"] = hashes
         entries["physical_offset"] = offsets
-        # Times never fall along the log: if the ends are equal, all are, as in an append.
-        times = timestamps_ms[:1] if timestamps_ms[0] == timestamps_ms[-1] else timestamps_ms
-        entries["seconds"] = np.clip((times - self.begin_ms) // 1000, 0, _MAX_SECONDS)
+        entries["seconds"] = seconds
         entries["previous"] = previous
         failpoint("index.before_slots")
         all_slots[slots] = numbers  # Of equal slots the last one wins.
-        failpoint("index.before_header")
-        self._finish(file, first + n, end_physical, int(timestamps_ms[-1]))
+        return n - int(np.count_nonzero(previous))
 
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
         """The same for a few keys of one record, without NumPy."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from raymq_native.decoding import bodies, checksums, common_properties, filled, gather, gather_bodies, heads
 from raymq_native.encoding import join_columns, join_lists
+from raymq_native.indexing import put_keys
 from raymq_native.scanning import derive, scan, stamp
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "heads",
     "join_columns",
     "join_lists",
+    "put_keys",
     "scan",
     "stamp",
 ]

@@ -1,0 +1,68 @@
+"""Keys into an index file: RocketMQ's hash table of slots and chained entries, see `raymq.storage.index_file`."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from raymq_native.octets cimport load_i32, store_i32, store_i64
+
+cdef enum:
+    SLOT_BYTES = 4
+    ENTRY_BYTES = 20
+    AHEAD = 12  # so many slots are asked for before they are needed: each lies in a cache line of its own
+
+cdef extern from *:
+    """
+    #define RAYMQ_PREFETCH(at) __builtin_prefetch((at), 1)
+    /* What stands before it is written before what stands behind it: a process may die in between. */
+    #define RAYMQ_IN_ORDER() __asm__ volatile("" ::: "memory")
+    """
+    void RAYMQ_PREFETCH(const void *at) nogil
+    void RAYMQ_IN_ORDER() nogil
+
+
+def put_keys(uint8_t[::1] slots not None, uint8_t[::1] entries not None, int64_t number,
+             const int32_t[::1] hashes not None, const int64_t[::1] physical_offsets not None,
+             const int32_t[::1] seconds not None):
+    """Write an entry for each key, and have its slot point at it.
+
+    Args:
+        slots, entries: the two parts of the file; entry 0 is not used.
+        number: of the first new entry; slots that point at it or beyond are stale.
+        hashes: from 0.
+
+    Returns:
+        How many slots were empty.
+    """
+    cdef Py_ssize_t i, count = hashes.shape[0]
+    cdef int64_t slot_count = slots.shape[0] // SLOT_BYTES
+    cdef int64_t empty = 0, first = number, which
+    cdef int32_t previous
+    cdef uint8_t *slot
+    cdef uint8_t *entry
+    if physical_offsets.shape[0] != count or seconds.shape[0] != count:
+        raise ValueError("arrays of different lengths")
+    if number < 1 or number + count > entries.shape[0] // ENTRY_BYTES or number + count > 0x7FFFFFFF or not slot_count:
+        raise ValueError("entries outside of the file")
+    for i in range(count):
+        if hashes[i] < 0:
+            raise ValueError("a hash must be at least 0")
+    for i in range(count):
+        if i + AHEAD < count:
+            RAYMQ_PREFETCH(&slots[hashes[i + AHEAD] % slot_count * SLOT_BYTES])
+        which = hashes[i] % slot_count
+        slot = &slots[which * SLOT_BYTES]
+        entry = &entries[number * ENTRY_BYTES]
+        previous = load_i32(slot)
+        # What points at a new entry does so since it was written, or is stale: then the entry is another slot's.
+        if not 0 < previous < number or (
+                previous >= first and load_i32(&entries[previous * ENTRY_BYTES]) % slot_count != which):
+            previous = 0
+            empty += 1
+        store_i32(entry, hashes[i])
+        store_i64(entry + 4, physical_offsets[i])
+        store_i32(entry + 12, seconds[i])
+        store_i32(entry + 16, previous)
+        RAYMQ_IN_ORDER()
+        store_i32(slot, <int32_t>number)
+        RAYMQ_IN_ORDER()
+        number += 1
+    return empty
