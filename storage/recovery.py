@@ -35,12 +35,13 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.placement import Placement
-from raymq.storage.record_batch import BadRecord, Batch, parse
+from raymq.storage.record_batch import BadRecord, Batch, parse, strided
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_RECORDS: Final = 8192
 #: What the magics of both versions begin with.
 _MAGIC_PREFIX: Final = layout.MAGIC_V1.to_bytes(4, "big", signed=True)[:3]
+_MAGICS: Final = (layout.MAGIC_V1, layout.MAGIC_V2)
 #: Behind every place of a log.
 NOWHERE: Final = 1 << 62
 
@@ -179,16 +180,8 @@ def next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:
     behind = log.skip_blank(position)
     if behind != position:
         return None, behind, ""
-    begin = at = position - file.start
-    sizes: list[int] = []
-    reason = "no record begins here"
-    while len(sizes) < _BATCH_RECORDS and at - begin < _BATCH_BYTES and is_marked(file, at):
-        size = layout.BLANK.unpack_from(file.view, at)[0]
-        if not layout.MIN_RECORD_BYTES <= size <= file.size - at:
-            reason = f"impossible size {size}"
-            break
-        sizes.append(size)
-        at += size
+    begin = position - file.start
+    sizes, reason = _claimed_sizes(file, begin)
     while sizes:
         try:
             return parse(file.view[begin : begin + sum(sizes)], np.array(sizes, np.int32)), 0, ""
@@ -196,6 +189,31 @@ def next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:
             reason = bad.reason if bad.index == 0 else reason
             del sizes[bad.index :]
     return None, 0, reason
+
+
+def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
+    """The sizes of the records that claim to stand one behind the other from `begin` on, and why there are no more."""
+    sizes: list[int] = []
+    reason = "no record begins here"
+    view, read = file.view, layout.BLANK.unpack_from  # this loop is most of what a start takes
+    at, last = begin, min(begin + _BATCH_BYTES, file.size - layout.MIN_RECORD_BYTES + 1)
+    while at < last and len(sizes) < _BATCH_RECORDS:
+        size, magic = read(view, at)
+        if magic not in _MAGICS:
+            break
+        if not layout.MIN_RECORD_BYTES <= size <= file.size - at:
+            reason = f"impossible size {size}"
+            break
+        sizes.append(size)
+        at += size
+    if sizes:
+        places = begin + np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+        told = strided(view, ">i8")[places + layout.OFFSET_PHYSICAL_OFFSET]
+        elsewhere = np.flatnonzero(told != file.start + places)
+        if len(elsewhere):  # a record names its own place: one that does not was left there by something else
+            del sizes[int(elsewhere[0]) :]
+            reason = "no record begins here"
+    return sizes, reason
 
 
 def _sound_part(

@@ -5,9 +5,9 @@ entry says that a message waits, a later one with the same queue offset that it 
 hour is over and nothing in it waits.
 
 Entry, big endian: due time in ms i8 | offset in the timer queue i8 | physical offset i8 | key i8 | size i4 | kind i4.
-The physical offset is that of what the entry tells of: the waiting message; or the copy that was delivered, or
-the message that withdrew it. The state beside the files says up to where they hold what the log has; all before it is
-on disk.
+The physical offset is that of what the entry tells of: the waiting message, also one that cannot be delivered; or the
+copy that was delivered, or the message that withdrew it. So an entry goes with what the log has lost. The state beside
+the files says up to where they hold what the log has; all before it is on disk.
 """
 
 from __future__ import annotations

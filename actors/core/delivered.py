@@ -7,14 +7,17 @@ would cost as much as the append; so nothing is believed here that the entry its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from raymq.actors.core.marked_records import marked_records
+import numpy as np
+
+from raymq.actors.core.marked_records import Part, marked_parts
 from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.storage import properties as names
+from raymq.storage import record_batch
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
-from raymq.storage.record import Record
+from raymq.storage.property_columns import PropertyColumns, properties_of_batch
 from raymq.storage.store import Store
 
 _ORIGIN = re.compile(r"([0-9]{1,4}):([0-9]{1,18})")
@@ -28,34 +31,102 @@ class Origin:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sense:
+    """What a waiting message and its copy have in common: the real place, the sender's key, the time if it has one."""
+
+    topic: str
+    queue_id: str
+    unique_key: str | None
+    due_ms: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A message that was delivered, and where it had waited."""
+
+    origin: Origin
+    sense: Sense
+    physical_offset: int
+    size: int
+
+
 def origin_of(told: Mapping[str, str]) -> Origin | None:
     """Where a record with these properties waited; None: nowhere."""
-    found = _ORIGIN.fullmatch(told.get(names.DELIVERED_FROM, ""))
+    return _read_origin(told.get(names.DELIVERED_FROM, ""))
+
+
+def delivered_since(store: Store, log_end: int) -> Iterator[Copy]:
+    """The delivered copies at or behind `log_end` of the log, queue by queue; damaged records are passed over."""
+    for part in marked_parts(store, names.DELIVERED_FROM, log_end, not_in=(SCHEDULE_TOPIC, TIMER_TOPIC)):
+        copies = list(_claimed(part))
+        entries = {
+            level: _entries(store, level, {copy.origin.offset for copy in copies if copy.origin.level == level})
+            for level in {copy.origin.level for copy in copies}
+        }
+        for copy in copies:
+            entry = entries[copy.origin.level].get(copy.origin.offset) or _entry(store, copy.origin)
+            if copy.sense == entry:
+                yield copy
+
+
+def _lane(level: int) -> tuple[str, int]:
+    return (SCHEDULE_TOPIC, level - 1) if level else (TIMER_TOPIC, 0)
+
+
+def _read_origin(text: str) -> Origin | None:
+    found = _ORIGIN.fullmatch(text)
     return None if found is None else Origin(int(found[1]), int(found[2]))
 
 
-def delivered_since(store: Store, log_end: int) -> Iterator[tuple[Origin, Record]]:
-    """The delivered copies at or behind `log_end` of the log, queue by queue; damaged records are passed over."""
-    for record in marked_records(store, names.DELIVERED_FROM, log_end, not_in=(SCHEDULE_TOPIC, TIMER_TOPIC)):
-        origin = origin_of(record.properties)
-        if origin is not None and _is_copy(record, _entry(store, origin)):
-            yield origin, record
+def _claimed(part: Part) -> Iterator[Copy]:
+    """What the marked records of a part say they are."""
+    columns, marked = part.columns, part.marked
+    told = [
+        columns.last(name).take(marked).to_pylist()
+        for name in (names.DELIVERED_FROM, names.UNIQ_KEY, names.TIMER_OUT_MS)
+    ]
+    places, sizes = part.batch.physical_offsets[marked].tolist(), part.batch.sizes[marked].tolist()
+    for text, unique_key, due_ms, place, size in zip(*told, places, sizes, strict=True):
+        origin = _read_origin(text)
+        if origin is not None:
+            yield Copy(origin, Sense(part.topic, str(part.queue_id), unique_key, due_ms), place, size)
 
 
-def _entry(store: Store, origin: Origin) -> Record | None:
-    """What waits, or waited, there; None: nothing that could be delivered again."""
-    topic, queue_id = (SCHEDULE_TOPIC, origin.level - 1) if origin.level else (TIMER_TOPIC, 0)
+def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Sense]:
+    """What waits, or waited, at offsets of a level's queue; nothing where not all of them can be read together."""
+    found: dict[int, tuple[int, int]] = {}
+    for offset in offsets:
+        try:
+            [place], [size], _ = store.entries(*_lane(level), offset, 1)
+        except (NotFoundError, OffsetOutOfRange, ValueError):  # ValueError: it is the queue's end
+            continue
+        if store.min_physical_offset <= place and size > 0 and place + size <= store.max_physical_offset:
+            found[offset] = int(place), int(size)
+    if not found:
+        return {}
+    places, sizes = zip(*found.values(), strict=True)
     try:
-        with store.read(topic, queue_id, origin.offset, 1) as lease:
-            return lease.messages()[0]
-    except (NotFoundError, OffsetOutOfRange, StoreCorrupt, IndexError):
+        batch = record_batch.parse(store.raw_many(places, sizes), np.array(sizes, np.int32))
+    except record_batch.BadRecord:
+        return {}
+    if {group.topic for group in batch.groups} != {_lane(level)[0]}:
+        return {}
+    return dict(zip(batch.queue_offsets.tolist(), _senses(properties_of_batch(batch)), strict=True))
+
+
+def _entry(store: Store, origin: Origin) -> Sense | None:
+    """What waits, or waited, there; None: nothing that could be delivered again."""
+    try:
+        with store.read(*_lane(origin.level), origin.offset, 1) as lease:
+            batch = record_batch.parse(lease.records, lease.sizes)
+            return next(_senses(properties_of_batch(batch)))
+    except (NotFoundError, OffsetOutOfRange, StoreCorrupt, record_batch.BadRecord):
         return None
 
 
-def _is_copy(record: Record, entry: Record | None) -> bool:
-    """Whether `record` is the message of `entry` in its real queue."""
-    if entry is None:
-        return False
-    told = entry.properties
-    place = told.get(names.REAL_TOPIC), told.get(names.REAL_QID, "0")
-    return place == (record.topic, str(record.queue_id)) and entry.unique_key == record.unique_key
+def _senses(waiting: PropertyColumns) -> Iterator[Sense]:
+    """What waiting messages say of themselves."""
+    topics, queue_ids = waiting.last(names.REAL_TOPIC), waiting.last(names.REAL_QID).fill_null("0")
+    keys, dues = waiting.last(names.UNIQ_KEY), waiting.last(names.TIMER_OUT_MS)
+    yield from map(Sense, *(column.to_pylist() for column in (topics, queue_ids, keys, dues)))

@@ -6,12 +6,15 @@ Queue by queue and in batches, as columns; damaged records are passed over.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from raymq.storage import record_batch
 from raymq.storage.consume_queue import FILLER_SIZE
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.property_columns import properties_of_records
+from raymq.storage.property_columns import PropertyColumns, properties_of_batch
 from raymq.storage.record import Record, decode
 from raymq.storage.store import Store
 
@@ -19,23 +22,47 @@ _ENTRIES = 4_096
 _BYTES = 8 << 20
 
 
-def marked_records(store: Store, name: str, log_end: int, *, not_in: Collection[str] = ()) -> Iterator[Record]:
-    """The records with the property `name` at or behind `log_end` of the log, of all topics but `not_in`."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some records of one queue, to be used before the next part is asked for.
+
+    Attributes:
+        columns: the properties of all of them.
+        marked: which of them carry the property.
+    """
+
+    topic: str
+    queue_id: int
+    batch: record_batch.Batch
+    columns: PropertyColumns
+    marked: npt.NDArray[np.int64]
+
+
+def marked_records(store: Store, name: str, log_end: int) -> Iterator[Record]:
+    """The records with the property `name` at or behind `log_end` of the log."""
+    for part in marked_parts(store, name, log_end):
+        for start in part.batch.starts[part.marked].tolist():
+            yield decode(part.batch.records, start, check_crc=False)
+
+
+def marked_parts(store: Store, name: str, log_end: int, *, not_in: Collection[str] = ()) -> Iterator[Part]:
+    """The parts of all topics but `not_in` that have records with the property `name`, from `log_end` of the log on."""
     for topic in store.topics():
         if topic not in not_in:
             for queue_id in store.queues(topic):
                 yield from _in_queue(store, topic, queue_id, name, log_end)
 
 
-def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[Record]:
+def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[Part]:
     offset = _first_since(store, topic, queue_id, log_end)
     while offset < store.max_offset(topic, queue_id):
         try:
             with store.read(topic, queue_id, offset, _ENTRIES, _BYTES) as lease:
-                column = properties_of_records(lease.records, lease.sizes).last(name)
-                starts = np.cumsum(lease.sizes, dtype=np.int64) - lease.sizes
-                for start in starts[column.is_valid().to_numpy(zero_copy_only=False)].tolist():
-                    yield decode(lease.records, start, check_crc=False)
+                batch = record_batch.parse(lease.records, lease.sizes, check_crc=False)
+                columns = properties_of_batch(batch)
+                marked = np.flatnonzero(columns.last(name).is_valid().to_numpy(zero_copy_only=False))
+                if len(marked):
+                    yield Part(topic, queue_id, batch, columns, marked)
                 offset = lease.next_offset
         except StoreCorrupt:
             offset += 1

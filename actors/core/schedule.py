@@ -132,7 +132,7 @@ class Schedule:
         if self._store.recovery.clean or SCHEDULE_TOPIC not in self._store.topics():
             return
         start = self._store.delay_progress.log_end
-        for origin, _ in delivered_since(self._store, start):
+        for origin in (copy.origin for copy in delivered_since(self._store, start)):
             if origin.level and origin.offset >= (self._store.delay_progress.get(origin.level) or 0):
                 self._store.delay_progress.commit(origin.level, origin.offset + 1, start)
 

@@ -30,7 +30,7 @@ _PROPERTIES_ROOM_BYTES: Final = 1_024
 
 
 def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message with these properties is due; None: it names no time.
+    """When a message with these properties is due, at the earliest at 0; None: it names no time.
 
     Raises:
         MessageIllegal: a time is no number, or too far ahead.
@@ -49,7 +49,7 @@ def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
             raise MessageIllegal(name, "a whole number", text) from None
         if due_ms > now_ms + MAX_AHEAD_MS:
             raise MessageIllegal(name, "at most 40 days ahead", text)
-        return due_ms
+        return max(0, due_ms)
     return None
 
 

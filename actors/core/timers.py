@@ -256,9 +256,10 @@ class Timers:
             try:
                 return self._read(entries)
             except _Undeliverable as error:
-                for place in entries["physical_offset"][error.which].tolist():
+                places = entries["physical_offset"][error.which]
+                for place in places.tolist():
                     _log.warning("the message at %d is not delivered: %s", place, error)
-                self._end(entries[error.which], Kind.DROPPED, -1)
+                self._end(entries[error.which], Kind.DROPPED, places)
                 entries = entries[~error.which]
         return None
 
@@ -298,11 +299,12 @@ class Timers:
         if self.log.log_end >= self._store.max_physical_offset or TIMER_TOPIC not in self._store.topics():
             return
         delivered = []
-        for origin, record in delivered_since(self._store, self.log.log_end):
-            due = record.properties.get(names.TIMER_OUT_MS, "")
-            if origin.level == TIMER_LEVEL and due.isdecimal():
-                key = key_of(delete_key(record.topic, record.unique_key))
-                delivered.append((int(due), origin.offset, record.physical_offset, key, record.size, Kind.DELIVERED))
+        for copy in delivered_since(self._store, self.log.log_end):
+            origin, sense = copy.origin, copy.sense
+            if origin.level == TIMER_LEVEL and sense.due_ms is not None:
+                key = key_of(delete_key(sense.topic, sense.unique_key))
+                place = copy.physical_offset
+                delivered.append((int(sense.due_ms), origin.offset, place, key, copy.size, Kind.DELIVERED))
         self.log.append(np.array(delivered, ENTRY))
 
     def _now_ms(self) -> int:

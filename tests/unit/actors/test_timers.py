@@ -12,15 +12,16 @@ import pytest
 
 from raymq.actors.core import timers
 from raymq.actors.core.recall_handle import RecallHandle
-from raymq.actors.core.timer_records import MAX_AHEAD_MS, due_of
+from raymq.actors.core.rewriting import encode_again
+from raymq.actors.core.timer_records import MAX_AHEAD_MS, delete_key, due_of
 from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
 from raymq.storage.record import OFFSET_BODY
-from raymq.storage.timer_log import HOUR_MS, TimerLog
+from raymq.storage.timer_log import HOUR_MS, Kind, TimerLog, key_of
 from raymq.storage.topic_config import TopicConfig
-from tests.unit.actors.timer_bench import TimerBench
+from tests.unit.actors.timer_bench import HOST, TimerBench
 
 HOUR = 3_600.0
 DAY = 24 * HOUR
@@ -191,6 +192,19 @@ def test_times_that_are_refused(told: dict[str, str]) -> None:
         due_of(told, 1_000_000)
 
 
+def test_a_batch_of_which_one_names_a_time_before_all_times_loses_nothing(bench: TimerBench) -> None:
+    record = bytearray(Message("t", b"never", deliver_at=bench.clock.now).encode(1, HOST))
+    told = b"TIMER_DELIVER_MS\x01%d" % bench.now_ms()
+    record = record.replace(told, (b"TIMER_DELIVER_MS\x01-" + told[18:]))
+    assert len(told[18:]) + 1 == len(b"%d" % bench.now_ms()), "the record's sizes stay right"
+    later = Message("t", b"later", deliver_at=bench.clock.now + 1).encode(1, HOST)
+    sizes = np.array([len(record), len(later)], np.int32)
+    bench.core.append("t", 0, memoryview(bytes(record) + later), sizes, delayed=True)
+    assert bench.deliver() == [b"never"]
+    bench.clock.advance(1)
+    assert bench.deliver() == [b"later"]
+
+
 def test_what_is_refused_leaves_nothing(bench: TimerBench) -> None:
     with pytest.raises(MessageIllegal):
         bench.append(Message("t", b"m", deliver_at=bench.clock.now + 41 * DAY))
@@ -221,6 +235,19 @@ def test_a_topic_that_is_gone_and_a_record_that_is_damaged_hold_nobody_up(bench:
     bench.clock.advance(HOUR)
     assert bench.deliver() == []
     assert bench.recall(damaged) is RecallStatus.UNKNOWN
+
+
+def test_what_was_dropped_is_forgotten_with_its_record(bench: TimerBench) -> None:
+    """A machine that dies may lose the end of the log; the queue offsets there are then given to other messages."""
+    begin = bench.store.max_physical_offset
+    [message] = bench.send(b"m", after=1.0)
+    bench.store.delete_topic("t")
+    bench.clock.advance(1)
+    bench.core.deliver_due()
+    assert message.due_ms is not None
+    what = message.due_ms, key_of(delete_key("t", message.unique_key))
+    assert bench.core.timers.log.find(*what)["kind"].tolist() == [Kind.WAITS, Kind.DROPPED]
+    assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin, clean=False).find(*what)) == 0
 
 
 # -- once
@@ -265,6 +292,38 @@ def test_once_if_it_dies_between_the_copies_and_the_note_of_them(
     bench.kill()
     assert bench.deliver() == []
     assert len(bench.delivered()) == 30
+
+
+def test_once_though_one_of_what_was_delivered_is_damaged_since(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What copies were made from is read together; where that cannot be, one by one."""
+    bench.send(*(b"%02d" % n for n in range(30)), after=1.0)
+    bench.deliver()
+    bench.checkpoint()
+    bench.clock.advance(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        with pytest.raises(StoreFull):
+            bench.core.deliver_due()
+    log = bench.directory / "commitlog" / f"{0:020d}"
+    with log.open("r+b") as stream:
+        stream.seek(log.read_bytes().find(b"07"))
+        stream.write(b"x")
+    bench.kill()
+    assert bench.deliver() == []
+    assert len(bench.delivered()) == 30
+
+
+@pytest.mark.parametrize("told", [{"RAYMQ_DELIVERED_FROM": "0:1"}, {"TIMER_OUT_MS": "9" * 30}, {"UNIQ_KEY": "another"}])
+def test_a_copy_that_does_not_say_what_its_entry_says_is_not_believed(bench: TimerBench, told: dict[str, str]) -> None:
+    bench.send(b"m", after=5.0)
+    [waiting] = bench.store.read(TIMER_TOPIC, 0, 0).messages()
+    forged = encode_again(waiting, "t", 0, {**waiting.properties, "RAYMQ_DELIVERED_FROM": "0:0", **told})
+    bench.core.append("t", 0, memoryview(forged), np.array([len(forged)], np.int32))
+    bench.kill()
+    bench.clock.advance(5)
+    assert bench.deliver() == [b"m"]
 
 
 def test_a_full_disk_between_the_copies_and_the_note_of_them(
