@@ -35,7 +35,8 @@ class Recall:
     def recall(self, handle: RecallHandle) -> RecallStatus:
         """Withdraw a message if it waits; what became of it.
 
-        Of several copies, which a sender stored by trying again, all are withdrawn; if one of them was delivered the
+        Of several copies, which a sender stored by trying again, all are withdrawn, and one whose try is still under
+        way is refused when it comes, also where nothing is known of the message yet. If one of them was delivered the
         answer is DELIVERED, and the others stay.
 
         Raises:
@@ -44,6 +45,12 @@ class Recall:
         """
         if handle.broker != self._broker:
             raise InvalidInput("recall_handle", f"a handle of {self._broker}", handle.broker)
+        status = self._withdraw(handle)
+        if status is not RecallStatus.DELIVERED:
+            self._timers.recalled.add(handle.topic, handle.unique_key)
+        return status
+
+    def _withdraw(self, handle: RecallHandle) -> RecallStatus:
         self._timers.settle()
         self._timers.absorb()
         key = key_of(delete_key(handle.topic, handle.unique_key))

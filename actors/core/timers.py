@@ -22,6 +22,7 @@ import numpy.typing as npt
 from raymq.actors.core.delivered import delivered_since
 from raymq.actors.core.draft import Draft
 from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.core.recalled import Recalled
 from raymq.actors.core.rewriting import Append, encode_again, join
 from raymq.actors.core.timer_records import (
     LANE,
@@ -70,6 +71,8 @@ class Timers:
         self.log = TimerLog(
             store.directory / "raymq" / "timers", log_end=store.max_physical_offset, clean=store.recovery.clean
         )
+        #: For `Recall`, which withdraws: what is not to be stored any more.
+        self.recalled = Recalled(clock)
         self._wheel = TimerWheel()
         #: The wheel holds what is due of this hour before this time; None: nothing is loaded.
         self._loaded: tuple[int, int] | None = None
@@ -85,7 +88,8 @@ class Timers:
         """Store records of `lane` that name a time so that they come then; those whose time has passed at once.
 
         Raises:
-            MessageIllegal: a time that cannot be. InvalidInput: records of another queue.
+            MessageIllegal: a time that cannot be, or a message that was called back meanwhile.
+            InvalidInput: records of another queue.
         """
         now_ms = self._now_ms()
         waiting, latest_ms = [], 0
@@ -95,6 +99,7 @@ class Timers:
             due_ms = due_of(record.properties, now_ms)
             if due_ms is None:
                 raise InvalidInput("records", "a time or a delay level in each", record.unique_key)
+            self.recalled.check(record.topic, record.unique_key, record.born_timestamp_ms)
             latest_ms = max(latest_ms, due_ms)
             kept = waiting_properties(record.properties, record.topic, record.queue_id, due_ms)
             waiting.append(encode_again(record, *LANE, kept))
@@ -104,7 +109,11 @@ class Timers:
         return Placed(target[0], queue_ids, result.queue_offsets, result.physical_offsets)
 
     def detour(self, draft: Draft) -> None:
-        """Make a draft that names a time wait for its topic and queue, unless the time has passed. MessageIllegal."""
+        """Make a draft that names a time wait for its topic and queue, unless the time has passed.
+
+        MessageIllegal: as `defer`.
+        """
+        self.recalled.check(draft.topic, draft.properties.get(names.UNIQ_KEY), draft.born_timestamp_ms)
         now_ms = self._now_ms()
         due_ms = due_of(draft.properties, now_ms)
         if due_ms is None or due_ms <= now_ms:

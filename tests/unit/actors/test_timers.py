@@ -481,7 +481,7 @@ def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> Non
     [message] = bench.send(b"m", after=5.0)
     bench.append(message)  # a try that was repeated
     assert bench.recall(message) is RecallStatus.WITHDRAWN
-    bench.append(message)
+    bench.append(message, born_ms=bench.now_ms())
     bench.kill()
     bench.clock.advance(5)
     assert bench.deliver() == [b"m"]

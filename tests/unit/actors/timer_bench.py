@@ -71,8 +71,8 @@ class TimerBench:
         self.append(*messages, queue_id=queue_id)
         return messages
 
-    def append(self, *messages: Message, queue_id: int = 0) -> Placed:
-        records = [bytearray(message.encode(1, HOST)) for message in messages]
+    def append(self, *messages: Message, queue_id: int = 0, born_ms: int = 1) -> Placed:
+        records = [bytearray(message.encode(born_ms, HOST)) for message in messages]
         for record in records:
             record[12:16] = queue_id.to_bytes(4, "big")
         sizes = np.array([len(record) for record in records], np.int32)
