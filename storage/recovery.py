@@ -253,10 +253,12 @@ def _follower(
     log: CommitLog, position: int, known_end: int, state: State | None, checkpoint: Checkpoint, *, trusted: bool
 ) -> int:
     """Where to go on behind the damage at `position`; NOWHERE if the log ends there."""
+    if position >= known_end and _is_zero(log, position):
+        return NOWHERE
     follower = next_sound(log, position)
     if position < known_end:
         return known_end if follower == NOWHERE and known_end <= log.files.last_data(position) else follower
-    if follower == NOWHERE or _is_zero(log, position):
+    if follower == NOWHERE:
         return NOWHERE
     flushed = trusted or (state is None and log.store_timestamp(follower) <= checkpoint.physical_ms)
     return follower if flushed else NOWHERE

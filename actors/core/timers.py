@@ -125,11 +125,8 @@ class Timers:
 
     def absorb(self) -> None:
         """Make entries of what has come into the timer topic since the last call."""
-        try:
-            low, high = self._store.min_offset(*LANE), self._store.max_offset(*LANE)
-        except QueueNotFound:
-            return
-        self.log.enqueued = min(max(self.log.enqueued, low), high)
+        low, high = self._bounds()
+        self.log.enqueued = max(self.log.enqueued, low)
         while self.log.enqueued < high:
             try:
                 with self._store.read(*LANE, self.log.enqueued, _ABSORB_MESSAGES, _ABSORB_BYTES) as lease:
@@ -303,8 +300,17 @@ class Timers:
             self.log.append(self._owed)
             self._owed = NO_ENTRIES
 
+    def _bounds(self) -> tuple[int, int]:
+        """The timer queue's minimum and maximum offset."""
+        try:
+            return self._store.min_offset(*LANE), self._store.max_offset(*LANE)
+        except QueueNotFound:
+            return 0, 0
+
     def _recover(self) -> None:
         """Note the copies that were delivered and not written down before a crash."""
+        # What the machine lost of the log is no more in the files, either: its offsets are given to other messages.
+        self.log.enqueued = min(self.log.enqueued, self._bounds()[1])
         if self.log.log_end >= self._store.max_physical_offset or TIMER_TOPIC not in self._store.topics():
             return
         delivered = []

@@ -250,6 +250,21 @@ def test_what_was_dropped_is_forgotten_with_its_record(bench: TimerBench) -> Non
     assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin, clean=False).find(*what)) == 0
 
 
+@pytest.mark.parametrize("left", [0, 3])
+def test_what_is_stored_after_the_machine_lost_the_end_of_the_log_comes(bench: TimerBench, left: int) -> None:
+    """The state of the files is on disk earlier than the log may be."""
+    for number in range(left):
+        bench.send(b"%d" % number, after=10.0)
+    bench.close()
+    (bench.directory / "raymq" / "timers" / "state.json").write_text('{"enqueued": 7, "logEnd": 0}')
+    for path in (bench.directory / "raymq" / "timers").glob("0*"):
+        path.unlink()
+    bench.open()
+    bench.send(*(b"new %d" % n for n in range(10)), after=5.0)
+    bench.clock.advance(5)
+    assert bench.deliver() == [b"new %d" % n for n in range(10)]
+
+
 # -- once
 
 
