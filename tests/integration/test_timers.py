@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from raymq.actors.errors import MessageIllegal
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import ServerConnection
@@ -108,6 +109,35 @@ def test_recall_reaches_the_copy_that_a_try_without_an_answer_stored(
         assert any("," in (result.recall_handle or "") for result in sent), "broker-a was not tried"
         deaf.handlers = handlers
         assert [producer.recall(result) for result in sent] == [RecallStatus.WITHDRAWN] * 3
+        producer.send(Message("t", b"mark", deliver_at=due))
+        poll_until(lambda: b"mark" in taker.bodies, 10)
+    assert taker.bodies == [b"mark"]
+
+
+def test_a_try_that_is_under_way_when_its_message_is_recalled_stores_nothing(
+    mq: Connection, admin: Admin, services: Services
+) -> None:
+    slow = services.brokers["broker-a"]._server
+    handlers = slow.handlers
+    under_way: list[tuple[ServerConnection, Command]] = []
+
+    def leaves_it_for_later(connection: ServerConnection, request: Command) -> None:
+        under_way.append((connection, request))
+
+    async def goes_on() -> None:
+        for connection, request in under_way:
+            with pytest.raises(MessageIllegal, match="unique_key"):
+                handlers[RequestCode.APPEND_RECORDS](connection, request)
+
+    slow.handlers = {**handlers, RequestCode.APPEND_RECORDS: leaves_it_for_later}
+    producer, taker = Producer(mq, "p", timeout=1.5, retries=1), Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker):
+        due = time.time() + 3.0
+        sent = [producer.send(Message("t", b"gone", deliver_at=due)) for _ in range(3)]
+        assert under_way, "broker-a was not tried"
+        assert [producer.recall(result) for result in sent] == [RecallStatus.WITHDRAWN] * 3
+        slow.handlers = handlers
+        services.loop.run(goes_on(), 10)
         producer.send(Message("t", b"mark", deliver_at=due))
         poll_until(lambda: b"mark" in taker.bodies, 10)
     assert taker.bodies == [b"mark"]
