@@ -89,7 +89,9 @@ class TimerLog:
         self._saved = (self.enqueued, self.log_end)
         self.log_end = min(self.log_end, log_end)
         self._lengths = {int(path.name): path.stat().st_size for path in folder.iterdir() if path.name.isdecimal()}
+        #: Hours that were written to since the last checkpoint, and those of it and before that are not on disk yet.
         self._dirty: set[int] = set()
+        self._unsynced: set[int] = set()
         self._writing = threading.Lock()
         for hour in list(self._lengths):
             self._mend(hour, None if clean else log_end)
@@ -133,6 +135,7 @@ class TimerLog:
         fileutil.remove(self._path(hour))
         del self._lengths[hour]
         self._dirty.discard(hour)
+        self._unsynced.discard(hour)
 
     def checkpoint(self, log_end: int) -> Callable[[], None] | None:
         """What brings all entries so far to disk and says so in the state; None if there is nothing new.
@@ -140,25 +143,25 @@ class TimerLog:
         Args:
             log_end: the log's end at this moment.
 
-        What is returned may be called on another thread; StoreFull, StoreFailed: the last state holds.
+        What is returned may be called on another thread; StoreFull, StoreFailed: the last state holds. If it is not
+        called, the next one does its part.
         """
         self.log_end = log_end
-        state, dirty = (self.enqueued, log_end), frozenset(self._dirty)
+        state = self.enqueued, log_end
         if state == self._saved:
             return None
+        self._unsynced |= self._dirty
         self._dirty.clear()
+        hours = frozenset(self._unsynced)
 
         def write() -> None:
             with self._writing:
-                try:
-                    for hour in dirty:
-                        self._sync(hour)
-                    fileutil.sync_directory(self._folder)
-                    content = json.dumps({"enqueued": state[0], "logEnd": state[1]}).encode()
-                    fileutil.replace(self._state_path, content)
-                except StoreError:
-                    self._dirty |= dirty
-                    raise
+                for hour in hours:
+                    self._sync(hour)
+                fileutil.sync_directory(self._folder)
+                content = json.dumps({"enqueued": state[0], "logEnd": state[1]}).encode()
+                fileutil.replace(self._state_path, content)
+                self._unsynced -= hours
                 self._saved = state
 
         return write

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from raymq.storage import file_calls
-from raymq.storage.errors import StoreCorrupt, StoreFull
+from raymq.storage.errors import StoreCorrupt, StoreFailed, StoreFull
 from raymq.storage.timer_log import ENTRY, HOUR_MS, Entries, Kind, TimerLog, key_of
+from tests.faulty_calls import FaultyCalls
 
 HOUR = 400_000
 START_MS = HOUR * HOUR_MS
@@ -79,6 +81,32 @@ def test_a_checkpoint_is_found_again(tmp_path: Path) -> None:
     assert opened(tmp_path, log_end=300).log_end == 300
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_a_checkpoint_did_not_bring_to_disk_the_next_one_does(tmp_path: Path, fails: bool) -> None:
+    """It failed, or a broker that stops did not wait for it."""
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(START_MS, 0), entry(START_MS + HOUR_MS, 1)]))
+    first = log.checkpoint(10)
+    assert first is not None
+    if fails:
+        with file_calls.replaced(FaultyCalls("fdatasync", 2, errno.EIO)), pytest.raises(StoreFailed):
+            first()
+    log.append(entry(START_MS + 2 * HOUR_MS, 2))
+    second = log.checkpoint(20)
+    assert second is not None
+    calls = FaultyCalls()
+    with file_calls.replaced(calls):
+        second()
+    assert calls.counts["fdatasync"] == 3
+    log.append(entry(START_MS, 3))
+    third = log.checkpoint(30)
+    assert third is not None
+    calls = FaultyCalls()
+    with file_calls.replaced(calls):
+        third()
+    assert calls.counts["fdatasync"] == 1
+
+
 def test_half_an_entry_is_cut_off(tmp_path: Path) -> None:
     opened(tmp_path).append(np.concatenate([entry(START_MS, 0), entry(START_MS, 1)]))
     path = tmp_path / f"{HOUR:08d}"
@@ -105,7 +133,6 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / f"{HOUR:08d}"
 
     def half(fd: int, content: memoryview) -> int:
-        import errno
         import os
 
         if os.fstat(fd).st_size > ENTRY.itemsize:
