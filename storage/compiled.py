@@ -151,6 +151,9 @@ class Kernels(Protocol):
     ) -> list[Any]:
         """Objects with four slots filled."""
 
+    def untrack(self, made: object) -> None:
+        """Have the garbage collector not look at an object."""
+
 
 #: What is in use; look it up at each use.
 kernels: Kernels | None = None

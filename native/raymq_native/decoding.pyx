@@ -246,3 +246,8 @@ def filled(type kind not None, tuple names not None, list column not None, objec
         Py_INCREF(made)
         PyList_SET_ITEM(found, i, made)
     return found
+
+
+def untrack(object made):
+    """Have the garbage collector not look at an object, which must never be part of a circle."""
+    PyObject_GC_UnTrack(made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from typing import Any
 
 import pytest
@@ -99,3 +101,16 @@ def test_retry_levels(level: int) -> None:
     assert Retry(3).delay_level == 3
     with pytest.raises(InvalidInput):
         Retry(level)
+
+
+def test_the_collector_looks_at_no_message_but_at_those_that_may_refer_to_others(batch_code: str) -> None:
+    class Own(Message):
+        pass
+
+    messages = [Message("t", b"x"), Message("t", b"x", tags="a", keys=["b"], properties={"c": "d"}, delay_level=1)]
+    assert [gc.is_tracked(message) for message in messages] == [batch_code == "numpy"] * 2
+    assert gc.is_tracked(Own("t", b"x"))
+    gc.collect()
+    assert copy.copy(messages[1]).tags == "a"
+    del messages
+    gc.collect()
