@@ -124,28 +124,31 @@ class IndexFile:
         if first == 1:
             self.begin_ms, self.begin_physical = int(timestamps_ms[0]), int(offsets[0])
         seconds = np.clip((timestamps_ms - self.begin_ms) // 1000, 0, _MAX_SECONDS).astype(np.int32)
-        if compiled.kernels is None:
-            self._used_slots += self._put(file, hashes, offsets, seconds)
-        else:
+        kernels = compiled.kernels
+        if kernels is None:
+            slots, used = self._put_entries(file, hashes, offsets, seconds)
             failpoint("index.before_slots")
-            slots, entries = file.view[HEADER.size : self._entries_at], file.view[self._entries_at : self._size]
-            self._used_slots += compiled.kernels.put_keys(slots, entries, first, hashes, offsets, seconds)
+            self._slots_of(file)[slots] = np.arange(
+                first, first + n, dtype=np.int32
+            )  # Of equal ones the last one wins.
+        else:  # Each entry is there before its slot points at it.
+            parts = file.view[HEADER.size : self._entries_at], file.view[self._entries_at : self._size]
+            used = kernels.put_keys(*parts, first, hashes, offsets, seconds)
+        self._used_slots += used
         failpoint("index.before_header")
         self._finish(file, first + n, end_physical, int(timestamps_ms[-1]))
 
-    def _put(
+    def _put_entries(
         self,
         file: MappedFile,
         hashes: npt.NDArray[np.int32],
         offsets: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.int32],
-    ) -> int:
-        """Write entries and slots in NumPy; how many slots were empty."""
+    ) -> tuple[npt.NDArray[np.int32], int]:
+        """Write entries in NumPy; the slots that are to point at them, and how many of these were empty."""
         first, n = self.count, len(hashes)
-        all_slots = self._slots_of(file)
-        numbers = np.arange(first, first + n, dtype=np.int32)
         slots = hashes % self._slot_count
-        previous = all_slots[slots].astype(np.int32)
+        previous = self._slots_of(file)[slots].astype(np.int32)
         stale = previous.view(np.uint32) >= first
         if some(stale):  # Of entries that no header ever counted.
             previous[stale] = 0
@@ -159,9 +162,7 @@ class IndexFile:
         entries["physical_offset"] = offsets
         entries["seconds"] = seconds
         entries["previous"] = previous
-        failpoint("index.before_slots")
-        all_slots[slots] = numbers  # Of equal slots the last one wins.
-        return n - int(np.count_nonzero(previous))
+        return slots, n - int(np.count_nonzero(previous))
 
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
         """The same for a few keys of one record, without NumPy."""

@@ -9,6 +9,7 @@ The store's files are small, so that every step comes up in a few rounds.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.storage import progress
+from raymq.storage import compiled, progress
 from raymq.storage.config import StoreConfig
 from raymq.storage.file_calls import replaced
 from raymq.storage.record import encode, encode_properties
@@ -83,5 +84,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
 
 if __name__ == "__main__":
     progress._FOLD_BYTES = 400
+    if sys.argv[4] == "compiled":
+        compiled.use(importlib.import_module("raymq_native"))
     with replaced(UnsyncedCalls()):  # What a process has written survives its death without.
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

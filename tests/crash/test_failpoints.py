@@ -24,6 +24,14 @@ PROGRAM = Path(__file__).with_name("failpoint_writer.py")
 ROOT = Path(__file__).parents[2]
 #: Steps of an opening that has something to cut: reached by the opening after a kill.
 OF_RECOVERY = ("recovery.before_cut", "recovery.between_cuts")
+#: Steps of what compiled code does, too.
+OF_BATCHES = (
+    "append.before_copy",
+    "append.before_size",
+    "dispatch.before_queue",
+    "dispatch.before_index",
+    "index.before_header",
+)
 #: test_retention_kill.py dies at these.
 OF_RETENTION = tuple(name for name in NAMES if name.startswith("retention."))
 
@@ -58,10 +66,10 @@ class Promised:
             self.gone.add(rest[0])
 
 
-def run(directory: Path, failpoint: str, promised: Promised) -> bool:
+def run(directory: Path, failpoint: str, promised: Promised, batch_code: str = "numpy") -> bool:
     """Run the program until it is through or dead; whether it was killed at the failpoint."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(directory), str(promised.next_number), "2"],
+        [sys.executable, str(PROGRAM), str(directory), str(promised.next_number), "2", batch_code],
         env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         stdout=subprocess.PIPE,
         text=True,
@@ -127,6 +135,18 @@ def test_killed_at_each_step(tmp_path: Path, failpoint: str) -> None:
     assert run(tmp_path, f"{failpoint}:1", promised) or run(tmp_path, f"{failpoint}:1", promised)
     check(tmp_path, promised)
     main(tmp_path, promised.next_number, 1, promised.hear)
+    check(tmp_path, promised)
+
+
+@pytest.mark.parametrize("failpoint", OF_BATCHES)
+def test_killed_at_each_step_of_compiled_code(tmp_path: Path, failpoint: str) -> None:
+    pytest.importorskip("raymq_native")
+    promised = Promised()
+    assert run(tmp_path, f"{failpoint}:1", promised, "compiled") or run(
+        tmp_path, f"{failpoint}:1", promised, "compiled"
+    )
+    check(tmp_path, promised)
+    assert not run(tmp_path, "", promised, "compiled")
     check(tmp_path, promised)
 
 
