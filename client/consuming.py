@@ -30,7 +30,6 @@ from raymq.client.delivery import Delivery
 from raymq.client.fetching import fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
-from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
@@ -276,24 +275,27 @@ class Consuming:
         settings = self._settings
         group = settings.group if self._clustering else None
         session = f"{self._client_id}:{settings.group}:{broker}"
-        wanted = [self._wanted(process) for process in processes]
         limits = (settings.fetched_messages, MAX_ANSWER_BYTES)
-        parts = await fetch(self._mq, broker, session, wanted, *limits, _PARK_SECONDS, group, self._client_id)
-        queues = [process.queue for process in processes]
+
+        def arrived(parts: list[Fetched]) -> None:
+            for part in parts:
+                self._arrived(processes[part.index], part)
+
+        async def fetch_(seconds: float, **options: Any) -> None:
+            wanted = [self._wanted(process) for process in processes]
+            arrived(await fetch(self._mq, broker, session, wanted, *limits, seconds, group, self._client_id, **options))
+
         try:
-            decoded = [received(part, queues[part.index]) for part in parts]
+            await fetch_(_PARK_SECONDS, on_early=arrived)
         except StoreCorrupt:
-            parts = await fetch(self._mq, broker, session, wanted, *limits, 0.0, group, self._client_id, check_crc=True)
-            decoded = [received(part, queues[part.index]) for part in parts]
-        for part, messages in zip(parts, decoded, strict=True):
-            self._arrived(processes[part.index], part, messages)
+            await fetch_(0.0, check_crc=True)
 
     def _wanted(self, process: ProcessQueue) -> Wanted:
         queue = process.queue
         wanted = self._filters[queue.topic]
         return Wanted(queue.topic, queue.queue_id, process.next_offset, wanted.codes, wanted.sql)
 
-    def _arrived(self, process: ProcessQueue, part: Fetched, messages: list[ReceivedMessage]) -> None:
+    def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
         if process.dropped:
             return
         if isinstance(part.error, OffsetOutOfRange):
@@ -306,7 +308,7 @@ class Consuming:
             return
         if part.error is not None:
             raise part.error
-        sizes = part.sizes.tolist()
+        messages, sizes = received(part, process.queue), part.sizes.tolist()
         wanted = self._filters[process.queue.topic]
         if wanted.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
@@ -315,6 +317,8 @@ class Consuming:
         process.next_offset = max(process.next_offset, part.next_offset)
         if messages:  # other queues take their turn first: this one goes behind them
             self._queues[process.queue] = self._queues.pop(process.queue)
+        if not process.has_room:  # the fetch may go on, but without it
+            self._changed[process.queue.broker].set()
 
     def _move(self, process: ProcessQueue, offset: int) -> None:
         """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""

@@ -50,8 +50,12 @@ async def fetch(
     member: str | None = None,
     *,
     check_crc: bool = False,
+    on_early: Callable[[list[Fetched]], None] | None = None,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
+
+    With `on_early` it goes on for so long, within its limits: it is called, on the loop, with what comes before that.
+    What it raises ends the fetch.
 
     With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
     `member` is known as their owner.
@@ -63,8 +67,11 @@ async def fetch(
         BrokerUnavailable: no answer.
     """
     address = await address_of(mq, wanted[0].topic, broker)
-    command = fetch_command(session, wanted, max_messages, max_bytes, wait_seconds, group, member, check_crc=check_crc)
-    return read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS))
+    limits = max_messages, max_bytes, wait_seconds
+    goes_on = on_early is not None
+    command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)
+    early = None if on_early is None else lambda answer: on_early(read_fetched(answer))
+    return read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=early))
 
 
 async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,63 +50,119 @@ class Part:
     error: RayMQError | None = None
 
 
-def fetch(
-    core: BrokerCore,
-    wanted: Sequence[Wanted],
-    max_messages: int,
-    max_bytes: int,
-    group: str | None = None,
-    *,
-    check_crc: bool = True,
-    only: QueueKey | None = None,
-) -> list[Part]:
-    """Read every wanted queue in turn until a limit is reached. Queues that have nothing new are left out.
+@dataclass(slots=True)
+class _Place:
+    """How far a fetch has come in one queue."""
 
-    A queue of which only skipped (filtered out) entries were seen is in the answer with its `next_offset` and no
-    records; one that cannot be read is in it with its error, OffsetReset where `group` was sent elsewhere. `check_crc`
-    is False for a client that compares the bodies' checksums itself, and asks again where one is wrong. With `only` one
-    of the queues is looked at: the others are known to have nothing new.
+    index: int
+    topic: str
+    queue_id: int
+    offset: int
+    filter: Filter
+
+
+class Fetch:
+    """A fetch under way: how far it has come in each queue, and how much it may still give.
+
+    Looking once is a fetch. Who looks again after arrivals, while it is not over, has one that goes on. It is over when
+    one of its limits is used up, or when a queue could not be read: the client then has to ask anew.
     """
-    parts: list[Part] = []
-    for index, want in enumerate(wanted):
-        if max_messages <= 0 or max_bytes <= 0:
-            break
-        if only is not None and only != (want.topic, want.queue_id):
-            continue
-        part = _moved(core, index, want, group) or _read(core, index, want, (max_messages, max_bytes), check_crc)
-        if part.error is not None or part.next_offset != want.offset:
-            parts.append(part)
-            max_messages -= len(part.sizes)
-            max_bytes -= int(part.sizes.sum())
-    return parts
 
+    def __init__(
+        self,
+        core: BrokerCore,
+        wanted: Sequence[Wanted],
+        max_messages: int,
+        max_bytes: int,
+        group: str | None = None,
+        *,
+        check_crc: bool = True,
+    ) -> None:
+        """Where `group` was sent elsewhere it is told. `check_crc` is False for a client that compares the bodies'
+        checksums itself, and asks again where one is wrong.
+        """
+        self._core = core
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._group = group
+        self._check_crc = check_crc
+        self._failed = False
+        self._places = [
+            _Place(index, want.topic, want.queue_id, want.offset, want.filter) for index, want in enumerate(wanted)
+        ]
+        self._by_queue: dict[QueueKey, _Place] = {(place.topic, place.queue_id): place for place in self._places}
+        self._behind: dict[QueueKey, None] = {}
 
-def _moved(core: BrokerCore, index: int, want: Wanted, group: str | None) -> Part | None:
-    """What a group that was sent elsewhere is told, once it has not gone there yet."""
-    if group is None or want.topic not in core.topics:
-        return None
-    target = core.offsets.heed_reset(group, want.topic, want.queue_id, want.offset)
-    return None if target is None else Part(index, want.offset, 0, 0, error=OffsetReset(target))
+    @property
+    def queues(self) -> Collection[QueueKey]:
+        """What it reads."""
+        return self._by_queue.keys()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it may give no more."""
+        return self._failed or self._max_messages <= 0 or self._max_bytes <= 0
 
-def _read(core: BrokerCore, index: int, want: Wanted, limits: tuple[int, int], check_crc: bool) -> Part:
-    try:
-        if not core.topic(want.topic).perm & PERM_READ:
-            raise PermissionDenied(f"topic {want.topic} may not be read on {core.name}")
-        low = core.store.min_offset(want.topic, want.queue_id)
-        high = core.store.max_offset(want.topic, want.queue_id)
-        if want.offset == high:
-            return Part(index, high, low, high)
-        with read_filtered(
-            core.store, want.topic, want.queue_id, want.offset, *limits, want.filter, check_crc=check_crc
-        ) as lease:
-            return Part(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)
-    except QueueNotFound as error:
-        exists = core.store.topic_configs.get(want.topic)
-        if exists is not None and 0 <= want.queue_id < exists.read_queues:  # a queue that was never written
-            if want.offset == 0:
-                return Part(index, 0, 0, 0)
-            return Part(index, want.offset, 0, 0, error=OffsetOutOfRange(want.offset, 0, 0))
-        return Part(index, want.offset, 0, 0, error=error)
-    except RayMQError as error:
-        return Part(index, want.offset, 0, 0, error=error)
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last look left something that is there."""
+        return bool(self._behind)
+
+    def look(self, arrived: Collection[QueueKey] | None = None) -> list[Part]:
+        """Read every queue in turn until a limit is reached. Queues that have nothing new are left out.
+
+        A queue of which only skipped (filtered out) entries were seen is in the answer with its `next_offset` and no
+        records; one that cannot be read is in it with its error, OffsetReset where the group was sent elsewhere.
+
+        Args:
+            arrived: look at these queues alone, and at those that the last look left behind.
+        """
+        places = self._places
+        if arrived is not None:
+            places = [self._by_queue[queue] for queue in {**self._behind, **dict.fromkeys(arrived)}]
+        self._behind = {}
+        parts: list[Part] = []
+        for place in places:
+            if self._max_messages <= 0 or self._max_bytes <= 0:
+                break
+            part = self._moved(place) or self._read(place)
+            if part.error is not None or part.next_offset != place.offset:
+                parts.append(part)
+                self._failed = self._failed or part.error is not None
+                self._max_messages -= len(part.sizes)
+                self._max_bytes -= int(part.sizes.sum())
+                place.offset = part.next_offset
+                if part.next_offset < part.max_offset:
+                    self._behind[place.topic, place.queue_id] = None
+        return parts
+
+    def _moved(self, place: _Place) -> Part | None:
+        """What a group that was sent elsewhere is told, once it has not gone there yet."""
+        core, topic, queue_id = self._core, place.topic, place.queue_id
+        if self._group is None or topic not in core.topics:
+            return None
+        target = core.offsets.heed_reset(self._group, topic, queue_id, place.offset)
+        return None if target is None else Part(place.index, place.offset, 0, 0, error=OffsetReset(target))
+
+    def _read(self, place: _Place) -> Part:
+        core, topic, queue_id, index, offset = self._core, place.topic, place.queue_id, place.index, place.offset
+        try:
+            if not core.topic(topic).perm & PERM_READ:
+                raise PermissionDenied(f"topic {topic} may not be read on {core.name}")
+            low, high = core.store.min_offset(topic, queue_id), core.store.max_offset(topic, queue_id)
+            if offset == high:
+                return Part(index, high, low, high)
+            limits = self._max_messages, self._max_bytes
+            with read_filtered(
+                core.store, topic, queue_id, offset, *limits, place.filter, check_crc=self._check_crc
+            ) as lease:
+                return Part(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)
+        except QueueNotFound as error:
+            exists = core.store.topic_configs.get(topic)
+            if exists is not None and 0 <= queue_id < exists.read_queues:  # a queue that was never written
+                if offset == 0:
+                    return Part(index, 0, 0, 0)
+                return Part(index, offset, 0, 0, error=OffsetOutOfRange(offset, 0, 0))
+            return Part(index, offset, 0, 0, error=error)
+        except RayMQError as error:
+            return Part(index, offset, 0, 0, error=error)

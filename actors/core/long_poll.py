@@ -2,7 +2,8 @@
 
 A parked request waits for any of its queues. It is woken by the first arrival, by its deadline, or, where it belongs to
 a session, by a newer one of that session, so that a client changes what it waits for without waiting. One whose
-connection ends is taken out by whoever parked it.
+connection ends is taken out by whoever parked it. A *standing* one stays through arrivals: it is woken by the first of
+those that it has not taken yet.
 
 Parking, waking and taking out cost the same however many are parked: an arrival touches the waiters of its queue, and a
 sweep those whose time is over.
@@ -11,7 +12,7 @@ sweep those whose time is over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,14 +25,33 @@ TICK_SECONDS = 0.1
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """One parked request. `wake` is called once, when an arrival, the deadline or its session ends its wait."""
+    """One parked request. `wake` is called once, when an arrival, the deadline or its session ends its wait.
+
+    Of a standing one it is called again for arrivals after each `take_arrivals`, and a last time when it ends.
+    """
 
     queues: tuple[QueueKey, ...]
     tick: int
     wake: Callable[[], None]
     session: str | None
-    #: The queue whose arrival ended it.
-    arrival: QueueKey | None = None
+    standing: bool = False
+    #: It is parked no more;
+    ended: bool = False
+    #: because of a newer one of its session.
+    superseded: bool = False
+    _arrivals: dict[QueueKey, None] = field(default_factory=dict)
+
+    def take_arrivals(self) -> Collection[QueueKey]:
+        """The queues that got something since the last call, in the order of their arrivals."""
+        taken, self._arrivals = self._arrivals, {}
+        return taken
+
+    def arrived(self, queue: QueueKey) -> None:
+        """For `LongPolls`: one of the queues got something."""
+        new = not self._arrivals
+        self._arrivals[queue] = None
+        if new:
+            self.wake()
 
 
 @dataclass(slots=True)
@@ -53,11 +73,17 @@ class LongPolls:
         return sum(map(len, self._by_tick.values()))
 
     def park(
-        self, queues: Iterable[QueueKey], deadline: float, wake: Callable[[], None], *, session: str | None = None
+        self,
+        queues: Iterable[QueueKey],
+        deadline: float,
+        wake: Callable[[], None],
+        *,
+        session: str | None = None,
+        standing: bool = False,
     ) -> Parked:
         """Wait for any of `queues` until `deadline` (by the clock); an older request of `session` is woken now."""
         tick = max(math.ceil(deadline / TICK_SECONDS), self._swept + 1)
-        parked = Parked(tuple(queues), tick, wake, session)
+        parked = Parked(tuple(queues), tick, wake, session, standing)
         if session is not None:
             self.supersede(session)
             self._by_session[session] = parked
@@ -71,15 +97,16 @@ class LongPolls:
         older = self._by_session.get(session)
         if older is not None:
             self.remove(older)
+            older.superseded = True
             older.wake()
 
     def arrived(self, queues: Iterable[QueueKey]) -> None:
         """Messages arrived: wake everyone who waits for one of `queues`."""
         for queue in queues:
             for parked in list(self._by_queue.get(queue, ())):
-                self.remove(parked)
-                parked.arrival = queue
-                parked.wake()
+                if not parked.standing:
+                    self.remove(parked)
+                parked.arrived(queue)
 
     def expire(self) -> None:
         """Wake those whose time is over."""
@@ -100,6 +127,7 @@ class LongPolls:
 
     def remove(self, parked: Parked) -> None:
         """Take one out without waking it; nothing if it has gone already."""
+        parked.ended = True
         if parked.session is not None and self._by_session.get(parked.session) is parked:
             del self._by_session[parked.session]
         for queue in parked.queues:

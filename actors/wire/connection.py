@@ -28,6 +28,8 @@ CONNECT_SECONDS = 20.0
 
 #: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
 PushHandler = Callable[["Connection", Command], Command | None]
+#: Gets the answers that come before the last one to a request. Runs on the loop; what it raises ends the request.
+OnEarly = Callable[[Command], None]
 #: Another way to a server to whose socket no way leads: (address, command, seconds) -> answer; errors as a socket's.
 SecondDoor = Callable[[str, Command, float], Awaitable[Command]]
 
@@ -42,6 +44,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
         self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self._on_early: dict[int, OnEarly] = {}
         self._opaque = 0
         self._writable = asyncio.Event()
         self._writable.set()
@@ -82,7 +85,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.received(nbytes)
         try:
             while (command := self._reader.next()) is not None:
-                if command.is_response:
+                if command.is_early:
+                    self._answered_early(command)
+                elif command.is_response:
                     future = self._waiting.pop(command.opaque, None)
                     if future is not None and not future.done():
                         future.set_result(command)
@@ -91,8 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError:
             self.close()
 
-    async def request(self, command: Command, timeout: float) -> Command:
-        """Send `command` and return its answer if that is SUCCESS.
+    async def request(self, command: Command, timeout: float, on_early: OnEarly | None = None) -> Command:
+        """Send `command` and return its answer, the last one if it has several, if that is SUCCESS.
 
         Raises:
             Timeout: no answer within `timeout` seconds; the outcome is unknown.
@@ -109,6 +114,8 @@ class Connection(asyncio.BufferedProtocol):
                 if self._writer is None or not self.is_open:
                     raise BrokerUnavailable(self.address, "connection is closed")
                 self._waiting[opaque] = future
+                if on_early is not None:
+                    self._on_early[opaque] = on_early
                 command.opaque = opaque  # it may be under way elsewhere, too
                 self._writer.write(command)
                 answer = await future
@@ -116,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
             raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
         finally:
             self._waiting.pop(opaque, None)
+            self._on_early.pop(opaque, None)
         if answer.code == ResponseCode.GO_AWAY:
             self.close()
         faults.check(answer, self.address)
@@ -137,6 +145,18 @@ class Connection(asyncio.BufferedProtocol):
             os.dup2(nothing, self._transport.get_extra_info("socket").fileno(), inheritable=False)
             os.close(nothing)
             self._transport = self._writer = None
+
+    def _answered_early(self, answer: Command) -> None:
+        on_early = self._on_early.get(answer.opaque)
+        if on_early is None:  # who asked has given up
+            return
+        try:
+            on_early(answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is who asked that has to know
+            del self._on_early[answer.opaque]
+            future = self._waiting.pop(answer.opaque)
+            if not future.done():
+                future.set_exception(error)
 
     def _asked(self, request: Command) -> None:
         answer = None if self._on_push is None else self._on_push(self, request)
@@ -211,7 +231,15 @@ class ConnectionPool:
                 async with asyncio.timeout_at(peer.not_before):
                     await peer.news.wait()
 
-    async def request(self, address: str, command: Command, timeout: float, *, patient: bool = False) -> Command:
+    async def request(
+        self,
+        address: str,
+        command: Command,
+        timeout: float,
+        *,
+        patient: bool = False,
+        on_early: OnEarly | None = None,
+    ) -> Command:
         """`get` and `Connection.request` within one budget of `timeout` seconds.
 
         Where the network does not lead to the address the second door is taken, if there is one.
@@ -225,7 +253,7 @@ class ConnectionPool:
             if self._second_door is None or not (peer.no_way or peer.opening is not None):
                 raise
             return await self._second_door(address, command, deadline - loop.time())
-        return await connection.request(command, max(0.0, deadline - loop.time()))
+        return await connection.request(command, max(0.0, deadline - loop.time()), on_early)
 
     def is_backing_off(self, address: str) -> bool:
         """Whether it refused so short ago that no new attempt is due. Any thread: loops have the monotonic clock."""

@@ -1,4 +1,8 @@
-"""FETCH, our own: one request for many queues, parked on the broker until one of them gets something."""
+"""FETCH, our own: one request for many queues, parked on the broker until one of them gets something.
+
+One that goes on is not over then: what comes is answered early, as it comes, until the request's limits or its time
+are used up. So a consumer that keeps up costs its broker one answer per turn of the loop, and hardly a request.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.fetching import Part, Wanted, fetch
-from raymq.actors.core.long_poll import QueueKey
+from raymq.actors.core.fetching import Fetch, Part, Wanted
 from raymq.actors.core.sql_filter import compile_sql
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.naming import check_group
 from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, integer, text
-from raymq.actors.wire.frame import Command, Serialization
+from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.turns import Turns
 
 #: A fetch is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 30.0
@@ -49,12 +53,14 @@ def fetch_command(
     member: str | None = None,
     *,
     check_crc: bool = True,
+    goes_on: bool = False,
 ) -> Command:
     """FETCH. `session` names the caller: a newer fetch of the same session ends a parked one at once.
 
     With a `group` it is counted for it, and told where the group was reset to; `member` is the client id whose queues
     these are. Without `check_crc` the broker does not
-    compare the bodies' checksums: the caller has to.
+    compare the bodies' checksums: the caller has to. One that `goes_on` may have early answers; they and the last one
+    together keep within the limits.
     """
     queues = [[w.topic, w.queue_id, w.offset, _packed_filter(w)] for w in wanted]
     fields = {
@@ -67,6 +73,8 @@ def fetch_command(
         "member": member,
         "check_crc": check_crc,
     }
+    if goes_on:
+        fields["goes_on"] = True
     return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
 
 
@@ -92,8 +100,9 @@ def read_fetched(answer: Command) -> list[Fetched]:
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
+    turns = Turns()
 
-    async def fetch_queues(connection: ServerConnection, request: Command) -> Command:
+    def fetch_queues(connection: ServerConnection, request: Command) -> Command | asyncio.Future[Command]:
         wanted = _wanted(request)
         session, group = text(request, "session"), _group(request)
         limits = (
@@ -101,38 +110,108 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             min(MAX_ANSWER_BYTES, max(1, integer(request, "max_bytes"))),
         )
         wait = min(MAX_WAIT_SECONDS, connection.park_seconds, max(0.0, integer(request, "wait_ms", 0) / 1000))
-        check_crc = bool(request.fields.get("check_crc", True))
         context.polls.supersede(session)
         member = request.fields.get("member")
         if group is not None and member is not None:
             context.groups.fetched(group, str(member), [(w.topic, w.queue_id) for w in wanted])
-        parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc)
-        if not parts and wait:
-            arrival = await _parked(context, session, wanted, wait)
-            parts = fetch(context.core, wanted, *limits, group, check_crc=check_crc, only=arrival)
-        if group is not None:
-            for part in parts:
-                if len(part.sizes):
-                    context.statistics.get(group, wanted[part.index].topic, len(part.sizes), int(part.sizes.sum()))
-        fields = {"parts": [_packed(part) for part in parts]}
-        return request.response(ResponseCode.SUCCESS, fields, pieces=[piece for part in parts for piece in part.pieces])
+        check_crc = bool(request.fields.get("check_crc", True))
+        fetch = Fetch(context.core, wanted, *limits, group, check_crc=check_crc)
+        asked = _Asked(context, turns, connection, request, fetch, group, [want.topic for want in wanted])
+        goes_on = bool(request.fields.get("goes_on")) and connection.takes_early_answers
+        return asked.begin(session, wait, goes_on=goes_on)
 
     return {RequestCode.FETCH: fetch_queues}
 
 
-async def _parked(context: BrokerContext, session: str, wanted: Sequence[Wanted], wait: float) -> QueueKey | None:
-    """Wait until one of the queues got something, the time is over, or the connection is gone (then: cancelled).
+class _Asked:
+    """One fetch under way."""
 
-    Returns the queue that got something; None if none did.
-    """
-    woken = asyncio.Event()
-    queues = [(w.topic, w.queue_id) for w in wanted]
-    parked = context.polls.park(queues, context.polls.clock() + wait, woken.set, session=session)
-    try:
-        await woken.wait()
-        return parked.arrival
-    finally:
-        context.polls.remove(parked)
+    __slots__ = (
+        *("_connection", "_context", "_fetch", "_future", "_group", "_has_turn", "_parked", "_request", "_topics"),
+        "_turns",
+    )
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        turns: Turns,
+        connection: ServerConnection,
+        request: Command,
+        fetch: Fetch,
+        group: str | None,
+        topics: list[str],
+    ) -> None:
+        self._context = context
+        self._turns = turns
+        self._connection = connection
+        self._request = request
+        self._fetch = fetch
+        self._group = group
+        self._topics = topics
+        self._has_turn = False
+
+    def begin(self, session: str, wait: float, *, goes_on: bool) -> Command | asyncio.Future[Command]:
+        """The answer, or what will be the last one: once a queue got something, the time is over or, where it
+        goes on, the limits are used up. Cancelling the future ends the wait.
+        """
+        parts = self._fetch.look()
+        if not wait or self._fetch.is_over or (parts and not goes_on):
+            return self._answer(parts)
+        polls = self._context.polls
+        self._future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        deadline = polls.clock() + wait
+        self._parked = polls.park(self._fetch.queues, deadline, self._woken, session=session, standing=goes_on)
+        self._future.add_done_callback(lambda _: polls.remove(self._parked))
+        self._answer_early(parts)
+        return self._future
+
+    def _woken(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self._turns.add(self._turn)
+
+    def _turn(self) -> None:
+        """Something arrived, or the wait is over."""
+        self._has_turn = False
+        if self._future.done():  # the connection was closed in between
+            return
+        try:
+            self._look_again()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            self._future.set_exception(error)
+
+    def _look_again(self) -> None:
+        parked = self._parked
+        if parked.superseded:  # nobody waits for it any more
+            self._future.set_result(self._answer([]))
+        elif not parked.ended and not self._connection.writable.is_set():
+            waiting = asyncio.ensure_future(self._connection.writable.wait())
+            waiting.add_done_callback(lambda _: self._woken())
+        else:
+            arrived = parked.take_arrivals()
+            parts = self._fetch.look(None if parked.ended and not arrived else arrived)
+            if parked.ended or self._fetch.is_over:
+                self._future.set_result(self._answer(parts))
+            else:
+                self._answer_early(parts)
+
+    def _answer_early(self, parts: list[Part]) -> None:
+        if parts:
+            answer = self._answer(parts)
+            answer.flag |= FLAG_EARLY
+            self._connection.send(answer)
+        if self._fetch.is_behind:
+            self._woken()
+
+    def _answer(self, parts: list[Part]) -> Command:
+        if self._group is not None:
+            for part in parts:
+                if len(part.sizes):
+                    octets = int(part.sizes.sum())
+                    self._context.statistics.get(self._group, self._topics[part.index], len(part.sizes), octets)
+        fields = {"parts": [_packed(part) for part in parts]}
+        pieces = [piece for part in parts for piece in part.pieces]
+        return self._request.response(ResponseCode.SUCCESS, fields, pieces=pieces)
 
 
 def _group(request: Command) -> str | None:

@@ -33,6 +33,8 @@ PROTOCOL_VERSION = 479
 MAX_OPAQUE = 0x7FFFFFFF
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
+#: Ours, in answers to our own client: more answers to the same request follow.
+FLAG_EARLY = 4
 
 #: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
 _LONE_SURROGATES = "replace"
@@ -101,6 +103,11 @@ class Command:
     def is_response(self) -> bool:
         """Whether this answers a request."""
         return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether this is an answer that is not the last one to its request."""
+        return bool(self.flag & FLAG_EARLY)
 
     @property
     def is_oneway(self) -> bool:

@@ -54,7 +54,7 @@ class InvokeDoor:
 
 class _Session:
     def __init__(self, server: Server, name: str) -> None:
-        self.connection = ServerConnection(server, park_seconds=PARK_SECONDS)
+        self.connection = ServerConnection(server, park_seconds=PARK_SECONDS, takes_early_answers=False)
         self._transport = _Memory(self.connection, server.loop, name)
         self._feeding = asyncio.Lock()
         self._opaque = 0

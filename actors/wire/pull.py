@@ -1,15 +1,13 @@
 """The pull family: one queue for one group, RocketMQ's way, parked on the broker while there is nothing new.
 
 A parked pull is a future and an entry of the LongPolls table. An arrival makes the waiters of its queue pull again,
-after the append that woke them and in slices, so that many of them hold up nobody; one that finds nothing it wants
-stays parked, behind the messages that it has seen.
+each in its turn; one that finds nothing it wants stays parked, behind the messages that it has seen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from dataclasses import replace
 from functools import partial
 
@@ -24,13 +22,12 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.turns import Turns
 
 #: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: A pull is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
-#: Woken pulls are answered for this long before the loop's other work has its turn.
-_SLICE_SECONDS = 0.002
 
 _CODES = {
     PullStatus.FOUND: ResponseCode.SUCCESS,
@@ -42,7 +39,7 @@ _CODES = {
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
-    turns = _Turns()
+    turns = Turns()
 
     def pull_message(connection: ServerConnection, request: Command) -> Command | asyncio.Future[Command]:
         header = PullMessage.read(request)
@@ -61,35 +58,13 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return {RequestCode.PULL_MESSAGE: pull_message, RequestCode.LITE_PULL_MESSAGE: pull_message}
 
 
-class _Turns:
-    """Woken pulls, each waiting for its turn on the loop."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[_Pull] = deque()
-
-    def add(self, woken: _Pull) -> None:
-        """Let `woken` pull again soon."""
-        self._waiting.append(woken)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._run)
-
-    def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + _SLICE_SECONDS
-        while self._waiting and loop.time() < end:
-            self._waiting[0].again()
-            self._waiting.popleft()  # not before: `add` runs us only where nobody waits
-        if self._waiting:
-            loop.call_soon(self._run)
-
-
 class _Pull:
     """One pull under way."""
 
     __slots__ = ("_context", "_deadline", "_future", "_header", "_parked", "_request", "_turns", "_want")
 
     def __init__(
-        self, context: BrokerContext, turns: _Turns, request: Command, header: PullMessage, wanted: Filter
+        self, context: BrokerContext, turns: Turns, request: Command, header: PullMessage, wanted: Filter
     ) -> None:
         self._context = context
         self._turns = turns
@@ -138,9 +113,9 @@ class _Pull:
 
     def _wait(self) -> None:
         queue = (self._want.topic, self._want.queue_id)
-        self._parked = self._context.polls.park([queue], self._deadline, partial(self._turns.add, self))
+        self._parked = self._context.polls.park([queue], self._deadline, partial(self._turns.add, self._again))
 
-    def again(self) -> None:
+    def _again(self) -> None:
         """Something arrived, or the time is over: answer, or wait on."""
         if self._future.done():  # the connection was closed in between
             return

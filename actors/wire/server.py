@@ -57,9 +57,11 @@ def bind(host: str, port: int) -> socket.socket:
 class ServerConnection(asyncio.BufferedProtocol):
     """One accepted connection. Used on the server's loop only."""
 
-    def __init__(self, server: Server, *, park_seconds: float = math.inf) -> None:
+    def __init__(self, server: Server, *, park_seconds: float = math.inf, takes_early_answers: bool = True) -> None:
         #: No request of this connection may be parked for longer, whatever it asks for.
         self.park_seconds = park_seconds
+        #: Whether a request that allows it may have several answers.
+        self.takes_early_answers = takes_early_answers
         self._server = server
         self._reader = FrameReader(server.limits.frame_bytes, server.limits.header_bytes, server.scratch)
         self._transport: asyncio.Transport | None = None
@@ -83,6 +85,11 @@ class ServerConnection(asyncio.BufferedProtocol):
     def tasks(self) -> frozenset[asyncio.Task[None]]:
         """The requests under way whose handlers wait for something."""
         return frozenset(self._tasks)
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Set while the peer reads its answers, and once it is gone."""
+        return self._writable
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so

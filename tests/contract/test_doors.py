@@ -16,7 +16,7 @@ import pytest
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.core.filters import Subscription
-from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, TopicNotFound
+from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, OffsetReset, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec, SendStatus
 from raymq.actors.wire import admin, append, faults, fetch, group, offset
@@ -166,6 +166,35 @@ def test_what_is_parked_ends_with_the_connection(door: Door, broker: BrokerServi
         parked.result(5)
 
 
+def append_(broker: BrokerService, count: int = 1, queue_id: int = 0, body: bytes = b"x") -> None:
+    """Messages arrive one by one, whoever sent them. For the broker's loop."""
+    for _ in range(count):
+        records, sizes = encoded(Message("t", body), queue_id=queue_id)
+        broker.core.append("t", queue_id, memoryview(records), sizes)
+
+
+def going_on(session: str, most: int, wait: float = 20.0) -> Command:
+    return fetch.fetch_command(session, [Wanted("t", 0, 0), Wanted("t", 1, 0)], most, 1 << 23, wait, goes_on=True)
+
+
+def test_a_fetch_may_go_on_where_answers_have_a_way(door: Door, broker: BrokerService) -> None:
+    begun = door.begin(going_on("s", 3))
+    poll_until(lambda: len(broker.polls) == 1)
+    broker._loop.call_soon_threadsafe(append_, broker, 2)
+    answer = begun.result(5)
+    assert [part.offsets.tolist() for part in fetch.read_fetched(answer)] == [[0, 1]]
+    stays = isinstance(door, SocketDoor)
+    assert (answer.is_early, len(broker.polls)) == (stays, int(stays))
+
+
+def test_a_newer_fetch_ends_one_that_goes_on(door: Door, broker: BrokerService) -> None:
+    older = door.begin(going_on("s", 3))
+    poll_until(lambda: len(broker.polls) == 1)
+    door.begin(going_on("s", 3, wait=0.3))
+    assert fetch.read_fetched(older.result(5)) == []
+    assert len(broker.polls) == 1
+
+
 @pytest.mark.parametrize("serialization", [Serialization.JSON, Serialization.ROCKETMQ])
 def test_fields_are_read_as_text_whatever_they_were(door: Door, serialization: Serialization) -> None:
     command = offset.update_offset_command("g", "t", 0, 0)
@@ -235,6 +264,76 @@ def test_status(door: Door, broker: BrokerService) -> None:
 def test_json_bodies_pass(door: Door) -> None:
     answer = door.ask(Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "t"}))
     assert len(json.loads(bytes(answer.body))["offsetTable"]) == 2
+
+
+# -- the socket alone -----------------------------------------------------------------------------------------------
+
+
+def test_early_answers_come_until_the_limits_are_used_up(loop: EventLoopThread, broker: BrokerService) -> None:
+    async def hear(peer: Peer) -> tuple[bool, list[tuple[int, list[int]]]]:
+        answer = await peer.hear()
+        assert answer.opaque == 7
+        return answer.is_early, [(part.index, part.offsets.tolist()) for part in fetch.read_fetched(answer)]
+
+    async def converse() -> None:
+        peer = await Peer.connect(broker.address)
+        asked = going_on("s", 6)
+        asked.opaque = 7
+        broker.core.topics.create("t", 2)
+        append_(broker)
+        peer.say(asked)
+        assert await hear(peer) == (True, [(0, [0])]), "what is there, at once"
+        append_(broker, 2)
+        assert await hear(peer) == (True, [(0, [1, 2])]), "what comes in one turn of the loop, together"
+        append_(broker, queue_id=1)
+        assert await hear(peer) == (True, [(1, [0])])
+        append_(broker, 3)
+        assert await hear(peer) == (False, [(0, [3, 4])]), "six in all"
+        assert len(broker.polls) == 0
+        peer.close()
+
+    loop.run(converse())
+
+
+def test_a_queue_that_cannot_be_read_on_ends_the_fetch(loop: EventLoopThread, broker: BrokerService) -> None:
+    async def converse() -> None:
+        peer = await Peer.connect(broker.address)
+        broker.core.topics.create("t", 2)
+        broker.core.ensure_group("g")
+        append_(broker)
+        peer.say(fetch.fetch_command("s", [Wanted("t", 0, 0)], 6, 1 << 23, 20.0, "g", goes_on=True))
+        assert (await peer.hear()).is_early
+        broker.core.reset_offset("g", "t", 0, 0)
+        answer = await peer.hear()
+        (part,) = fetch.read_fetched(answer)
+        assert (answer.is_early, type(part.error)) == (False, OffsetReset)
+        peer.close()
+
+    loop.run(converse())
+
+
+def test_a_peer_that_does_not_read_is_not_given_more(loop: EventLoopThread, broker: BrokerService) -> None:
+    async def converse() -> None:
+        peer = await Peer.connect(broker.address)
+        broker.core.topics.create("t", 2)
+        for number in range(30):
+            peer.say(fetch.fetch_command(f"s{number}", [Wanted("t", 0, 0)], 6, 1 << 23, 20.0, goes_on=True))
+        peer.say(admin.status_command())
+        await peer.hear()
+        for _ in range(5):
+            append_(broker, body=bytes(1 << 20))
+            await asyncio.sleep(0)
+        (connection,) = broker._server.connections
+        assert connection._writer is not None
+        assert connection._writer.unsent_bytes < 60 << 20, "of 150 MiB"
+        offsets = []
+        while len(offsets) < 150:
+            for part in fetch.read_fetched(await peer.hear()):
+                offsets += part.offsets.tolist()
+        assert sorted(offsets) == sorted(list(range(5)) * 30)
+        peer.close()
+
+    loop.run(converse(), 60.0)
 
 
 # -- the invoke door alone -----------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.core.fetching import Wanted, fetch
+from raymq.actors.core.fetching import Fetch, Wanted
 from raymq.actors.core.rewriting import encode_again
 from raymq.actors.core.schedule import DELIVERED_FROM
 from raymq.actors.errors import (
     InvalidInput,
-    OffsetOutOfRange,
     PermissionDenied,
     QueueNotFound,
     TopicExists,
@@ -65,7 +64,7 @@ def test_a_topic_without_permission_is_neither_written_nor_read(bench: Bench) ->
     bench.store.topic_configs.put(TopicConfig("t", 2, 2, 0))
     with pytest.raises(PermissionDenied):
         bench.append(Message("t", b"x"))
-    part = fetch(bench.core, [Wanted("t", 0, 0)], 10, 1000)[0]
+    part = Fetch(bench.core, [Wanted("t", 0, 0)], 10, 1000).look()[0]
     assert isinstance(part.error, PermissionDenied)
 
 
@@ -149,29 +148,6 @@ def test_a_message_whose_topic_is_gone_holds_up_nobody(bench: Bench) -> None:
     bench.clock.advance(2)
     assert bench.core.schedule.deliver_due().delivered == 1
     assert bench.core.schedule.deliver_due().delivered == 0
-
-
-def test_a_fetch_of_many_queues(bench: Bench) -> None:
-    bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(4)])
-    bench.append(Message("t", b"q1"), queue_id=1)
-    everything = [Wanted("t", 0, 0), Wanted("t", 1, 0)]
-    parts = fetch(bench.core, everything, 100, 1 << 20)
-    assert [(p.index, p.next_offset, len(p.sizes), p.max_offset) for p in parts] == [(0, 4, 4, 4), (1, 1, 1, 1)]
-    assert [len(p.sizes) for p in fetch(bench.core, everything, 3, 1 << 20)] == [3]
-    assert [part.index for part in fetch(bench.core, everything, 100, 1 << 20, only=("t", 1))] == [1]
-    assert fetch(bench.core, [Wanted("t", 0, 4), Wanted("t", 1, 1)], 100, 1 << 20) == []
-    errors = fetch(bench.core, [Wanted("t", 0, 5), Wanted("t", 7, 0), Wanted("x", 0, 0)], 10, 1 << 20)
-    assert [type(part.error) for part in errors] == [OffsetOutOfRange, QueueNotFound, TopicNotFound]
-
-
-def test_a_filtered_fetch_moves_on_past_what_it_skipped(bench: Bench) -> None:
-    from raymq.storage.java_hash import tags_code
-
-    bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(6)])
-    part = fetch(bench.core, [Wanted("t", 0, 0, {tags_code("b")})], 10, 1 << 20)[0]
-    assert (part.next_offset, part.offsets.tolist()) == (6, [1, 3, 5])
-    part = fetch(bench.core, [Wanted("t", 0, 0, {tags_code("z")})], 10, 1 << 20)[0]
-    assert (part.next_offset, len(part.sizes)) == (6, 0)
 
 
 def test_staged_records_are_seen_after_the_commit_only_and_once(bench: Bench) -> None:

@@ -42,8 +42,27 @@ def test_an_arrival_wakes_who_waits_for_that_queue(
     second = polls.park([("t", 2)], clock.now + 15, wake("b"))
     polls.arrived([("t", 1), ("t", 0), ("u", 0)])
     assert woken == ["a"]
-    assert (first.arrival, second.arrival) == (("t", 1), None)
+    assert (list(first.take_arrivals()), first.ended) == ([("t", 1)], True)
+    assert (list(second.take_arrivals()), second.ended) == ([], False)
     assert len(polls) == 1
+
+
+def test_a_standing_one_is_woken_once_for_what_it_has_not_taken(
+    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+) -> None:
+    parked = polls.park([("t", 0), ("t", 1)], clock.now + 15, wake("a"), standing=True)
+    polls.arrived([("t", 1), ("t", 0), ("t", 2)])
+    polls.arrived([("t", 1)])
+    assert woken == ["a"]
+    assert list(parked.take_arrivals()) == [("t", 1), ("t", 0)]
+    assert woken == ["a"]
+    polls.arrived([("t", 0)])
+    assert (woken, parked.ended, len(polls)) == (["a", "a"], False, 1)
+    clock.advance(16)
+    polls.expire()
+    polls.arrived([("t", 1)])
+    assert (woken, parked.ended, len(polls)) == (["a", "a", "a"], True, 0)
+    assert list(parked.take_arrivals()) == [("t", 0)]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04, 0.1, 5.0, 15.0])
@@ -72,9 +91,9 @@ def test_a_sweep_that_comes_late_wakes_all_that_are_over(
 def test_a_newer_request_of_the_session_ends_the_older_one(
     polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
 ) -> None:
-    polls.park([("t", 0)], clock.now + 15, wake("a"), session="s")
+    first = polls.park([("t", 0)], clock.now + 15, wake("a"), session="s", standing=True)
     second = polls.park([("t", 1)], clock.now + 15, wake("b"), session="s")
-    assert woken == ["a"]
+    assert (woken, first.superseded, second.superseded) == (["a"], True, False)
     polls.arrived([("t", 0)])
     assert woken == ["a"]
     polls.remove(second)

@@ -14,7 +14,7 @@ from raymq.actors.core.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
 from raymq.actors.protocol import Tls
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import Command
+from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.server import Server, ServerConnection, bind
 from raymq.actors.wire.tls import client_context, server_context
 from tests.served import Peer, serving
@@ -230,3 +230,29 @@ def test_client_auth_needs_to_know_who_signs(tls: tuple[Tls, Tls]) -> None:
     context = client_context(server)
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+
+
+async def test_a_request_may_have_early_answers() -> None:
+    def several(connection: ServerConnection, request: Command) -> Command:
+        for number in range(3):
+            early = request.response(0, body=b"%d" % number)
+            early.flag |= FLAG_EARLY
+            connection.send(early)
+        return request.response(0, body=b"last")
+
+    async with serving({ECHO: several}) as (_, address):
+        pool = ConnectionPool()
+        heard: list[bytes] = []
+        command = Command(ECHO, serialization=Serialization.MSGPACK)
+        answer = await pool.request(address, command, 5, on_early=lambda early: heard.append(bytes(early.body)))
+        assert (heard, bytes(answer.body)) == ([b"0", b"1", b"2"], b"last")
+        assert bytes((await pool.request(address, command, 5)).body) == b"last", "who does not want them has the last"
+
+        def refuses(_: Command) -> None:
+            raise InvalidInput("x", "y", "z")
+
+        with pytest.raises(InvalidInput):
+            await pool.request(address, command, 5, on_early=refuses)
+        connection = await pool.get(address)
+        assert (connection._on_early, connection._waiting) == ({}, {})
+        await pool.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.core.consumption import Consumption
-from raymq.actors.core.fetching import Wanted, fetch
+from raymq.actors.core.fetching import Fetch, Wanted
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.statistics import Statistics
 from raymq.actors.core.topics import TopicChange
@@ -258,7 +258,7 @@ def test_a_fetch_is_told_of_a_reset_until_it_is_there(bench: Bench) -> None:
     bench.core.reset_offset("g", "t", 0, 2)
 
     def fetched(offset: int, group: str | None = "g") -> Any:
-        (part,) = fetch(bench.core, [Wanted("t", 0, offset)], 10, 1 << 20, group)
+        (part,) = Fetch(bench.core, [Wanted("t", 0, offset)], 10, 1 << 20, group).look()
         return part.error.offset if isinstance(part.error, OffsetReset) else part.offsets.tolist()
 
     assert (fetched(4), fetched(4)) == (2, 2)

@@ -1,0 +1,123 @@
+"""A fetch of many queues, once and going on: limits, order, skipped messages, what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from raymq.actors.core.fetching import Fetch, Part, Wanted
+from raymq.actors.core.filters import TAG, filter_of
+from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, TopicNotFound
+from raymq.client import Message
+from raymq.storage.topic_config import TopicConfig
+from tests.unit.actors.bench import Bench
+
+BOTH = [Wanted("t", 0, 0), Wanted("t", 1, 0)]
+QUEUES = [("t", 0), ("t", 1)]
+
+
+def tagged(tags: str) -> Wanted:
+    return Wanted("t", 0, 0, filter_of(TAG, tags).tags_codes)
+
+
+def told(parts: list[Part]) -> list[tuple[int, int, list[int]]]:
+    """Queue, where it goes on, the offsets of the messages."""
+    return [(part.index, part.next_offset, part.offsets.tolist()) for part in parts]
+
+
+def fill(bench: Bench, count: int, queue_id: int = 0) -> None:
+    bench.append(*[Message("t", b"%d" % n, tags="ab"[n % 2]) for n in range(count)], queue_id=queue_id)
+
+
+# -- one look ------------------------------------------------------------------------------------------------------
+
+
+def test_a_fetch_of_many_queues(bench: Bench) -> None:
+    fill(bench, 4)
+    fill(bench, 1, queue_id=1)
+    parts = Fetch(bench.core, BOTH, 100, 1 << 20).look()
+    assert [(p.index, p.next_offset, len(p.sizes), p.max_offset) for p in parts] == [(0, 4, 4, 4), (1, 1, 1, 1)]
+    assert [len(p.sizes) for p in Fetch(bench.core, BOTH, 3, 1 << 20).look()] == [3]
+    assert [part.index for part in Fetch(bench.core, BOTH, 100, 1 << 20).look([("t", 1)])] == [1]
+    assert Fetch(bench.core, [Wanted("t", 0, 4), Wanted("t", 1, 1)], 100, 1 << 20).look() == []
+    errors = Fetch(bench.core, [Wanted("t", 0, 5), Wanted("t", 7, 0), Wanted("x", 0, 0)], 10, 1 << 20).look()
+    assert [type(part.error) for part in errors] == [OffsetOutOfRange, QueueNotFound, TopicNotFound]
+
+
+def test_a_filtered_fetch_moves_on_past_what_it_skipped(bench: Bench) -> None:
+    fill(bench, 6)
+    assert told(Fetch(bench.core, [tagged("b")], 10, 1 << 20).look()) == [(0, 6, [1, 3, 5])]
+    assert told(Fetch(bench.core, [tagged("z")], 10, 1 << 20).look()) == [(0, 6, [])]
+
+
+# -- going on ------------------------------------------------------------------------------------------------------
+
+
+def test_each_message_is_given_once_and_in_order(bench: Bench) -> None:
+    fetch = Fetch(bench.core, BOTH, 100, 1 << 20)
+    assert fetch.look() == []
+    fill(bench, 2, queue_id=1)
+    fill(bench, 1)
+    assert told(fetch.look([("t", 1), ("t", 0)])) == [(1, 2, [0, 1]), (0, 1, [0])]
+    assert fetch.look(QUEUES) == []
+    fill(bench, 2, queue_id=1)
+    assert told(fetch.look([("t", 1)])) == [(1, 4, [2, 3])]
+    assert not fetch.is_over
+    assert not fetch.is_behind
+
+
+@pytest.mark.parametrize(
+    ("messages", "octets", "first", "second"),
+    [
+        (5, 1 << 20, [0, 1, 2], [3, 4]),
+        (3, 1 << 20, [0, 1, 2], []),
+        (2, 1 << 20, [0, 1], []),
+        (99, 2_500, [0, 1], [2]),
+        (99, 4_000, [0, 1, 2], [3]),
+    ],
+)
+def test_its_limits_are_those_of_all_looks_together(
+    bench: Bench, messages: int, octets: int, first: list[int], second: list[int]
+) -> None:
+    fetch = Fetch(bench.core, BOTH, messages, octets)
+    for expected in (first, second):
+        bench.append(*[Message("t", bytes(1_000)) for _ in range(3)])
+        assert [offset for part in fetch.look(QUEUES) for offset in part.offsets.tolist()] == expected
+    assert fetch.is_over or fetch.is_behind
+
+
+def test_what_a_limit_left_is_looked_at_again_without_an_arrival(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from raymq.storage import reading
+
+    monkeypatch.setattr(reading, "SCAN_ENTRIES", 2)
+    fill(bench, 10)
+    fetch = Fetch(bench.core, [tagged("z"), Wanted("t", 1, 0)], 2, 1 << 20)
+    assert (told(fetch.look()), fetch.is_behind) == ([(0, 2, [])], True)
+    fill(bench, 1, queue_id=1)
+    assert told(fetch.look([("t", 1)])) == [(0, 4, []), (1, 1, [0])]
+    steps = [fetch.look(()) for _ in range(3)]
+    assert [told(parts) for parts in steps] == [[(0, 6, [])], [(0, 8, [])], [(0, 10, [])]]
+    assert not fetch.is_behind
+
+
+@pytest.mark.parametrize(
+    ("happens", "error"),
+    [
+        (lambda bench: bench.core.reset_offset("g", "t", 0, 1), OffsetReset),
+        (lambda bench: bench.core.topics.delete("t"), TopicNotFound),
+        (lambda bench: bench.store.topic_configs.put(TopicConfig("t", 2, 2, perm=2)), Exception),
+    ],
+)
+def test_a_queue_that_cannot_be_read_on_ends_it(
+    bench: Bench, happens: Callable[[Bench], None], error: type[Exception]
+) -> None:
+    bench.core.ensure_group("g")
+    fill(bench, 3)
+    fetch = Fetch(bench.core, BOTH, 100, 1 << 20, "g")
+    assert told(fetch.look()) == [(0, 3, [0, 1, 2])]
+    assert not fetch.is_over
+    happens(bench)
+    (part,) = fetch.look([("t", 0)])
+    assert isinstance(part.error, error)
+    assert (part.next_offset, len(part.sizes), fetch.is_over) == (3, 0, True)
