@@ -44,7 +44,9 @@ _log = logging.getLogger(__name__)
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to an address, not yet listening; port 0 takes any free one. Raises OSError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # Where the protocol is not named asyncio sets no TCP_NODELAY: a second small answer would wait for TCP's
+    # acknowledgement of the first, up to 40 ms.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart comes back to its port at once
         bound.bind((host, port))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -209,3 +210,18 @@ def test_json_errors_are_plain_data() -> None:
     answer = faults.to_response(Command(1), OffsetOutOfRange(1, 2, 3))
     name, _, state = json.loads(answer.fields[faults.FIELD])
     assert (name, state) == ("OffsetOutOfRange", {"offset": 1, "min_offset": 2, "max_offset": 3})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_small_answers_do_not_wait_for_an_acknowledgement(host: str) -> None:
+    server = Server({ECHO: lambda _, request: request.response(0)})
+    bound = bind(host, 0)
+    await server.start(bound)
+    pool = ConnectionPool()
+    await pool.request(f"[{host}]:{bound.getsockname()[1]}", Command(ECHO), 5)
+    (connection,) = server.connections
+    assert connection._transport is not None
+    accepted = connection._transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await pool.close()
+    await server.stop()
