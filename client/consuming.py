@@ -251,8 +251,8 @@ class Consuming:
         changed = self._changed[broker]
         backoff = Backoff(first=0.1, cap=1.0)
         while True:
+            processes = self._with_room(broker)
             changed.clear()
-            processes = [p for p in self._queues.values() if p.queue.broker == broker and p.has_room]
             if not processes:
                 await changed.wait()
                 continue
@@ -269,6 +269,14 @@ class Consuming:
             finally:
                 call.cancel()
                 change.cancel()
+
+    def _with_room(self, broker: str) -> list[ProcessQueue]:
+        """The queues of a broker of which more may be fetched; of the others `_has_room` will tell."""
+        processes = [process for process in self._queues.values() if process.queue.broker == broker]
+        for process in processes:
+            process.waits_for_room = not process.has_room
+        self.delivery.settle()
+        return [process for process in processes if not process.waits_for_room]
 
     async def _fetch(self, broker: str, processes: list[ProcessQueue]) -> None:
         """One fetch; what it brings goes on its way at once, before anybody is told that it is done."""
@@ -331,6 +339,7 @@ class Consuming:
     # -- commits --------------------------------------------------------------------------------------------------
 
     async def _commit_all(self) -> None:
+        self.delivery.settle()
         await asyncio.gather(*(self._commit(process) for process in self._queues.values()))
 
     async def _commit_last(self, process: ProcessQueue) -> None:

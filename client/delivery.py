@@ -1,7 +1,11 @@
 """From fetched messages to listener calls to outcomes: which call runs when, and what follows from its answer.
 
-Runs on the connection's event loop, listeners on a pool of threads. Queues take turns; a lane says what may go next
+Runs on the connection's event loop, listeners on threads of their own. Queues take turns; a lane says what may go next
 (`raymq.client.lanes`), a token bucket how fast, and an outage whether anything but a probe goes at all.
+
+A thread that has ended a call wakes the loop only if something waits for that. Else the outcome is looked at when there
+is something to do: with the next arrival, before the next commit. Whoever begins to wait for outcomes therefore looks
+first (`settle`) at those that are there: a thread says what it did before it looks who waits.
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
-from raymq.client.lanes import Lane, Levels, OrderedLane, UnorderedLane
+from raymq.client.lanes import Lane, Levels, OrderedLane, UnorderedLane, all_succeeded
 from raymq.client.listener import ListenerRunner
+from raymq.client.listener_threads import ListenerThreads
 from raymq.client.message import ReceivedMessage
 from raymq.client.outage import Outage
 from raymq.client.process_queue import ProcessQueue
@@ -40,7 +44,8 @@ class _Call:
     probe: bool
     started: float | None = None
     abandoned: bool = False
-    future: Future[None] | None = None
+    #: Done when it has ended, for who waits for it.
+    over: asyncio.Future[None] | None = None
 
 
 class Delivery:
@@ -49,7 +54,7 @@ class Delivery:
     Args:
         send_back: gives a failed message back to its broker and returns whether it went to the dead letters; comes
             back only when that has succeeded or cannot any more.
-        on_room: called with a queue of which more may be fetched again.
+        on_room: called with a queue that `waits_for_room` when it has some.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class Delivery:
         self._on_room = on_room
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._threads = ThreadPoolExecutor(settings.threads, thread_name_prefix=f"raymq-{settings.group}")
+        self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run)
         self._most_calls = settings.threads * _CALLS_PER_THREAD
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
         self._outage = Outage(self._clock)
@@ -74,7 +79,9 @@ class Delivery:
         self._turns: dict[MessageQueue, Lane] = {}
         self._calls: set[_Call] = set()
         self._ended: deque[tuple[_Call, Levels | None]] = deque()
-        self._draining = False
+        self._settling = False
+        #: Somebody wants to know of each step of each message.
+        self._is_watched = settings.trace is not None or settings.on_outage is not None
         self._returning: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._paused = False
@@ -97,19 +104,31 @@ class Delivery:
         lane = self._lanes.pop(queue)
         lane.process.dropped = True
         self._turns.pop(queue, None)
+        self.settle()
 
     async def idle(self, queue: MessageQueue) -> None:
         """Wait until no call with messages of this queue runs."""
         for call in [call for call in self._calls if call.lane.process.queue == queue]:
-            if call.future is not None:
-                await asyncio.wait([asyncio.wrap_future(call.future)])
-        self._drain()
+            call.over = call.over or self._loop.create_future()
+            self.settle()
+            await call.over
 
     def add(self, process: ProcessQueue, messages: Sequence[ReceivedMessage], sizes: Sequence[int]) -> None:
         """Messages of one queue arrived; their sizes in bytes."""
         process.extend(messages, sizes)
         self._trace(TraceState.READY, messages)
         self._take_turn(self._lanes[process.queue])
+        self.settle()
+
+    def settle(self) -> None:
+        """Do what follows from the calls that have ended, and begin those that may begin now."""
+        self._settling = False
+        while self._ended:
+            call, levels = self._ended.popleft()
+            if levels is None:
+                self._end(call)
+            elif not call.abandoned:
+                self._finish(call, levels)
         self._pump()
 
     def pause(self) -> None:
@@ -127,11 +146,11 @@ class Delivery:
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for call in self._threads.close():
+            self._end(call)
         while self._clock() < deadline:
-            self._drain()
-            running = [c for c in self._calls if c.future is not None and not c.future.done() and not c.abandoned]
-            if not running and not self._returning:
+            self.settle()
+            if not self._calls and not self._returning:
                 break
             await asyncio.sleep(0.01)
 
@@ -139,6 +158,7 @@ class Delivery:
         """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
         if self._settings.ordered:
             return
+        self.settle()
         limit = self._settings.consume_timeout
         now = self._clock()
         for call in list(self._calls):
@@ -190,37 +210,42 @@ class Delivery:
             self._bucket.take(len(call.messages))
         self._trace(TraceState.IN_FLIGHT, call.messages)
         self._calls.add(call)
-        with contextlib.suppress(RuntimeError):  # the pool was shut down meanwhile: they come again
-            call.future = self._threads.submit(self._run, call)
+        self._threads.submit(call)
 
     def _run(self, call: _Call) -> None:
-        """On a thread of the pool."""
+        """On a thread of its own."""
         levels: Levels | None = None
         # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
         if not (call.lane.process.dropped or self._stopping) and threading.main_thread().is_alive():
             call.started = self._clock()
             levels = self._runner.call(call.messages)
         self._ended.append((call, levels))
-        if not self._draining:
-            self._draining = True
+        if self._is_awaited(call, levels) and not self._settling:
+            self._settling = True
             with contextlib.suppress(RuntimeError):  # the loop is gone: so is whom to tell
-                self._loop.call_soon_threadsafe(self._drain)
+                self._loop.call_soon_threadsafe(self.settle)
+
+    def _is_awaited(self, call: _Call, levels: Levels | None) -> bool:
+        """Whether something waits for what this call did: asked by its thread, when it has said so."""
+        process = call.lane.process
+        return (
+            levels is None
+            or not all_succeeded(levels)
+            or bool(self._turns)
+            or call.lane.waits_for_call
+            or process.waits_for_room
+            or process.dropped
+            or self._stopping
+            or self._is_watched
+        )
 
     # -- outcomes -------------------------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        self._draining = False
-        while self._ended:
-            call, levels = self._ended.popleft()
-            if levels is None:
-                self._end(call)
-            elif not call.abandoned:
-                self._finish(call, levels)
-        self._pump()
 
     def _end(self, call: _Call) -> None:
         """A call runs no more: a lane that was opened meanwhile for its queue may begin."""
         self._calls.discard(call)
+        if call.over is not None and not call.over.done():
+            call.over.set_result(None)
         lane = self._lanes.get(call.lane.process.queue)
         if lane is not None and lane is not call.lane and lane.blocked:
             lane.blocked = False
@@ -229,7 +254,6 @@ class Delivery:
     def _finish(self, call: _Call, levels: Levels) -> None:
         self._end(call)
         lane, process = call.lane, call.lane.process
-        had_room = process.has_room
         if self._settings.on_outage is not None and self._stays_out(call, levels):
             lane.put_back(call.messages)
         else:
@@ -240,9 +264,13 @@ class Delivery:
             for message, level in decision.returned:
                 self._give_back(process, message, level)
             self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
-        if not had_room and process.has_room:
-            self._on_room(process)
+        self._tell_of_room(process)
         self._take_turn(lane)
+
+    def _tell_of_room(self, process: ProcessQueue) -> None:
+        if process.waits_for_room and process.has_room:
+            process.waits_for_room = False
+            self._on_room(process)
 
     def _stays_out(self, call: _Call, levels: Levels) -> bool:
         """Whether an outage goes on after this call, so that its messages are kept."""
@@ -266,11 +294,9 @@ class Delivery:
     async def _return(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
         """It stays in flight, and uncommitted, until its broker has it back."""
         dead = await self._send_back(message, level)
-        had_room = process.has_room
         process.finish(message.queue_offset)
         self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, [message])
-        if not had_room and process.has_room:
-            self._on_room(process)
+        self._tell_of_room(process)
 
     def _trace_repeats(
         self, call: _Call, finished: Sequence[ReceivedMessage], returned: Sequence[ReceivedMessage]

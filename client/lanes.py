@@ -22,6 +22,11 @@ from raymq.storage import properties
 Levels = list[int | None]
 
 
+def all_succeeded(levels: Levels) -> bool:
+    """Whether a listener failed on nothing."""
+    return levels.count(None) == len(levels)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What becomes of a call's messages; those in neither list are repeated in place, by the lane itself."""
@@ -35,6 +40,10 @@ class Lane(Protocol):
 
     process: ProcessQueue
     blocked: bool
+
+    @property
+    def waits_for_call(self) -> bool:
+        """Whether something in it may go when the call that runs has ended. Any thread may ask."""
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
         """Messages for one call of the listener; [] if none may go now."""
@@ -55,6 +64,7 @@ class UnorderedLane:
 
     process: ProcessQueue
     blocked: bool = False
+    waits_for_call: bool = False
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:  # noqa: ARG002 - time plays no part
         return self.process.take(limit)
@@ -63,6 +73,8 @@ class UnorderedLane:
         return 0.0 if self.process.ready else None
 
     def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> Decision:  # noqa: ARG002
+        if all_succeeded(levels):
+            return Decision(messages, [])
         pairs = list(zip(messages, levels, strict=True))
         return Decision(
             [message for message, level in pairs if level is None],
@@ -98,6 +110,10 @@ class OrderedLane:
     _running_key: str | None = None
     _retry_at: float = 0.0
     _parked: dict[str, _Parked] = field(default_factory=dict)
+
+    @property
+    def waits_for_call(self) -> bool:
+        return bool(self.process.ready or self._parked)
 
     def next_batch(self, limit: int, now: float) -> list[ReceivedMessage]:
         if self._running or self.blocked:

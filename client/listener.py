@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import inspect
 import logging
@@ -59,7 +58,7 @@ class ListenerRunner:
             answer: Any = self._listener(messages)
             if self._loop is not None:
                 answer = self._loop.run(answer)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any failure of a user's code is one
+        except BaseException as error:  # noqa: BLE001 - any failure of a user's code is one
             _log.info("the listener failed on %d messages: %r", len(messages), error)
             return [0] * len(messages)
         return read_answer(answer, len(messages))

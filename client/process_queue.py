@@ -30,6 +30,8 @@ class ProcessQueue:
     next_offset: int
     max_messages: int = MAX_MESSAGES
     dropped: bool = False
+    #: Nothing is fetched until it has room again.
+    waits_for_room: bool = False
     _ready: deque[ReceivedMessage] = field(default_factory=deque)
     _in_flight: dict[int, int] = field(default_factory=dict)
     #: The offsets in flight in their order; finished ones leave when they come to the front.

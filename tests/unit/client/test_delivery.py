@@ -1,0 +1,175 @@
+"""Which ends of calls wake the loop, and that the others are not forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from raymq.client.consumer_settings import ConsumerSettings
+from raymq.client.delivery import Delivery
+from raymq.client.listener import Answer, ConsumeResult, ListenerRunner
+from raymq.client.message import ReceivedMessage
+from raymq.client.process_queue import ProcessQueue
+from raymq.client.subscription import TagFilter
+from tests.received import QUEUE, message
+
+SECONDS = 5.0
+
+
+class Bench:
+    """A delivery whose listener ends its calls, each when it is told so, with the answer that it is told."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.begun: list[int] = []
+        self.answer: Answer = ConsumeResult.SUCCESS
+        self.room: list[ProcessQueue] = []
+        self.returned: list[tuple[int, int]] = []
+        self._go_on = threading.Semaphore(0)
+        self._ended = threading.Semaphore(0)
+        settings = ConsumerSettings("g", {"t": TagFilter.parse("*")}, ordered=ordered, threads=1)
+        self.delivery = Delivery(
+            settings, ListenerRunner(self._listen), send_back=self._send_back, on_room=self.room.append
+        )
+        self.process = self.delivery.open(QUEUE, 0)
+        run = self.delivery._threads._run
+
+        def told(call: object) -> None:
+            run(call)  # type: ignore[arg-type]
+            self._ended.release()
+
+        self.delivery._threads._run = told  # type: ignore[assignment]
+
+    def _listen(self, messages: list[ReceivedMessage]) -> Answer:
+        self.begun += [each.queue_offset for each in messages]
+        assert self._go_on.acquire(timeout=SECONDS)
+        return self.answer
+
+    async def _send_back(self, failed: ReceivedMessage, level: int) -> bool:
+        self.returned.append((failed.queue_offset, level))
+        return False
+
+    def add(self, *offsets: int) -> None:
+        self.delivery.add(self.process, [message(offset) for offset in offsets], [10] * len(offsets))
+
+    def end_a_call(self) -> None:
+        """Returns when its thread has said all it will say."""
+        self._go_on.release()
+        assert self._ended.acquire(timeout=SECONDS)
+
+    @property
+    def finished(self) -> bool:
+        return self.process.in_flight == 0
+
+
+def run(scenario: Callable[[Bench], Awaitable[None]], *, ordered: bool = False) -> None:
+    async def whole() -> None:
+        bench = Bench(ordered=ordered)
+        await scenario(bench)
+        await bench.delivery.stop(SECONDS)
+
+    asyncio.run(whole())
+
+
+async def turns() -> None:
+    """Let the loop do what threads have asked it to."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_success_for_which_nothing_waits_is_looked_at_when_there_is_something_to_do(ordered: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(0)
+        bench.end_a_call()
+        await turns()
+        assert not bench.finished
+        bench.delivery.settle()
+        assert (bench.finished, bench.process.commit_offset) == (True, 1)
+        bench.add(1)
+        bench.end_a_call()
+        bench.add(2)
+        assert bench.process.in_flight == 1, "an arrival looks at it"
+        bench.end_a_call()
+
+    run(scenario, ordered=ordered)
+
+
+def test_a_failure_is_sent_back_at_once() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.answer = ConsumeResult.RECONSUME_LATER
+        bench.add(0)
+        bench.end_a_call()
+        await turns()
+        assert (bench.returned, bench.finished) == ([(0, 0)], True)
+
+    run(scenario)
+
+
+def test_the_next_of_an_ordered_queue_begins_at_once() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(0, 1)
+        bench.end_a_call()
+        await turns()
+        assert bench.process.in_flight == 1
+        bench.end_a_call()
+        assert bench.begun == [0, 1]
+
+    run(scenario, ordered=True)
+
+
+def test_messages_without_a_free_thread_begin_at_once() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(*range(5))
+        assert bench.process.ready == 3, "two are handed over to one thread"
+        bench.end_a_call()
+        await turns()
+        assert bench.process.ready == 2
+        for _ in range(4):
+            bench.end_a_call()
+            await turns()
+        assert bench.begun == [0, 1, 2, 3, 4]
+
+    run(scenario)
+
+
+def test_who_waits_for_room_is_told_at_once() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(0)
+        bench.process.waits_for_room = True
+        bench.delivery.settle()
+        assert bench.room == []
+        bench.end_a_call()
+        await turns()
+        assert (bench.room, bench.process.waits_for_room) == ([bench.process], False)
+
+    run(scenario)
+
+
+def test_who_waits_for_a_dropped_queue_is_told_when_its_call_has_ended() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(0)
+        bench.delivery.drop(QUEUE)
+        idle = asyncio.ensure_future(bench.delivery.idle(QUEUE))
+        await turns()
+        assert not idle.done()
+        bench.end_a_call()
+        await asyncio.wait_for(idle, SECONDS)
+        assert bench.process.commit_offset == 1, "what it did counts"
+
+    run(scenario, ordered=True)
+
+
+def test_stopping_waits_for_what_runs_and_begins_no_more() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(0, 1)
+        stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
+        await turns()
+        assert not stopping.done()
+        bench.end_a_call()
+        await asyncio.wait_for(stopping, SECONDS)
+        assert (bench.begun, bench.process.commit_offset) == ([0], 1)
+
+    run(scenario)

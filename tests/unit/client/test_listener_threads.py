@@ -1,0 +1,112 @@
+"""The threads of a consumer: each call once, as many at a time as there may be, none lost while threads lie down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from raymq.client.listener_threads import ListenerThreads
+from tests.polling import poll_until
+
+Make = Callable[[int, Callable[[int], None]], ListenerThreads[int]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[ListenerThreads[int]] = []
+
+    def one(most: int, run: Callable[[int], None]) -> ListenerThreads[int]:
+        made.append(ListenerThreads(most, "calls", run))
+        return made[-1]
+
+    yield one
+    for threads in made:
+        threads.close()
+    poll_until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("calls_")])
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_calls_that_block_run_side_by_side_up_to_the_limit(make: Make, most: int) -> None:
+    running: list[int] = []
+    go_on = threading.Semaphore(0)
+
+    def run(call: int) -> None:
+        running.append(call)
+        go_on.acquire()
+
+    threads = make(most, run)
+    for call in range(5):
+        threads.submit(call)
+    poll_until(lambda: len(running) == most)
+    assert sorted(running) == list(range(most))
+    go_on.release(5)
+    poll_until(lambda: sorted(running) == list(range(5)))
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("calls_")]) == most
+
+
+def test_every_call_is_made_once_however_threads_come_and_lie_down(make: Make) -> None:
+    made: list[int] = []
+    ended = threading.Semaphore(0)
+
+    def run(call: int) -> None:
+        made.append(call)
+        ended.release()
+
+    threads = make(4, run)
+    waited_for = 0
+    for call in range(20_000):
+        threads.submit(call)
+        if call % 7 == 0:
+            while waited_for <= call:
+                assert ended.acquire(timeout=10)
+                waited_for += 1
+    poll_until(lambda: len(made) == 20_000)
+    assert sorted(made) == list(range(20_000))
+
+
+def test_one_thread_makes_its_calls_in_order(make: Make) -> None:
+    made: list[int] = []
+    threads = make(1, made.append)
+    for call in range(1_000):
+        threads.submit(call)
+    poll_until(lambda: len(made) == 1_000)
+    assert made == list(range(1_000))
+
+
+def test_a_call_that_sleeps_holds_up_none_behind_it(make: Make) -> None:
+    made: list[int] = []
+    go_on = threading.Event()
+
+    def run(call: int) -> None:
+        if call == 0:
+            go_on.wait(10)
+        made.append(call)
+
+    threads = make(2, run)
+    for call in range(100):
+        threads.submit(call)
+    poll_until(lambda: len(made) == 99)
+    go_on.set()
+    poll_until(lambda: made[-1] == 0)
+
+
+def test_what_was_not_begun_comes_back_from_closing(make: Make) -> None:
+    begun = threading.Event()
+    go_on = threading.Event()
+    made: list[int] = []
+
+    def run(call: int) -> None:
+        begun.set()
+        go_on.wait(10)
+        made.append(call)
+
+    threads = make(1, run)
+    for call in range(3):
+        threads.submit(call)
+    assert begun.wait(10)
+    assert threads.close() == [1, 2]
+    threads.submit(3)
+    go_on.set()
+    poll_until(lambda: made == [0])
