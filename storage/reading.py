@@ -70,6 +70,8 @@ class Reader:
         self.check_offset(queue, offset)
         if offset == queue.max_offset or max_messages < 1:
             return Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset)
+        if offset == queue.max_offset - 1 and not check_crc and (last := self._last(queue, tags_codes)) is not None:
+            return last
         if tags_codes is None:
             entries = self._fitting(queue, offset, max_messages, max_bytes)
             next_offset = offset + len(entries)
@@ -105,6 +107,17 @@ class Reader:
         """OffsetOutOfRange unless it is within min..max."""
         if not queue.min_offset <= offset <= queue.max_offset:
             raise OffsetOutOfRange(offset, queue.min_offset, queue.max_offset)
+
+    def _last(self, queue: ConsumeQueue, tags_codes: Collection[int] | None) -> Lease | None:
+        """The last message of a queue, as who keeps up reads it: without NumPy; None if it has to be looked at."""
+        offset = queue.max_offset - 1
+        position, size, code = queue.entry(offset)
+        if tags_codes is not None and code not in tags_codes:
+            return Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset + 1)
+        end, file_bytes = self._log.max_offset, self._log.files.file_bytes
+        if not (queue.is_checked(offset, offset + 1) and end - end % file_bytes <= position <= end - size):
+            return None
+        return Lease([self._log.view(position, size)], np.array([size], np.int32), np.array([offset]), offset + 1)
 
     def _in_newest_file(self, entries: Entries) -> bool:
         """Whether these messages, ascending, lie in the log's newest file.

@@ -37,6 +37,8 @@ from tests.polling import poll_until
 pytestmark = pytest.mark.integration
 
 TAKEN_OVER_SECONDS = 10.0
+#: A success is committed within this.
+COMMITTED_SECONDS = 1.0
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -110,7 +112,8 @@ def test_members_join_die_and_leave_under_load_and_nothing_is_lost(
     assert account.ghosts == set()
     causes, unexplained = history.duplicates()
     assert not unexplained, "\n\n".join(unexplained)
-    assert causes.total() == account.duplicates <= 100, "more than was in flight when the member died"
+    done_last = sum(each.member == died.pid and each.at > since - COMMITTED_SECONDS for each in history._deliveries)
+    assert causes.total() == account.duplicates <= 100 + done_last, "more than was in flight when the member died"
 
 
 def settled_owners(admin: Admin, members: list[PushConsumer], strategy: str) -> dict[MessageQueue, str]:

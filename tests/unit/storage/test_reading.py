@@ -10,6 +10,7 @@ import pytest
 from raymq.storage import reading, record_batch
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.java_hash import tags_code
 from raymq.storage.record import encode, encode_properties
 from raymq.storage.store import Store
 
@@ -107,3 +108,24 @@ def test_the_byte_bound_is_exact_whatever_the_first_size_is(tmp_path: Path, firs
                 assert lease.sizes.tolist() == sizes[:expected].tolist()
                 assert len(lease.records) == sizes[:expected].sum()
                 assert lease.next_offset == expected
+
+
+@pytest.mark.parametrize("check_crc", [True, False])
+@pytest.mark.parametrize("opened_again", [True, False])
+@pytest.mark.parametrize(("codes", "passes"), [(None, True), ({tags_code("t")}, True), ({tags_code("u")}, False)])
+def test_the_last_message_alone(
+    tmp_path: Path, check_crc: bool, opened_again: bool, codes: set[int] | None, passes: bool
+) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, numbered(3))
+        put(store, 1, numbered(1))
+    with Store.open(tmp_path, CONFIG) as store:
+        if not opened_again:
+            put(store, 0, [b"one more"])
+        expected = numbered(3)[2] if opened_again else b"one more"
+        offset = store.max_offset("orders", 0) - 1
+        with store.read("orders", 0, offset, 10, 1, codes, check_crc=check_crc) as lease:
+            assert [record.body for record in lease.messages()] == [expected] * passes
+            assert lease.queue_offsets.tolist() == [offset] * passes
+            assert lease.sizes.tolist() == [len(lease.records)] * passes
+            assert lease.next_offset == offset + 1
