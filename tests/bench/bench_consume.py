@@ -3,12 +3,14 @@ latency beside Redis Streams.
 
 Run by `make bench-consume`. Prints a table, with --json a JSON value; --size and --only leave out the rest. Servers run
 in processes of their own. Compare ratios, not times: the machine is shared. A backlog is drained once to warm up, then
-`ROUNDS` times; the median counts. "CPU" is what one message costs this process and the broker's.
+`ROUNDS` times; the median counts. "CPU" is what one message costs this process and the broker's, and the listener's
+where that is another one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 import statistics
 import struct
@@ -62,6 +64,8 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.AC
         out.sendall(mapped)
 """
 
+LISTENER = Path(__file__).with_name("listening.py")
+
 PARTS = ("socket", "pull", "push", "kafka", "rabbitmq", "latency", "redis")
 #: What is compared with what, and what it should be at least: a name's beginning, the beginnings of the others'.
 RATIOS = (
@@ -107,7 +111,7 @@ def run(sizes: list[int], parts: list[str]) -> list[Row]:
                     if "push" in parts:
                         _push(bench, mq, far, size)
             if "latency" in parts:
-                _end_to_end(bench, mq)
+                _end_to_end(bench, mq, far)
     if "redis" in parts:
         bench.rows += foreign_rows("foreign_consumers.py", ["redis"])
     for size in sizes:
@@ -190,31 +194,33 @@ def _rate(bench: Bench, name: str, count: int, drain: Callable[[], None], far: p
     bench.rows.append({"name": name, "value": rate, "unit": "messages/s", "cpu_us": cpu})
 
 
-def _end_to_end(bench: Bench, mq: Connection) -> None:
-    """From before the call of send to the call of the listener."""
+def _end_to_end(bench: Bench, mq: Connection, far: psutil.Process) -> None:
+    """From before the call of send here to the call of the listener in another process."""
     Admin(mq).create_topic("latency", queues=1)
-    times: list[float] = []
-    done = threading.Event()
-
-    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
-        now = time.perf_counter()
-        times.extend(now - struct.unpack_from("d", message.body)[0] for message in messages)
-        if len(times) >= PACED:
-            done.set()
-        return ConsumeResult.SUCCESS
-
+    listening = subprocess.Popen(
+        [sys.executable, str(LISTENER), *mq.name_servers, "latency", str(PACED)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert listening.stdout is not None
+    assert listening.stdout.readline() == "ready\n"
+    processes = (psutil.Process(), far, psutil.Process(listening.pid))
+    before = [cpu_us(process) for process in processes]
     padding = bytes(BODY_BYTES - struct.calcsize("d"))
-    with PushConsumer(mq, "latency", {"latency": "*"}, listener), Producer(mq, "bench") as producer:
+    with Producer(mq, "bench") as producer:
         due = time.perf_counter()
         for _ in range(PACED):
             due += 1 / PACE_PER_SECOND
             time.sleep(max(0.0, due - time.perf_counter()))
             producer.send(Message("latency", struct.pack("d", time.perf_counter()) + padding))
-        assert done.wait(TIMEOUT)
+    times = json.loads(listening.stdout.readline())
+    cpu = [round((cpu_us(process) - first) / PACED) for process, first in zip(processes, before, strict=True)]
+    listening.communicate(timeout=TIMEOUT)
     ordered = sorted(seconds * 1e6 for seconds in times[PACED // 10 :])
     p50, p99 = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
-    name = "send to listener, 1,000 messages/s, 1 KiB"
-    bench.rows.append({"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)})
+    name = "send to listener of another process, 1,000 messages/s, 1 KiB"
+    bench.rows.append({"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99), "cpu_us": cpu})
 
 
 def _ratios(rows: list[Row], size: int) -> list[Row]:

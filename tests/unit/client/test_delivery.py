@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self, *, ordered: bool) -> None:
         self.begun: list[int] = []
-        self.answer: Answer = ConsumeResult.SUCCESS
+        self.answer: Answer | BaseException = ConsumeResult.SUCCESS
         self.room: list[ProcessQueue] = []
         self.returned: list[tuple[int, int]] = []
         self._go_on = threading.Semaphore(0)
@@ -45,6 +45,8 @@ class Bench:
     def _listen(self, messages: list[ReceivedMessage]) -> Answer:
         self.begun += [each.queue_offset for each in messages]
         assert self._go_on.acquire(timeout=SECONDS)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
         return self.answer
 
     async def _send_back(self, failed: ReceivedMessage, level: int) -> bool:
@@ -97,9 +99,10 @@ def test_a_success_for_which_nothing_waits_is_looked_at_when_there_is_something_
     run(scenario, ordered=ordered)
 
 
-def test_a_failure_is_sent_back_at_once() -> None:
+@pytest.mark.parametrize("answer", [ConsumeResult.RECONSUME_LATER, None, ValueError(), SystemExit()])
+def test_a_failure_is_sent_back_at_once(answer: Answer | BaseException) -> None:
     async def scenario(bench: Bench) -> None:
-        bench.answer = ConsumeResult.RECONSUME_LATER
+        bench.answer = answer
         bench.add(0)
         bench.end_a_call()
         await turns()
