@@ -325,7 +325,7 @@ class Consuming:
         process.next_offset = max(process.next_offset, part.next_offset)
         if messages:  # other queues take their turn first: this one goes behind them
             self._queues[process.queue] = self._queues.pop(process.queue)
-        if not process.has_room:  # the fetch may go on, but without it
+        elif not process.has_room:  # what is filtered out uses up no limit of the fetch, which goes on without it
             self._changed[process.queue.broker].set()
 
     def _move(self, process: ProcessQueue, offset: int) -> None:
@@ -340,7 +340,11 @@ class Consuming:
 
     async def _commit_all(self) -> None:
         self.delivery.settle()
-        await asyncio.gather(*(self._commit(process) for process in self._queues.values()))
+        due = [process for process in self._queues.values() if self._has_to_commit(process)]
+        await asyncio.gather(*map(self._commit, due))
+
+    def _has_to_commit(self, process: ProcessQueue) -> bool:
+        return self._clustering and self._committed.get(process.queue) != process.commit_offset
 
     async def _commit_last(self, process: ProcessQueue) -> None:
         """Commit a queue that is let go; what its broker cannot be told counts if the queue comes back to us."""
@@ -351,7 +355,7 @@ class Consuming:
 
     async def _commit(self, process: ProcessQueue) -> None:
         offset = process.commit_offset
-        if not self._clustering or self._committed.get(process.queue) == offset:
+        if not self._has_to_commit(process):
             return
         try:
             await self._offsets.commit(process.queue, offset, self._committed.get(process.queue))
