@@ -4,8 +4,8 @@ It prints:
     try 0 of b'refund 7': the bank is closed
     try 1 of b'refund 7': the bank is closed
     dead: b'refund 7' of topic invoices, failed 2 times
-    sent again: 1
     try 0 of b'refund 7': done
+    sent again: 1
 """
 
 import threading
@@ -38,8 +38,9 @@ def main(mq: Connection) -> None:
             done.wait(0.05)
         print(f"dead: {dead[0].body!r} of topic {dead[0].topic}, {dead[0].reason}")
         bank_is_open.set()
-        print("sent again:", len(admin.dlq_redrive("refunds").redriven))
+        again = admin.dlq_redrive("refunds").redriven
         done.wait(10)
+        print("sent again:", len(again))
 
 
 if __name__ == "__main__":
