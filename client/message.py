@@ -30,9 +30,9 @@ from raymq.storage.record import (
     MAX_PROPERTIES_BYTES,
     Record,
     decode,
-    encode,
     encode_properties,
 )
+from raymq.storage.record_template import record_template
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
@@ -118,13 +118,17 @@ class Message:
         """The id given by the producer."""
         key = self._key
         if key is None:
-            (key,) = key_numbers([self])
+            key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
         return key if isinstance(key, str) else unique_keys.text(key)
 
-    def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytes:
-        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen."""
-        stored = unique_keys.pair(self.unique_key) + self.own_properties
-        return encode(self.topic, 0, self.body, stored, born_timestamp_ms=born_timestamp_ms, born_host=born_host)
+    def encode(self, born_timestamp_ms: int, born_host: bytes, unique_key: str | None = None) -> bytearray:
+        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen.
+
+        Args:
+            unique_key: its own, from a caller that has it at hand.
+        """
+        stored = unique_keys.pair(unique_key or self.unique_key) + self.own_properties
+        return record_template(self.topic, born_host).encode(self.body, stored, born_timestamp_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         # A number means nothing in another process.

@@ -8,15 +8,16 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage import crc
 from raymq.storage import record as layout
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.indexed_properties import tags_and_keys
-from raymq.storage.java_hash import index_hash_of_bytes, tags_code_of_bytes
 from raymq.storage.record import Buffer
 from raymq.storage.record_batch import BadRecord, Batch, check_topic, parse
 
 _KNOWN_TOPICS: Final = 65_536
 _UNWANTED_FLAGS: Final = layout.SYS_FLAG_STORE_IPV6 | layout.SYS_FLAG_TRANSACTION_PREPARED
+_UNUSUAL_FLAGS: Final = _UNWANTED_FLAGS | layout.SYS_FLAG_BORN_IPV6
 
 
 class Single(NamedTuple):
@@ -26,15 +27,17 @@ class Single(NamedTuple):
         record: its bytes, borrowed.
         lane: its topic and queue id.
         late: how many bytes later than with a born host of IPv4 the fields behind that lie.
-        tags_code: of its TAGS.
-        key_hashes: of what is indexed.
+        tags: the value of TAGS, b"" without.
+        prefix: what the topic's keys in the index begin with.
+        keys: what is indexed.
     """
 
     record: memoryview
     lane: tuple[str, int]
     late: int
-    tags_code: int
-    key_hashes: list[int]
+    tags: bytes
+    prefix: bytes
+    keys: list[bytes]
 
 
 class Checker:
@@ -47,9 +50,42 @@ class Checker:
         #: Each topic as text, and what its keys in the index begin with.
         self._topics: dict[bytes, tuple[str, bytes]] = {}
 
-    def one(self, record: memoryview, size: int, check_crc: bool) -> Single:
-        """The only record of an append."""
-        return self._single(record, size, 0, check_crc)
+    def one(self, record: memoryview, check_crc: bool) -> Single:
+        """A record that comes alone.
+
+        Sound ones of the usual kind (version 1, IPv4, a topic that was seen before) are taken apart in a few steps;
+        the others, and what is wrong with a record, are left to the general way.
+        """
+        size = len(record)
+        if size < layout.MIN_RECORD_BYTES:
+            return self._single(record, size, 0, check_crc)
+        declared, magic, body_crc, queue_id, sys_flag, body_bytes = layout.CHECKED.unpack_from(record)
+        topic_at = layout.OFFSET_BODY + body_bytes
+        if (
+            declared != size
+            or magic != layout.MAGIC_V1
+            or queue_id < 0
+            or sys_flag & _UNUSUAL_FLAGS
+            or not 0 < body_bytes <= self._max_body_bytes
+            or topic_at > size - layout.LEAST_TAIL
+            or size > self._max_record_bytes
+        ):
+            return self._single(record, size, 0, check_crc)
+        tail = bytes(record[topic_at:])
+        topic_end = 1 + tail[0]
+        known = self._topics.get(tail[1:topic_end])
+        properties = tail[topic_end + 2 :]
+        if (
+            known is None
+            or not properties
+            or len(properties) > layout.MAX_PROPERTIES_BYTES
+            or tail[topic_end] << 8 | tail[topic_end + 1] != len(properties)
+            or not properties[-1]
+            or (check_crc and crc.crc32(record[layout.OFFSET_BODY : topic_at]) & layout.CRC_MASK != body_crc)
+        ):
+            return self._single(record, size, 0, check_crc)
+        tags, keys = tags_and_keys(properties)
+        return Single(record, (known[0], queue_id), 0, tags, known[1], keys)
 
     def few(self, records: memoryview, sizes: npt.NDArray[np.int32], check_crc: bool) -> list[Single]:
         """The records one by one."""
@@ -96,8 +132,9 @@ class Checker:
             record,
             (topic, queue_id),
             layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0,
-            tags_code_of_bytes(tags) if tags else 0,
-            [index_hash_of_bytes(prefix + key) for key in keys] if keys else [],
+            tags,
+            prefix,
+            keys,
         )
 
     def _learn_topic(self, name: bytes, index: int) -> tuple[str, bytes]:

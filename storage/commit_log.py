@@ -65,6 +65,8 @@ class CommitLog:
         self.last_timestamp_ms = 0
         self.health = health
         self._ahead: Preallocator | None = None
+        #: A small record that ends there or before fits into the newest file, where there are blocks for it.
+        self._smooth_to = 0
         self._flushing = threading.Lock()
 
     @property
@@ -80,6 +82,7 @@ class CommitLog:
     def set_end(self, end: int, last_timestamp_ms: int) -> None:
         """Recovery's result: everything before `end` is there and on disk."""
         self.max_offset = self.flushed_offset = end
+        self._smooth_to = 0
         self.last_timestamp_ms = last_timestamp_ms
 
     def prepare_ahead(self, *, clean: bool) -> None:
@@ -121,10 +124,16 @@ class CommitLog:
     def append_one(self, record: memoryview, late: int, queue_offset: int, store_timestamp_ms: int) -> int:
         """Write one checked record without NumPy, `late` as in `Single`; its physical offset. Raises as `append`."""
         size = len(record)
-        file = self._room_for(size)
         physical_offset = self.max_offset
-        at = physical_offset - file.start
-        file.allocate(at, at + size)
+        if physical_offset + size <= self._smooth_to:
+            file = self.files.extend(physical_offset)
+            at = physical_offset - file.start
+        else:
+            file = self._room_for(size)
+            physical_offset = self.max_offset
+            at = physical_offset - file.start
+            file.allocate(at, at + size)
+            self._smooth_to = file.start + min(file.allocated_to, file.size - layout.BLANK.size)
         failpoint("append.one_before_copy")
         view = file.view
         view[at + _SIZE_BYTES : at + size] = record[_SIZE_BYTES:]
@@ -134,9 +143,9 @@ class CommitLog:
         )
         failpoint("append.one_before_size")
         view[at : at + _SIZE_BYTES] = record[:_SIZE_BYTES]
-        self.max_offset += size
+        self.max_offset = end = physical_offset + size
         if self._ahead is not None:
-            self._ahead.advance(self.max_offset)
+            self._ahead.advance(end)
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offset
 

@@ -72,12 +72,16 @@ class ConsumeQueue:
         self._synced = self._first
         self._fresh_from = self.max_offset
         self._seen = (0, 0)
+        #: The entries before that one have blocks, or are written.
+        self._room_to = 0
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
         """One more entry, for which there is room (`reserve`)."""
         position = self.max_offset * ENTRY_BYTES
         file = self._files.extend(position)
-        _ENTRY.pack_into(file.view, position - file.start, physical_offset, size, tags_code)
+        at = position - file.start
+        file.allocate(at, at + ENTRY_BYTES)  # There are blocks; but it is to hear how the file grows.
+        _ENTRY.pack_into(file.view, at, physical_offset, size, tags_code)
         self.max_offset += 1
 
     def distrust(self) -> None:
@@ -103,12 +107,15 @@ class ConsumeQueue:
 
     def reserve(self, count: int) -> None:
         """Make sure that `count` more entries can be written; StoreFull if not."""
+        if self.max_offset + count <= self._room_to:
+            return
         position = self.max_offset * ENTRY_BYTES
         end = position + count * ENTRY_BYTES
         while position < end:
             file = self._files.extend(position)
             stop = min(end, file.start + file.size)
             file.allocate(position - file.start, stop - file.start)
+            self._room_to = (file.start + file.allocated_to) // ENTRY_BYTES
             position = stop
 
     def put(self, offset: int, entries: Entries) -> None:
@@ -218,6 +225,7 @@ class ConsumeQueue:
         if dropped or (certainly and self._files.last_data(end * ENTRY_BYTES) > end * ENTRY_BYTES):
             self._files.zero_from(end * ENTRY_BYTES)
             self.max_offset = end
+            self._room_to = 0
             self._synced = min(self._synced, end)
         return dropped
 

@@ -68,6 +68,8 @@ class IndexFile:
         )
         self.count: int = max(1, count)
         self._dirty = False
+        #: The entries below that number have blocks.
+        self.reserved_to = 0
         #: Whether its follower was asked for.
         self.followed = False
         if not (1 <= self.count <= entries and 0 <= self.begin_physical <= self.end_physical + 1):
@@ -104,6 +106,7 @@ class IndexFile:
         """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not. The file, mapped."""
         file = self._mapped()
         file.allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
+        self.reserved_to = min(self._capacity, (file.allocated_to - self._entries_at) // _ENTRY.size)
         return file
 
     @property
@@ -171,7 +174,9 @@ class IndexFile:
         at = self._entries_at + number * _ENTRY.size
         if number == 1:
             self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
-        seconds = min(max(0, (timestamp_ms - self.begin_ms) // 1000), _MAX_SECONDS)
+        seconds = (timestamp_ms - self.begin_ms) // 1000
+        if not 0 <= seconds <= _MAX_SECONDS:
+            seconds = 0 if seconds < 0 else _MAX_SECONDS
         for key_hash in hashes:
             slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
             previous = _SLOT.unpack_from(view, slot_at)[0]

@@ -32,7 +32,8 @@ _TAGS: Final = _little(b"TAGS\x01")
 _UNIQ: Final = _little(b"UNIQ_")
 _UNIQ_REST: Final = _little(b"NIQ_KEY\x01")
 _SHORT_NAME: Final = len(b"KEYS\x01")
-_LONG_NAME: Final = len(b"UNIQ_KEY\x01")
+_UNIQ_KEY: Final = b"UNIQ_KEY\x01"
+_LONG_NAME: Final = len(_UNIQ_KEY)
 
 
 def tags_and_keys(properties: bytes) -> tuple[bytes, list[bytes]]:
@@ -40,6 +41,8 @@ def tags_and_keys(properties: bytes) -> tuple[bytes, list[bytes]]:
 
     That is, in this order: the first UNIQ_KEY, the last one if it is another, every key of KEYS.
     """
+    if properties.startswith(_UNIQ_KEY) and properties.find(b"\x02") == len(properties) - 1 > _LONG_NAME:
+        return b"", [properties[_LONG_NAME:-1]]  # Nothing else, as in most messages.
     tags = keys = b""
     uniques: list[bytes] = []
     for pair in properties.split(b"\x02"):
@@ -48,7 +51,7 @@ def tags_and_keys(properties: bytes) -> tuple[bytes, list[bytes]]:
             keys = pair[_SHORT_NAME:]
         elif name == b"TAGS\x01":
             tags = pair[_SHORT_NAME:]
-        elif name == b"UNIQ_" and pair.startswith(b"UNIQ_KEY\x01"):
+        elif name == b"UNIQ_" and pair.startswith(_UNIQ_KEY):
             uniques.append(pair[_LONG_NAME:])
     if len(uniques) > 1:
         first, last = uniques[0], uniques[-1]

@@ -136,12 +136,14 @@ class KeyIndex:
 
     def reserve(self, count: int) -> None:
         """Make sure that `count` more keys can be put; StoreFull if not."""
-        if not count:
+        if not count or (self._files and self._files[-1].count + count <= self._files[-1].reserved_to):
             return
         file = self._file_with_room()
         room = file.room
-        file.reserve(min(room, count))
-        if count > room:
+        if count <= room:
+            file.reserve(count)
+        else:
+            file.reserve(room)
             with self._preparing:
                 path = self._prepared or self._next_path()
                 make_file(path, self._slots, self._capacity, min(count - room, self._capacity - 1))

@@ -122,6 +122,11 @@ class MappedFile:
         fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
         self._allocated_to = target
 
+    @property
+    def allocated_to(self) -> int:
+        """Up to where there surely are blocks behind what was allocated last."""
+        return self._allocated_to if self._writable else self.size
+
     def _ask(self, end: int) -> None:
         """Have prepared what the next writes need, if they go on like those since it was asked the last time.
 

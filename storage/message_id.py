@@ -12,6 +12,7 @@ from functools import lru_cache
 from raymq.storage.errors import InvalidInput
 
 _TAIL = struct.Struct(">iq")
+_OFFSET_BYTES = 8
 _LENGTHS = (2 * (4 + _TAIL.size), 2 * (16 + _TAIL.size))
 
 
@@ -22,6 +23,11 @@ def encode(host: str, port: int, physical_offset: int) -> str:
         InvalidInput: `host` is not an address.
     """
     return (_packed(host) + _TAIL.pack(port, physical_offset)).hex().upper()
+
+
+def prefix(host: str, port: int) -> str:
+    """What the ids of that store's records begin with; the physical offset follows, in 16 digits."""
+    return encode(host, port, 0)[: -2 * _OFFSET_BYTES]
 
 
 @lru_cache(maxsize=256)

@@ -121,9 +121,11 @@ _PROPERTIES_LENGTH = struct.Struct(">H")
 _INT = struct.Struct(">i")
 _QUEUE_AND_FLAG = _chosen(("queue_id", "sys_flag"))
 _LOCATING = _chosen(("size", "magic", "body_crc", "sys_flag", "body_length"))
+#: Of a header with IPv4 hosts: size, magic, body CRC, queue id, sys flag, body length.
+CHECKED: Final = _chosen(("size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"))
 _EITHER_IPV6 = SYS_FLAG_BORN_IPV6 | SYS_FLAG_STORE_IPV6
 #: Of a topic's and the properties' lengths.
-_LEAST_TAIL = MIN_RECORD_BYTES - OFFSET_BODY
+LEAST_TAIL: Final = MIN_RECORD_BYTES - OFFSET_BODY
 
 
 @dataclass(slots=True)
@@ -333,7 +335,7 @@ def locate(buffer: Buffer, position: int, end: int, check_crc: bool) -> tuple[in
     record_end = position + size
     if sys_flag & _EITHER_IPV6:
         body_at = position + HEADERS[sys_flag & _EITHER_IPV6].size
-    if record_end > end or record_end - body_at < _LEAST_TAIL:
+    if record_end > end or record_end - body_at < LEAST_TAIL:
         raise _unsound(position, f"impossible size {size}")
     if sys_flag & _EITHER_IPV6:
         body_length = _INT.unpack_from(buffer, body_at - _INT.size)[0]

@@ -56,7 +56,8 @@ class SettingsTable(Generic[S]):
         raw = json_file.load(path)
         beside = {name: value for name, value in raw.items() if name not in ("dataVersion", key)}
         self._beside = dict(defaults or {}) | beside
-        self._version = DataVersion.from_json(raw.get("dataVersion"))
+        #: Counts the changes; another object after each.
+        self.version = DataVersion.from_json(raw.get("dataVersion"))
         table: Mapping[str, Any] = raw.get(key) or {}
         self._table = {name: from_json(name, each) for name, each in table.items()}
         #: Each setting as it stands in the file, so that a change of one costs what one costs.
@@ -70,11 +71,6 @@ class SettingsTable(Generic[S]):
     def all(self) -> dict[str, S]:
         """A copy of the table."""
         return dict(self._table)
-
-    @property
-    def version(self) -> DataVersion:
-        """Counts the changes."""
-        return self._version
 
     def put(self, *settings: S) -> None:
         """Create or replace, all in one change."""
@@ -91,7 +87,7 @@ class SettingsTable(Generic[S]):
         """Replace the table and what stands beside it."""
         if not self._writable:
             raise StoreError("the store was opened read-only")
-        version = self._version.next()
+        version = self.version.next()
         lines = {}
         for name, setting in table.items():
             known = self._lines.get(name)
@@ -104,5 +100,5 @@ class SettingsTable(Generic[S]):
         parts.append(f"{json_file.encode(self._key)}:{{\n{rows}\n}}")
         content = ("{\n" + ",\n".join(parts) + "\n}").encode()
         json_file.save_encoded(self._path, content, self._last_saved)
-        self._table, self._beside, self._version = table, beside, version
+        self._table, self._beside, self.version = table, beside, version
         self._lines, self._last_saved = lines, content

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from raymq.storage import directory as layout_of
 from raymq.storage import fileutil
+from raymq.storage.checking import Single
 from raymq.storage.checkpoint import Checkpoint, State, boot_id
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, StoreError, StoreFailed
@@ -31,7 +32,7 @@ from raymq.storage.reading import Reader
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport
 from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
-from raymq.storage.writing import AppendResult, Writer
+from raymq.storage.writing import AppendResult, Stored, Writer
 
 __all__ = ["AppendResult", "Store"]
 
@@ -149,6 +150,28 @@ class Store:
         if self._closed or self._read_only:
             self._check_open()
         return self._writer.append(records, sizes, lanes, check_crc)
+
+    def check_one(self, record: Buffer) -> Single:
+        """Take one record apart for `append_one`, which needs the record's bytes once more.
+
+        Raises:
+            InvalidInput: it is not sound or breaks a limit.
+        """
+        return self._writer.checker.one(memoryview(record), check_crc=True)
+
+    def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """`append` for a record that was checked: its queue offset and its physical offset.
+
+        Args:
+            stored: told the two as soon as the record survives the death of the process; queue and index, which
+                recovery would make anew, come to know it between that and the return. What it raises is passed on.
+
+        Raises:
+            StoreFull, StoreFailed: as `append`.
+        """
+        if self._closed or self._read_only:
+            self._check_open()
+        return self._writer.append_one(single, stored)
 
     def _check_open(self) -> None:
         if self._closed or self._read_only:

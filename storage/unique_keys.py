@@ -45,6 +45,7 @@ class UniqueKeys:
     def restart(self, prefix: bytes | None = None) -> None:
         """Begin anew with a prefix of this process."""
         self._prefix = _own_prefix() if prefix is None else prefix
+        self._prefix_text = self._prefix.hex().upper()
         self._lock = threading.Lock()
         self._next = 0
         self._month_begins_ms = self._month_ends_ms = 0
@@ -66,7 +67,7 @@ class UniqueKeys:
 
     def text(self, number: int) -> str:
         """The key of a reserved number."""
-        return (self._prefix + number.to_bytes(6, "big")).hex().upper()
+        return f"{self._prefix_text}{number:012X}"
 
     def numbers(self, count: int) -> npt.NDArray[np.int64]:
         """`count` new numbers, ascending."""

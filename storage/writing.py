@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.checking import Checker
+from raymq.storage.checking import Checker, Single
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
 from raymq.storage.derived import derive
@@ -23,6 +23,10 @@ from raymq.storage.retention import Disk
 _DISK_CHECK_EVERY_S: Final = 1.0
 #: Up to how many records a loop is faster than NumPy's set-up.
 _FEW: Final = 12
+
+
+#: Told the queue offset and the physical offset of a record.
+Stored = Callable[[int, int], None]
 
 
 class AppendResult(NamedTuple):
@@ -40,7 +44,7 @@ class Writer:
         self, directory: Path, config: StoreConfig, log: CommitLog, dispatcher: Dispatcher, now_ms: Callable[[], int]
     ) -> None:
         self._directory = directory
-        self._checker = Checker(config.max_message_bytes, log.capacity)
+        self.checker = Checker(config.max_message_bytes, log.capacity)
         self._log = log
         self._dispatcher = dispatcher
         self._now_ms = now_ms
@@ -57,11 +61,15 @@ class Writer:
     ) -> AppendResult:
         """See `Store.append`."""
         self.check_ready()
-        if len(sizes) == 1:
-            return self._append_one(memoryview(records), int(sizes[0]), lanes, check_crc)
+        if len(sizes) == 1 and sizes[0] == len(records):
+            single = self.checker.one(memoryview(records), check_crc)
+            if lanes is not None:
+                _check_lanes((single.lane,), lanes)
+            queue_offset, physical_offset = self.append_one(single)
+            return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), self._log.last_timestamp_ms)
         if len(sizes) <= _FEW:
             return self._append_few(memoryview(records), sizes, lanes, check_crc)
-        batch = self._checker.many(records, sizes, check_crc)
+        batch = self.checker.many(records, sizes, check_crc)
         if lanes is not None:
             _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
@@ -79,25 +87,30 @@ class Writer:
         self._dispatcher.dispatched_to = self._log.max_offset
         return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
 
-    def _append_one(
-        self, record: memoryview, size: int, lanes: Collection[tuple[str, int]] | None, check_crc: bool
-    ) -> AppendResult:
+    def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """See `Store.append_one`."""
+        self.check_ready()
         log, dispatcher = self._log, self._dispatcher
-        single = self._checker.one(record, size, check_crc)
-        if lanes is not None:
-            _check_lanes((single.lane,), lanes)
         queue = dispatcher.reserve(single.lane, 1)
-        dispatcher.index.reserve(len(single.key_hashes))
+        dispatcher.index.reserve(len(single.keys))
         timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
         queue_offset, start = queue.max_offset, log.max_offset
         try:
-            physical_offset = log.append_one(record, single.late, queue_offset, timestamp_ms)
-            dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
+            physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)
         except BaseException as error:
             self._fail(start, error)
             raise
-        dispatcher.dispatched_to = log.max_offset
-        return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), timestamp_ms)
+        try:
+            if stored is not None:
+                stored(queue_offset, physical_offset)
+        finally:
+            try:
+                dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
+            except BaseException as error:
+                self._fail(start, error)
+                raise
+            dispatcher.dispatched_to = log.max_offset
+        return queue_offset, physical_offset
 
     def _append_few(
         self,
@@ -107,11 +120,11 @@ class Writer:
         check_crc: bool,
     ) -> AppendResult:
         log, dispatcher = self._log, self._dispatcher
-        singles = self._checker.few(records, sizes, check_crc)
+        singles = self.checker.few(records, sizes, check_crc)
         if lanes is not None:
             _check_lanes([single.lane for single in singles], lanes)
         queues = [dispatcher.reserve(single.lane, len(singles)) for single in singles]
-        dispatcher.index.reserve(sum([len(single.key_hashes) for single in singles]))
+        dispatcher.index.reserve(sum([len(single.keys) for single in singles]))
         timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
         queue_offsets: list[int] = []
         physical_offsets: list[int] = []

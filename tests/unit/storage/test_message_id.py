@@ -41,3 +41,8 @@ def test_nonsense(nonsense: str) -> None:
 def test_encode_wants_an_address() -> None:
     with pytest.raises(InvalidInput):
         message_id.encode("localhost", 1, 1)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "2001:db8::7"])
+def test_ids_of_a_store_have_one_beginning(host: str) -> None:
+    assert message_id.prefix(host, 80) + f"{12345:016X}" == message_id.encode(host, 80, 12345)

@@ -121,6 +121,47 @@ def test_any_batches(tmp_path_factory: pytest.TempPathFactory, data: st.DataObje
     shutil.rmtree(directory)
 
 
+def test_who_is_told_of_a_record_finds_queue_and_index_afterwards(store: Store) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def stored(queue_offset: int, physical_offset: int) -> None:
+        told.append((queue_offset, physical_offset, store.read_at(physical_offset).queue_offset))
+
+    for n in range(3):
+        single = store.check_one(make_record(b"%d" % n, tags="red", keys=f"k{n}"))
+        place = store.append_one(single, stored)
+        assert (*place, n) == told[-1]
+    assert bodies(store) == [b"0", b"1", b"2"]
+    assert [record.body for record in store.query("orders", "k1", 0, 1 << 60, 9)] == [b"1"]
+
+
+def test_a_failure_of_who_is_told_concerns_no_record(store: Store) -> None:
+    def stored(_: int, __: int) -> None:
+        raise ValueError("the client is gone")
+
+    with pytest.raises(ValueError, match="gone"):
+        store.append_one(store.check_one(make_record(b"0", keys="k")), stored)
+    append(store, make_record(b"1"))
+    assert bodies(store) == [b"0", b"1"]
+    assert [record.body for record in store.query("orders", "k", 0, 1 << 60, 9)] == [b"0"]
+
+
+def test_single_records_and_batches_share_files_and_rooms(store: Store) -> None:
+    sent: list[bytes] = []
+    for n in range(200):
+        if n % 7 == 3:
+            batch = [make_record(b"%d.%d" % (n, k), keys=f"b{n}") for k in range(n % 40 + 1)]
+            append(store, *batch)
+            sent += [b"%d.%d" % (n, k) for k in range(n % 40 + 1)]
+        else:
+            store.append_one(store.check_one(make_record(b"%d" % n, keys=f"k{n}")))
+            sent.append(b"%d" % n)
+    assert bodies(store) == sent
+    for n in range(200):
+        found = [record.body for record in store.query("orders", f"k{n}", 0, 1 << 60, 99)]
+        assert found == ([] if n % 7 == 3 else [b"%d" % n])
+
+
 def damaged(record: bytes, at: int, value: bytes) -> bytes:
     return record[:at] + value + record[at + len(value) :]
 

@@ -1,0 +1,47 @@
+"""A record that comes alone is judged as one among others, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raymq.storage.checking import Checker, Single
+from raymq.storage.errors import InvalidInput
+from tests.stored import make_record
+
+RECORDS = {
+    "bare": make_record(),
+    "key": make_record(unique_key="U1"),
+    "all": make_record(b"x" * 50, tags="red", keys="k1 k2", unique_key="U1", queue_id=3),
+    "born at IPv6": make_record(unique_key="U1", born_host=("2001:db8::7", 5)),
+    "long topic": make_record(topic="%RETRY%" + "t" * 130, unique_key="U1"),
+    "empty body": make_record(b"", unique_key="U1"),
+    "prepared": make_record(unique_key="U1", sys_flag=4),
+    "too large": make_record(b"x" * 200, unique_key="U1"),
+}
+
+
+def found(call: object) -> object:
+    """What a check finds: the record's parts, or what is said of it."""
+    assert callable(call)
+    try:
+        single: Single = call()
+    except InvalidInput as error:
+        return error.field, error.limit, str(error.actual)
+    return bytes(single.record), *single[1:]
+
+
+@pytest.mark.parametrize("check_crc", [True, False])
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_damaged_byte_and_every_cut(name: str, check_crc: bool) -> None:
+    record = RECORDS[name]
+    checker = Checker(100, 1 << 16)
+    checker.one(memoryview(RECORDS["key"]), True)  # its topic is known from now on
+    variants = [record, record + b"x", *(record[:end] for end in range(len(record)))]
+    for at in range(len(record)):
+        flipped = (bytes([record[at] ^ bits]) for bits in (0x01, 0x20, 0x80, 0xFF))
+        variants += [record[:at] + byte + record[at + 1 :] for byte in flipped]
+    for variant in variants:
+        alone = found(lambda: checker.one(memoryview(variant), check_crc))  # noqa: B023 - called at once
+        sizes = np.array([len(variant)], np.int32)
+        assert alone == found(lambda: checker.few(memoryview(variant), sizes, check_crc)[0])  # noqa: B023
