@@ -31,12 +31,13 @@ from raymq.actors.core.statistics import Statistics
 from raymq.actors.group_commit import GroupCommit
 from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
-from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport, SendStatus
+from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport
 from raymq.actors.registration import Registration
 from raymq.actors.routing import Routes
 from raymq.actors.wire import (
     admin,
     append,
+    append_one,
     assignment,
     dead_letters,
     fetch,
@@ -133,7 +134,7 @@ class BrokerService:
                 name_servers=spec.name_servers,
                 auto_create_topics=spec.auto_create_topics,
             ),
-            durable=self._durable,
+            durable=self._commits.wait if store.config.flush == "sync" else None,
             announce=self.announce,
             route=Routes(self._pool, spec.name_servers).get,
             notify_group=self._notify_group,
@@ -141,6 +142,7 @@ class BrokerService:
         )
         families = (
             append,
+            append_one,
             staging,
             send,
             send_back,
@@ -329,9 +331,6 @@ class BrokerService:
         for connection in self.groups.connections(name):
             assert isinstance(connection, ServerConnection)
             connection.push(NotifyConsumerIdsChanged(name).command())
-
-    def _durable(self) -> Awaitable[SendStatus] | None:
-        return self._commits.wait() if self.store.config.flush == "sync" else None
 
 
 def _close(sockets: list[socket.socket]) -> None:

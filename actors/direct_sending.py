@@ -13,12 +13,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from raymq.actors.core.producing import SendPlan
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
-from raymq.actors.sending import Sender, Sent, Sizes, Terms, Tried
-from raymq.actors.wire.channel import Channel, ChannelPool
+from raymq.actors.sending import Sender, Sent, SentOne, Sizes, Terms, Tried, address_one
+from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool
+from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 
 
@@ -62,24 +65,36 @@ class DirectSender:
         """As `Sender.send`; blocks, and must not be called on the loop."""
         return self.finish(self.begin(topic, records, sizes, terms))
 
+    def send_one(self, topic: str, record: bytearray, terms: Terms) -> SentOne:
+        """`send` of one record that is not delayed."""
+        if len(record) > SMALL_BYTES:
+            return _only(self.send(topic, record, _size_of(record), terms))
+        began = time.monotonic()
+        tried: Tried | None = None
+        chosen = self._chosen(topic, terms)
+        if chosen is not None:
+            queue, address = chosen
+            address_one(record, queue.queue_id)
+            try:
+                answer = self._channels.ask(address, RequestCode.APPEND_ONE, record, _share(terms))
+                if answer is not None:
+                    return self._sender.answered_one(queue, address, answer, time.monotonic() - began)
+            except RayMQError as error:
+                tried = Tried(queue, error, time.monotonic() - began)
+        return _only(self._go_on(began, tried, topic, record, _size_of(record), terms))
+
     def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Begun:
         """Write the first try; raises nothing that a send may raise. `finish` must follow, and waits for the outcome.
 
         Several sends may be begun; those to one queue may overtake each other.
         """
         begun = Begun(topic, records, sizes, terms, time.monotonic())
-        route = None if terms.insist_on_ok else self._routes.known(topic)
-        if route is None:
+        chosen = self._chosen(topic, terms)
+        if chosen is None:
             return begun
-        try:
-            queue = self._sender.choose(route, terms, None)
-        except RayMQError:
-            return begun  # with a fresh route it may be different
-        address = route.addresses[queue.broker]
-        if not self._pool.is_connected(address):
-            return begun
+        queue, address = chosen
         begun.queue = queue
-        command = self._sender.addressed(queue, address, records, sizes, terms)
+        command = self._sender.addressed(queue, records, sizes, terms)
         try:
             begun.channel = self._channels.begin(address, command, _share(terms))
         except RayMQError as error:
@@ -95,9 +110,35 @@ class DirectSender:
                 return self._sender.answered(queue, channel.address, answer, time.monotonic() - begun.began)
             except RayMQError as error:
                 begun.tried = Tried(queue, error, time.monotonic() - begun.began)
-        left = begun.began + terms.timeout - time.monotonic()
-        plan = SendPlan(time.monotonic, left, terms.retries)
-        return self._run(self._sender.go_on(plan, begun.tried, begun.topic, begun.records, begun.sizes, terms))
+        return self._go_on(begun.began, begun.tried, begun.topic, begun.records, begun.sizes, terms)
+
+    def _chosen(self, topic: str, terms: Terms) -> tuple[MessageQueue, str] | None:
+        """The queue of a first try and its broker's address; None: the first try has to be made on the loop."""
+        route = None if terms.insist_on_ok else self._routes.known(topic)
+        if route is None:
+            return None
+        try:
+            queue = self._sender.choose(route, terms, None)
+        except RayMQError:
+            return None  # with a fresh route it may be different
+        address = route.addresses[queue.broker]
+        return (queue, address) if self._pool.is_connected(address) else None
+
+    def _go_on(
+        self, began: float, tried: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms
+    ) -> Sent:
+        """What is left to try, on the loop."""
+        plan = SendPlan(time.monotonic, began + terms.timeout - time.monotonic(), terms.retries)
+        return self._run(self._sender.go_on(plan, tried, topic, records, sizes, terms))
+
+
+def _size_of(record: bytearray) -> Sizes:
+    return np.array((len(record),), np.int32)
+
+
+def _only(sent: Sent) -> SentOne:
+    placed = sent.placed
+    return sent.status, sent.queue, sent.address, int(placed.queue_offsets[0]), int(placed.physical_offsets[0])
 
 
 def _share(terms: Terms) -> float:

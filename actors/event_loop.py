@@ -43,6 +43,8 @@ class EventLoopThread:
         self.loop = _new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        #: What `threading.get_ident` says on the loop.
+        self.thread_id = self._thread.ident
 
     @property
     def is_running(self) -> bool:
@@ -52,7 +54,7 @@ class EventLoopThread:
     @property
     def is_current(self) -> bool:
         """Whether the calling thread is the loop's own."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self.thread_id
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a coroutine on the loop; the future resolves with its result."""

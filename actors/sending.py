@@ -26,8 +26,9 @@ from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.topic_creation import make_topic
 from raymq.actors.wire.append import append_command, read_appended
+from raymq.actors.wire.append_one import read_place
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import Command
+from raymq.actors.wire.frame import Buffer, Command
 from raymq.storage.java_hash import java_hash
 from raymq.storage.record import OFFSET_QUEUE_ID
 
@@ -50,6 +51,11 @@ class Sent:
     address: str
     placed: Placed
     doubtful: tuple[str, ...] = ()
+
+
+#: The outcome of the send of one message that is not delayed: status, the queue that it was sent to and lies in, its
+#: broker's address, queue offset, physical offset.
+SentOne = tuple[SendStatus, MessageQueue, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,7 @@ class Sender:
             route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
             host_and_port = route.addresses[queue.broker]
-            command = self.addressed(queue, host_and_port, records, sizes, terms, sequenced=sequenced)
+            command = self.addressed(queue, records, sizes, terms, sequenced=sequenced)
             began_try = time.monotonic()
             # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
             patient = self._pool.is_backing_off(host_and_port)
@@ -192,17 +198,21 @@ class Sender:
     def addressed(
         self,
         queue: MessageQueue,
-        host_and_port: str,
         records: bytearray,
         sizes: Sizes,
         terms: Terms,
         *,
         sequenced: bool = False,
     ) -> Command:
-        """The request that appends `records`, which are told their queue, at a broker's address. Any thread."""
+        """The request that appends `records`, which are told their queue. Any thread."""
         _address_to(records, sizes, queue.queue_id)
-        self._prober.know(queue.broker, host_and_port)
         return append_command(queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced)
+
+    def answered_one(self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float) -> SentOne:
+        """`answered` of APPEND_ONE. Any thread."""
+        status, queue_offset, physical_offset = read_place(answer)
+        self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
+        return status, queue, host_and_port, queue_offset, physical_offset
 
     def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, elapsed: float) -> Sent:
         """What an answer says that took `elapsed` seconds. Any thread."""
@@ -277,6 +287,8 @@ class Sender:
         if known is None or known[0] is not route:
             known = self._listed[route.topic] = (route, route.writable())
             self._seen.setdefault(route.topic, set()).update(known[1])
+            for broker, address in route.addresses.items():
+                self._prober.know(broker, address)
         return known[1]
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
@@ -294,10 +306,14 @@ def queue_of_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> 
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
+def address_one(record: bytearray, queue_id: int) -> None:
+    """Write the queue id into a record; the body's CRC does not cover it."""
+    _QUEUE_ID.pack_into(record, OFFSET_QUEUE_ID, queue_id)
+
+
 def _address_to(records: bytearray, sizes: Sizes, queue_id: int) -> None:
-    """Write the queue id into every record; the body's CRC does not cover it."""
     if len(sizes) == 1:
-        _QUEUE_ID.pack_into(records, OFFSET_QUEUE_ID, queue_id)
+        address_one(records, queue_id)
         return
     starts = np.cumsum(sizes, dtype=np.int64) - sizes
     fields = np.ndarray((len(records) - _QUEUE_ID.size + 1,), ">i4", records, strides=(1,))

@@ -85,7 +85,8 @@ class Connection:
     @property
     def is_on_loop(self) -> bool:
         """Whether the calling thread is the background loop's own, which must not block."""
-        return self._loop is not None and self._loop.is_current
+        loop = self._loop
+        return loop is not None and loop.thread_id == threading.get_ident()
 
     @property
     def reaches_ray(self) -> bool:

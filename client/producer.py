@@ -13,6 +13,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
+import numpy as np
+
 from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.direct_sending import DirectSender
@@ -32,7 +34,7 @@ from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
 from raymq.client.recalling import encode_handles, handles_of, recall
 from raymq.client.results import SendResult, TableResult
-from raymq.client.sent_results import BatchResults, results_of
+from raymq.client.sent_results import BatchResults, result_of_one, results_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,8 +133,13 @@ class Producer(ClientBase):
         direct = self._direct
         if direct is None or self._mq.is_on_loop:
             return self._mq.run(self._send_one(message, terms))
-        records, sizes = encode_messages([message], [message.unique_key], self._born_host())
-        return _result(message, direct.send(message.topic, records, sizes, terms))
+        unique_key = message.unique_key
+        host = packed_host(self._mq.pool.local_host)
+        record = message.encode(time.time_ns() // 1_000_000, host, unique_key)
+        if message.is_delayed:
+            sizes = np.array((len(record),), np.int32)
+            return _result(message, direct.send(message.topic, record, sizes, terms))
+        return result_of_one(direct.send_one(message.topic, record, terms), unique_key)
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""

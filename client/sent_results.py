@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import overload
 
 import numpy as np
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending import Sent
+from raymq.actors.sending import Sent, SentOne
 from raymq.client import unique_key
 from raymq.client.encoding import FEW, key_texts, strings
 from raymq.client.results import SendResult
@@ -36,6 +36,19 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
         repeat(None),
     )
     return list(map(SendResult._make, columns))
+
+
+def result_of_one(sent: SentOne, unique_key: str) -> SendResult:
+    """The result of a message that was sent alone."""
+    status, queue, address, queue_offset, physical_offset = sent
+    return SendResult(status, f"{_id_prefix(address)}{physical_offset:016X}", unique_key, queue, queue_offset)
+
+
+@lru_cache(maxsize=256)
+def _id_prefix(address: str) -> str:
+    """What the ids of a broker's messages begin with."""
+    host, _, port = address.rpartition(":")
+    return message_id.prefix(host.strip("[]"), int(port))
 
 
 class BatchResults(Sequence[SendResult]):

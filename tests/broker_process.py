@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import ServerConnection
-from raymq.storage.store import AppendResult
+from raymq.actors.wire.server import Handler, ServerConnection
+
+APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE)
 
 
 class BrokerProcess:
@@ -73,36 +74,33 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
         own = await NameServerService.start(NameServerSpec(0, str(directory.parent), "127.0.0.1", 0))
         name_server = own.address
     broker = await BrokerService.start(BrokerSpec(name, "test", str(directory), "127.0.0.1", (name_server,)), "node")
-    delay = 0.0
     handlers = dict(broker._server.handlers)
-    append = handlers[RequestCode.APPEND_RECORDS]
+    store = {name: getattr(broker.store, name) for name in ("append", "append_one")}
 
-    def maybe_slow(connection: ServerConnection, request: Command) -> Command | Awaitable[Command | None] | None:
-        return slow(connection, request) if delay else append(connection, request)
+    def slow(code: RequestCode, seconds: float) -> Handler:
+        async def append(connection: ServerConnection, request: Command) -> Command | None:
+            await asyncio.sleep(seconds)
+            answer = handlers[code](connection, request)
+            return await answer if isawaitable(answer) else answer
 
-    async def slow(connection: ServerConnection, request: Command) -> Command | None:
-        await asyncio.sleep(delay)
-        answer = append(connection, request)
-        return await answer if isawaitable(answer) else answer
+        return append if seconds else handlers[code]
 
-    store = broker.store.append
-
-    def stalled(seconds: float) -> Callable[..., AppendResult]:
-        def append(*arguments: Any, **options: Any) -> AppendResult:
+    def stalled(name: str, seconds: float) -> Callable[..., Any]:
+        def append(*arguments: Any, **options: Any) -> Any:
             time.sleep(seconds)
-            return store(*arguments, **options)
+            return store[name](*arguments, **options)
 
-        return append if seconds else store
+        return append if seconds else store[name]
 
-    broker._server.handlers = {**handlers, RequestCode.APPEND_RECORDS: maybe_slow}
     print(name_server, flush=True)
     writer, limit = broker.store._writer, broker.store.config.disk_refuse_ratio
     while line := await asyncio.to_thread(sys.stdin.readline):
         match line.split():
             case ["slow", seconds]:
-                delay = float(seconds)
+                broker._server.handlers = {**handlers, **{code: slow(code, float(seconds)) for code in APPENDS}}
             case ["stall", seconds]:
-                broker.store.append = stalled(float(seconds))  # type: ignore[method-assign]
+                for each in store:
+                    setattr(broker.store, each, stalled(each, float(seconds)))
             case ["full"]:
                 writer._refuse_ratio = 1e-9
             case ["free"]:

@@ -6,6 +6,7 @@ or goes elsewhere instead of running into its time-out. A full disk is the store
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -43,7 +44,8 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self.bytes_under_way = 0
         self.appends_under_way = 0
-        self._beat_at: float | None = None
+        #: When the next beat should come.
+        self._due = math.inf
         self._was_late = 0.0
         self._last_append_seconds = 0.0
 
@@ -52,8 +54,9 @@ class Admission:
 
         After a late one what is looked at until the next may have waited just as long.
         """
-        self._was_late = self._late()
-        self._beat_at = self._clock()
+        now = self._clock()
+        self._was_late = max(0.0, now - self._due)
+        self._due = now + BEAT_SECONDS
 
     def enter(self, octets: int) -> None:
         """Let an append of so many bytes in; `leave` must follow once it is answered.
@@ -66,12 +69,13 @@ class Admission:
             raise ServerBusy(
                 f"{self.appends_under_way} appends wait for the disk, at most that many may", bound="appends_under_way"
             )
-        if self.appends_under_way and self.bytes_under_way + octets > limits.bytes_under_way:
+        if self.bytes_under_way + octets > limits.bytes_under_way and self.appends_under_way:
             raise ServerBusy(
                 f"{self.bytes_under_way} bytes wait for the disk, {limits.bytes_under_way} may", bound="bytes_under_way"
             )
-        late = max(self._was_late, self._late())
-        if late > limits.age_seconds:
+        late = self._clock() - self._due
+        if late > limits.age_seconds or self._was_late > limits.age_seconds:
+            late = max(late, self._was_late)
             if self._last_append_seconds > limits.stall_seconds:
                 raise ServerBusy(
                     f"page cache busy: an append took {self._last_append_seconds:.1f} s", bound="page_cache"
@@ -88,9 +92,6 @@ class Admission:
         """An append that was let in is answered, well or not."""
         self.bytes_under_way -= octets
         self.appends_under_way -= 1
-
-    def _late(self) -> float:
-        return 0.0 if self._beat_at is None else self._clock() - self._beat_at - BEAT_SECONDS
 
     def validate(self) -> None:
         """Nothing leaves that did not enter."""

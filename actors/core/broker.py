@@ -40,10 +40,13 @@ from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_gr
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage import producer_sequence
 from raymq.storage import properties as names
+from raymq.storage.checking import Single
 from raymq.storage.group_config import GroupConfig
+from raymq.storage.json_file import DataVersion
 from raymq.storage.record import Record, decode
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.topic_config import TopicConfig
+from raymq.storage.writing import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class BrokerCore:
         )
         self.accepting.detours[Kind.TIMER] = self.timers.detour
         install(store.topic_configs, own)
+        #: The queues that are found to be writable, as long as the topics are of that version.
+        self._open_lanes: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -159,6 +164,24 @@ class BrokerCore:
         queue_ids = np.full(len(sizes), queue_id, np.int32)
         return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
 
+    def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """`append` for one record that comes at once and that `Store.check_one` has taken apart.
+
+        Args:
+            stored: as in `Store.append_one`.
+
+        Returns:
+            its queue offset and its physical offset.
+        """
+        lane = single.lane
+        if not self.is_open(lane):
+            self.check_writable(*lane)
+        began = time.monotonic()
+        place = self.store.append_one(single, stored)
+        self.admission.appended(began)
+        self.on_arrival((lane,))
+        return place
+
     def append_sequenced(
         self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
     ) -> Placed:
@@ -187,6 +210,11 @@ class BrokerCore:
         self.pop.forget_topic(topic)
         self.producers.forget_topic(topic)
 
+    def is_open(self, lane: tuple[str, int]) -> bool:
+        """Whether `check_writable` has let that queue pass since topics were changed last."""
+        topics, lanes = self._open_lanes
+        return lane in lanes and topics is self.store.topic_configs.version
+
     def check_writable(self, topic: str, queue_id: int) -> None:
         """Raise what an append to that queue would raise, the records apart."""
         config = self.store.topic_configs.get(topic)
@@ -201,6 +229,9 @@ class BrokerCore:
         if not config.perm & PERM_WRITE:
             raise PermissionDenied(f"topic {topic} may not be written on {self.name}")
         self._check_queue(topic, queue_id, config.write_queues)
+        if self._open_lanes[0] is not self.store.topic_configs.version:
+            self._open_lanes = self.store.topic_configs.version, set()
+        self._open_lanes[1].add((topic, queue_id))
 
     def _append(
         self,

@@ -27,7 +27,7 @@ class BrokerContext:
     statistics: Statistics
     settings: Settings
     #: What to wait for until all that was appended so far is as safe as the configuration promises; None: it is.
-    durable: Callable[[], Awaitable[SendStatus] | None]
+    durable: Callable[[], Awaitable[SendStatus]] | None
     #: Registers with every name server now, so that a new topic is in the routes before its creator is answered.
     announce: Callable[[], Awaitable[None]]
     #: A topic's route, also of other brokers' queues; TopicNotFound, BrokerUnavailable.
@@ -67,10 +67,9 @@ class BrokerContext:
         self, answer: Callable[[SendStatus], Command], *, new_topic: bool = False
     ) -> Command | Awaitable[Command]:
         """`answer` once all that was appended is safe and a `new_topic` is in the routes: at once where it can be."""
-        waiting = self.durable()
-        if waiting is None and not new_topic:
+        if self.durable is None and not new_topic:
             return answer(SendStatus.SEND_OK)
-        return self._settle(waiting, answer, new_topic)
+        return self._settle(None if self.durable is None else self.durable(), answer, new_topic)
 
     async def _settle(
         self, waiting: Awaitable[SendStatus] | None, answer: Callable[[SendStatus], Command], new_topic: bool

@@ -17,12 +17,12 @@ import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import cast
+from typing import Protocol, cast
 
 from raymq.actors.errors import ConnectionLost, ProtocolError, RayMQError, Timeout
-from raymq.actors.wire import faults, frame
+from raymq.actors.wire import bare, faults, frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import FLAG_ONEWAY, Command
+from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import FrameReader, make_scratch
 from raymq.actors.wire.writing import FrameWriter
@@ -32,6 +32,7 @@ Handler = Callable[["ServerConnection", Command], Answer | Awaitable[Answer]]
 #: Lets a request pass or raises what is answered instead, such as PermissionDenied.
 Authorize = Callable[["ServerConnection", Command], None]
 
+
 _SWEEP_SECONDS = 5.0
 #: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
 _LAST_WITHOUT_GO_AWAY = 441
@@ -39,6 +40,20 @@ _LAST_WITHOUT_GO_AWAY = 441
 _REQUEST_BYTES = 1024
 
 _log = logging.getLogger(__name__)
+
+
+class PromptHandler(Protocol):
+    """A handler that can answer most bare requests at once: where such a request comes alone, that is its whole way."""
+
+    def __call__(self, connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
+        """As any handler."""
+
+    def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
+        """Serve a request, and say the answer's body by `answer` as soon as it is known; what the client need not
+        wait for may follow. Raises what is answered instead. False: nothing was done, take the usual way.
+
+        `body` is valid during the call only.
+        """
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -141,9 +156,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_read = self._server.loop.time()
-        self._reader.received(nbytes)
-        if not self._yielding:
-            self._go_on()
+        if not self._answer_promptly(nbytes):
+            self._reader.received(nbytes)
+            if not self._yielding:
+                self._go_on()
 
     def send(self, command: Command) -> None:
         """Write a command; silently nothing once the peer is gone."""
@@ -257,6 +273,34 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._serve(command)
 
     # -- serving -------------------------------------------------------------------------------------------------
+
+    def _answer_promptly(self, count: int) -> bool:
+        """Answer what has just been read, if it is one bare request and nothing else is under way here."""
+        server, writer = self._server, self._writer
+        if self._tasks or writer is None or self._reader.inside_a_frame or not writer.is_idle:
+            return False
+        asked = bare.read_request(server.scratch, count)
+        if asked is None or server.draining or server.authorize is not None or not server.has_room:
+            return False
+        code, opaque = asked
+        promptly = getattr(server.handlers.get(code), "promptly", None)
+        if promptly is None:
+            return False
+        answered = False
+
+        def answer(body: bytes) -> None:
+            nonlocal answered
+            answered = True
+            writer.write_alone(bare.answer(opaque, body))
+
+        try:
+            return bool(promptly(server.scratch[bare.HEAD_BYTES : count], answer))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
+            if answered:
+                _log.exception("request %d failed after it was answered", code)
+            else:
+                self._fail(Command(code, opaque=opaque, serialization=Serialization.MSGPACK), error)
+            return True
 
     def _serve(self, request: Command) -> None:
         server = self._server

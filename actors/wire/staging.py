@@ -67,9 +67,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         for count in core.staging.commit(text(request, "transaction"), [str(part) for part in parts]):
             added += count
             await asyncio.sleep(0)
-        waiting = context.durable()
-        if waiting is not None:
-            await waiting
+        if context.durable is not None:
+            await context.durable()
         return request.response(ResponseCode.SUCCESS, {"added": added})
 
     def abort(_: ServerConnection, request: Command) -> Command:

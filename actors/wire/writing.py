@@ -69,6 +69,15 @@ class FrameWriter:
         if self._held_bytes > _JOIN_BYTES:
             self._end_held()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was written in this turn of the loop, and nothing waits."""
+        return not (self._in_turn or self._waiting)
+
+    def write_alone(self, whole: bytes) -> None:
+        """Write a small frame while idle, where nothing else will be written in this turn."""
+        self._transport.write(whole)
+
     def pause(self) -> None:
         """The socket does not take more."""
         self._is_full = True

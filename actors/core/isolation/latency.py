@@ -23,6 +23,7 @@ LATENCY_TABLE_MS: Final = (
     (100, 0),
     (50, 0),
 )
+_QUICK_MS: Final = LATENCY_TABLE_MS[-1][0]
 #: A failed try counts as this latency.
 FAILURE_LATENCY_MS: Final = 10_000
 #: So many answers in a row that took so long, each asked for after the one before had come, open the shortest window.
@@ -45,6 +46,9 @@ class LatencyIsolation:
         """Open or extend the broker's window by the table, or for being slow over and over."""
         if outcome is Outcome.ANSWERED:
             self._failed.pop(broker, None)
+            if latency_ms < _QUICK_MS:
+                self._slow.pop(broker, None)
+                return
             window_ms = max(_window_ms(latency_ms), self._slow_window_ms(broker, latency_ms))
         else:
             self._failed[broker] = outcome

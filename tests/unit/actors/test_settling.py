@@ -10,7 +10,7 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 
 
-def context(durable: Callable[[], Awaitable[SendStatus] | None], announced: list[str]) -> BrokerContext:
+def context(durable: Callable[[], Awaitable[SendStatus]] | None, announced: list[str]) -> BrokerContext:
     async def announce() -> None:
         announced.append("announced")
 
@@ -24,12 +24,12 @@ def answer(status: SendStatus) -> Command:
 
 
 def test_nothing_to_wait_for_is_answered_in_place() -> None:
-    assert context(lambda: None, []).when_settled(answer) == answer(SendStatus.SEND_OK)
+    assert context(None, []).when_settled(answer) == answer(SendStatus.SEND_OK)
 
 
 async def test_a_new_topic_is_announced_first() -> None:
     announced: list[str] = []
-    waiting = context(lambda: None, announced).when_settled(answer, new_topic=True)
+    waiting = context(None, announced).when_settled(answer, new_topic=True)
     assert not isinstance(waiting, Command)
     assert await waiting == answer(SendStatus.SEND_OK)
     assert announced == ["announced"]

@@ -1,0 +1,54 @@
+"""Bare frames: their header says nothing but code and opaque, always in the same bytes.
+
+    length i4 | 2, header length 3 B | 95 ce | code u4 | ce | opaque u4 | flag, nil, {} | body
+
+To a reader of frames they are like any other with a msgpack header: numbers merely stand there at full width. Who asks
+one small thing after the other writes and reads them by one `struct`, without a `Command`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.frame import FLAG_RESPONSE, LENGTH, Buffer, Serialization
+
+_HEAD: Final = struct.Struct(">i6sI1sI3s")
+HEAD_BYTES: Final = _HEAD.size
+
+_UINT32: Final = b"\xce"
+_ARRAY_OF_5: Final = b"\x95"
+_NIL_AND_NO_FIELDS: Final = b"\xc0\x80"
+_BEGIN: Final = (Serialization.MSGPACK << 24 | HEAD_BYTES - 2 * LENGTH.size).to_bytes(4, "big") + _ARRAY_OF_5 + _UINT32
+_REQUEST: Final = b"\0" + _NIL_AND_NO_FIELDS
+_ANSWER: Final = bytes([FLAG_RESPONSE]) + _NIL_AND_NO_FIELDS
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
+_BEHIND_LENGTH: Final = HEAD_BYTES - LENGTH.size
+
+
+def request(code: int, opaque: int, body_bytes: int) -> bytes:
+    """The head of a request; its body follows."""
+    return _HEAD.pack(_BEHIND_LENGTH + body_bytes, _BEGIN, code, _UINT32, opaque, _REQUEST)
+
+
+def answer(opaque: int, body: Buffer) -> bytes:
+    """A whole answer that says SUCCESS."""
+    return _HEAD.pack(_BEHIND_LENGTH + len(body), _BEGIN, _SUCCESS, _UINT32, opaque, _ANSWER) + body
+
+
+def read_request(buffer: Buffer, count: int) -> tuple[int, int] | None:
+    """Code and opaque, if the first `count` bytes of `buffer` are one bare request, whole and nothing else."""
+    if count < HEAD_BYTES:
+        return None
+    length, begin, code, mark, opaque, end = _HEAD.unpack_from(buffer)
+    if length != count - LENGTH.size or begin != _BEGIN or end != _REQUEST or mark != _UINT32:
+        return None
+    return code, opaque
+
+
+def is_answer(buffer: Buffer, count: int, opaque: int) -> bool:
+    """Whether the first `count` bytes are the bare answer to that request, whole and nothing else."""
+    if count < HEAD_BYTES:
+        return False
+    return _HEAD.unpack_from(buffer) == (count - LENGTH.size, _BEGIN, _SUCCESS, _UINT32, opaque, _ANSWER)

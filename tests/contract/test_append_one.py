@@ -1,0 +1,185 @@
+"""APPEND_ONE over its three ways: alone in a bare frame, in a usual frame, and through `invoke`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.core.timers import TIMER_TOPIC
+from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, ServerBusy, TopicNotFound
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.protocol import BrokerSpec, SendStatus
+from raymq.actors.wire import admin, bare, faults, fetch
+from raymq.actors.wire.append_one import read_place
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command, Serialization
+from raymq.client import Message
+from raymq.client.errors import RayMQError
+from raymq.storage.record import OFFSET_QUEUE_ID
+from raymq.storage.topic_config import PERM_READ, TopicConfig
+from tests.contract.test_doors import Door, InvokeDoor, SocketDoor
+from tests.polling import poll_until
+from tests.unit.actors.bench import HOST
+
+pytestmark = pytest.mark.contract
+
+
+class BareDoor(SocketDoor):
+    """A socket on which requests without fields go in bare frames."""
+
+    async def _exchange(self, command: Command) -> Command:
+        if command.fields or command.serialization is not Serialization.MSGPACK:
+            return await super()._exchange(command)
+        self._peer.writer.write(bare.request(command.code, command.opaque, len(command.body)) + command.body)
+        return await self._peer.hear(20.0)
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoopThread]:
+    made = EventLoopThread("door")
+    yield made
+    made.stop()
+
+
+Start = Callable[..., tuple[Door, BrokerService]]
+
+
+@pytest.fixture(params=[BareDoor, SocketDoor, InvokeDoor], ids=["bare", "socket", "invoke"])
+def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path) -> Iterator[Start]:
+    """Starts a broker with topic t of two queues."""
+    brokers: list[BrokerService] = []
+
+    def started(*, auto_create_topics: bool = False, **store: object) -> tuple[Door, BrokerService]:
+        sizes = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
+        spec = BrokerSpec(
+            "broker-a", "test", str(tmp_path), "127.0.0.1", (), auto_create_topics=auto_create_topics,
+            store={**sizes, **store},
+        )  # fmt: skip
+        brokers.append(loop.run(BrokerService.start(spec, "n")))
+        door: Door = request.param(loop, brokers[0])
+        assert door.ask(admin.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
+        return door, brokers[0]
+
+    yield started
+    for broker in brokers:
+        loop.run(broker.stop())
+
+
+def one(topic: str = "t", body: bytes = b"x", queue_id: int = 0, **told: str) -> Command:
+    record = Message(topic, body, **told).encode(1, HOST)  # type: ignore[arg-type]
+    struct.pack_into(">i", record, OFFSET_QUEUE_ID, queue_id)
+    return Command(RequestCode.APPEND_ONE, body=bytes(record), serialization=Serialization.MSGPACK)
+
+
+def fetched(door: Door, queue_id: int = 0) -> int:
+    """How many messages a queue has."""
+    parts = fetch.read_fetched(door.ask(fetch.fetch_command("s", [Wanted("t", queue_id, 0)], 100, 1 << 23, 0.0)))
+    return sum(len(part.sizes) for part in parts)
+
+
+def error_of(answer: Command) -> RayMQError:
+    assert answer.code != ResponseCode.SUCCESS
+    return faults.to_error(answer)
+
+
+def test_places_follow_each_other(start: Start) -> None:
+    door, broker = start()
+    ends = []
+    for n in range(6):
+        status, offset, physical_offset = read_place(door.ask(one(body=b"%d" % n, queue_id=n % 2)).body)
+        assert (status, offset) == (SendStatus.SEND_OK, n // 2)
+        assert broker.core.view(physical_offset).body == b"%d" % n
+        ends.append(physical_offset)
+    assert ends == sorted(set(ends))
+    assert (fetched(door), fetched(door, 1)) == (3, 3)
+    counter = broker.statistics.put_of("t")
+    assert counter is not None
+    assert (counter.messages, counter.calls) == (6, 6)
+    assert broker.core.admission.appends_under_way == 0
+
+
+def test_tags_and_keys_are_found(start: Start) -> None:
+    door, broker = start()
+    for n in range(2):
+        door.ask(one(tags="red", keys=f"k{n}"))
+    (found,) = broker.core.query("t", "k1", 0, 1 << 60, 9)
+    assert (found.tags, found.queue_offset) == ("red", 1)
+
+
+def test_who_waits_is_woken(start: Start) -> None:
+    door, broker = start()
+    door.ask(one())
+    parked = SocketDoor(door._loop, broker).begin(fetch.fetch_command("s", [Wanted("t", 0, 1)], 9, 1 << 23, 20.0))  # type: ignore[attr-defined]
+    poll_until(lambda: len(broker.polls) == 1)
+    door.ask(one())
+    (part,) = fetch.read_fetched(parked.result(5))
+    assert part.next_offset == 2
+
+
+def test_refusals_leave_nothing_behind(start: Start) -> None:
+    door, broker = start()
+    door.ask(one())
+    end = broker.store.max_physical_offset
+    sound = bytes(one().body)
+    cases: list[tuple[Command, type[RayMQError]]] = [
+        (one("unknown"), TopicNotFound),
+        (one(queue_id=2), QueueNotFound),
+        (one(queue_id=-1), InvalidInput),
+        (Command(RequestCode.APPEND_ONE, body=sound[:-1], serialization=Serialization.MSGPACK), InvalidInput),
+        (Command(RequestCode.APPEND_ONE, body=sound + sound, serialization=Serialization.MSGPACK), InvalidInput),
+        (Command(RequestCode.APPEND_ONE, body=b"", serialization=Serialization.MSGPACK), InvalidInput),
+    ]
+    for command, error in cases:
+        assert type(error_of(door.ask(command))) is error
+    timer = sound.replace(b"\x01t\x00", bytes([len(TIMER_TOPIC)]) + TIMER_TOPIC.encode() + b"\x00")
+    timer = struct.pack(">i", len(timer)) + timer[4:]
+    assert isinstance(
+        error_of(door.ask(Command(RequestCode.APPEND_ONE, body=timer, serialization=Serialization.MSGPACK))),
+        InvalidInput,
+    )
+    assert broker.store.max_physical_offset == end
+    assert sum(broker.statistics.refusals.values()) == len(cases) + 1
+    assert broker.core.admission.appends_under_way == 0
+    assert read_place(door.ask(one()).body)[1] == 1
+
+
+def test_a_topic_that_changes_is_looked_at_anew(start: Start) -> None:
+    door, broker = start()
+    for change, queue_id, error in (
+        (TopicConfig("t", 1, 1), 1, QueueNotFound),
+        (TopicConfig("t", 1, 1, perm=PERM_READ), 0, PermissionDenied),
+    ):
+        for _ in range(2):
+            assert door.ask(one(queue_id=queue_id)).code == ResponseCode.SUCCESS
+        broker._loop.call_soon_threadsafe(broker.store.topic_configs.put, change)
+        poll_until(lambda: broker.core.topic("t") is change)  # noqa: B023 - called at once
+        assert type(error_of(door.ask(one(queue_id=queue_id)))) is error
+
+
+def test_a_broker_that_has_too_much_to_do_says_so(start: Start) -> None:
+    door, broker = start()
+    door.ask(one())
+    admission = broker.core.admission
+    admission.appends_under_way = admission.limits.appends_under_way
+    assert isinstance(error_of(door.ask(one())), ServerBusy)
+    admission.appends_under_way = 0
+    assert read_place(door.ask(one()).body)[1] == 1
+
+
+def test_a_topic_is_made_where_that_is_allowed(start: Start) -> None:
+    door, broker = start(auto_create_topics=True)
+    assert read_place(door.ask(one("new")).body)[:2] == (SendStatus.SEND_OK, 0)
+    assert "new" in broker.core.topics
+
+
+def test_with_sync_flush_it_is_on_disk(start: Start) -> None:
+    door, broker = start(flush="sync")
+    for _ in range(3):
+        status, _, physical_offset = read_place(door.ask(one()).body)
+        assert status is SendStatus.SEND_OK
+        assert broker.store.flushed_offset > physical_offset

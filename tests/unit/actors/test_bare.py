@@ -1,0 +1,60 @@
+"""Bare frames are frames like any other, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.wire import bare, frame
+from raymq.actors.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, LENGTH, MAX_OPAQUE, Command, Serialization
+from tests.served import encoded
+
+CODE = 900_123
+
+
+@pytest.mark.parametrize("opaque", [1, 127, 70_000, MAX_OPAQUE])
+@pytest.mark.parametrize("body", [b"", b"body"])
+def test_any_reader_of_frames_understands_them(opaque: int, body: bytes) -> None:
+    asked = bare.request(CODE, opaque, len(body)) + body
+    expected = Command(CODE, {}, body, opaque=opaque, serialization=Serialization.MSGPACK)
+    assert frame.decode(asked[LENGTH.size :]) == frame.decode(encoded(expected)[LENGTH.size :])
+    assert LENGTH.unpack_from(asked)[0] == len(asked) - LENGTH.size
+    assert bare.read_request(asked, len(asked)) == (CODE, opaque)
+
+    told = bare.answer(opaque, body)
+    answer = frame.decode(told[LENGTH.size :])
+    assert (answer.code, answer.opaque, answer.flag, answer.body) == (0, opaque, FLAG_RESPONSE, body)
+    assert bare.is_answer(told, len(told), opaque)
+    assert told[bare.HEAD_BYTES :] == body
+
+
+def test_what_is_not_one_whole_request_is_none() -> None:
+    whole = bare.request(CODE, 7, 4) + b"body"
+    usual = Command(CODE, {}, b"body", opaque=7, serialization=Serialization.MSGPACK)
+    others = [
+        whole[:-1],
+        whole + b"x",
+        whole + whole,
+        whole[: bare.HEAD_BYTES - 1],
+        b"",
+        bare.answer(7, b"body"),
+        encoded(usual),
+        encoded(Command(CODE, {}, b"body", opaque=7)),
+        encoded(Command(CODE, {}, b"body", opaque=7, flag=FLAG_ONEWAY, serialization=Serialization.MSGPACK)),
+        encoded(Command(CODE, {"a": 1}, b"body", opaque=1 << 20, serialization=Serialization.MSGPACK)),
+    ]
+    for other in others:
+        room = other + bytes(100)  # as in a buffer that had more in it before
+        assert bare.read_request(room, len(other)) is None
+    for at in range(bare.HEAD_BYTES):
+        changed = bytearray(whole)
+        changed[at] ^= 0x40
+        read = bare.read_request(changed, len(changed))
+        assert read is None or read != (CODE, 7), f"byte {at}"
+
+
+def test_what_is_not_the_answer_is_none() -> None:
+    whole = bare.answer(7, b"body")
+    error = Command(1, {}, b"body", opaque=7, flag=FLAG_RESPONSE, serialization=Serialization.MSGPACK)
+    for other in (whole[:-1], whole + whole, b"", bare.request(CODE, 7, 4) + b"body", encoded(error)):
+        assert not bare.is_answer(other + bytes(100), len(other), 7)
+    assert not bare.is_answer(whole, len(whole), 8)

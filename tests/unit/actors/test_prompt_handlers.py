@@ -1,0 +1,166 @@
+"""Requests that are answered at once: when that is their way, and that it is the same to those who ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, ConnectionLost, InvalidInput, Timeout
+from raymq.actors.wire import bare
+from raymq.actors.wire.channel import ChannelPool
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.frame import Command, Serialization
+from raymq.actors.wire.server import ServerConnection
+from tests.served import Peer, encoded, serving
+
+PROMPT, WAIT = 900_100, 900_101
+
+
+class Prompt:
+    """Gives bodies back, and says which way each came."""
+
+    def __init__(self) -> None:
+        self.ways: list[str] = []
+
+    def __call__(self, _: ServerConnection, request: Command) -> Command:
+        self.ways.append("usual")
+        if request.body == b"bad":
+            raise InvalidInput("body", "good", "bad")
+        return request.response(0, body=bytes(request.body))
+
+    def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
+        if body == b"not now":
+            return False
+        self.ways.append("prompt")
+        if body == b"bad":
+            raise InvalidInput("body", "good", "bad")
+        answer(bytes(body))
+        if body == b"late":
+            raise ValueError("after it was answered")
+        return True
+
+
+async def wait(_: ServerConnection, __: Command) -> Command | None:
+    await asyncio.get_running_loop().create_future()
+    return None
+
+
+def asked(opaque: int, body: bytes, code: int = PROMPT) -> bytes:
+    return bare.request(code, opaque, len(body)) + body
+
+
+async def test_a_bare_request_that_comes_alone_is_answered_at_once() -> None:
+    handler = Prompt()
+    async with serving({PROMPT: handler}) as (_, address):
+        peer = await Peer.connect(address)
+        for opaque in range(1, 4):
+            peer.writer.write(asked(opaque, b"%d" % opaque))
+            answer = await peer.hear()
+            assert (answer.code, answer.opaque, answer.body) == (0, opaque, b"%d" % opaque)
+        assert handler.ways == ["prompt"] * 3
+        usual = Command(PROMPT, {}, b"x", opaque=9, serialization=Serialization.MSGPACK)
+        peer.say(usual)
+        assert (await peer.hear()).opaque == 9
+        assert handler.ways.pop() == "usual"
+        peer.close()
+
+
+async def test_in_company_and_in_pieces_they_are_served_in_order() -> None:
+    handler = Prompt()
+    async with serving({PROMPT: handler}) as (_, address):
+        peer = await Peer.connect(address)
+        together = b"".join(asked(opaque, b"%d" % opaque) for opaque in range(1, 30))
+        for start in range(0, len(together), 7):
+            peer.writer.write(together[start : start + 7])
+            await asyncio.sleep(0)
+        peer.writer.write(together)
+        answers = [await peer.hear() for _ in range(58)]
+        assert [answer.opaque for answer in answers] == [*range(1, 30), *range(1, 30)]
+        peer.close()
+
+
+async def test_what_cannot_be_answered_at_once_takes_the_usual_way() -> None:
+    handler = Prompt()
+    async with serving({PROMPT: handler, WAIT: wait}) as (server, address):
+        peer = await Peer.connect(address)
+        peer.writer.write(asked(1, b"not now"))
+        assert (await peer.hear()).body == b"not now"
+        peer.writer.write(asked(2, b"", WAIT))
+        while not any(connection.tasks for connection in server.connections):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        peer.writer.write(asked(3, b"while another waits"))
+        assert (await peer.hear()).opaque == 3
+        assert handler.ways == ["usual", "usual"]
+        peer.close()
+
+
+async def test_errors_are_answers() -> None:
+    handler = Prompt()
+    async with serving({PROMPT: handler}) as (_, address):
+        answers = []
+        for frame in (asked(5, b"bad"), encoded(Command(PROMPT, {}, b"bad", 5, serialization=Serialization.MSGPACK))):
+            peer = await Peer.connect(address)
+            peer.writer.write(frame)
+            answers.append(await peer.hear())
+            peer.close()
+        assert answers[0] == answers[1]
+        assert answers[0].code != ResponseCode.SUCCESS
+        assert handler.ways == ["prompt", "usual"]
+
+
+async def test_a_failure_behind_the_answer_is_not_a_second_one(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving({PROMPT: Prompt()}) as (_, address):
+        peer = await Peer.connect(address)
+        for opaque, body in enumerate((b"late", b"next"), 1):
+            peer.writer.write(asked(opaque, body))
+            assert (await peer.hear()).body == body
+        assert "failed after it was answered" in caplog.text
+        peer.close()
+
+
+async def test_a_stopping_server_and_one_that_authorizes_look_at_each_request() -> None:
+    handler, seen = Prompt(), []
+    async with serving({PROMPT: handler}, authorize=lambda _, request: seen.append(request.code)) as (server, address):
+        peer = await Peer.connect(address)
+        peer.writer.write(asked(1, b"x"))
+        assert (await peer.hear()).body == b"x"
+        assert (seen, handler.ways) == ([PROMPT], ["usual"])
+        server.authorize, server.draining = None, True
+        peer.writer.write(asked(2, b"x"))
+        assert (await peer.hear()).code == ResponseCode.GO_AWAY
+        peer.close()
+
+
+async def test_a_channel_asks_and_gets_bodies_or_errors() -> None:
+    handler = Prompt()
+    async with serving({PROMPT: handler, WAIT: wait}) as (server, address):
+        pool = ChannelPool()
+
+        def ask(body: bytes, code: int = PROMPT, timeout: float = 5.0) -> bytes | None:
+            answer = pool.ask(address, code, body, timeout)
+            return None if answer is None else bytes(answer)
+
+        for body in (b"x", b"not now", b"y" * 60_000, b"z"):
+            assert await asyncio.to_thread(ask, body) == body
+        with pytest.raises(InvalidInput):
+            await asyncio.to_thread(ask, b"bad")
+        assert len(server.connections) == 1, "an error is an answer"
+        with pytest.raises(Timeout):
+            await asyncio.to_thread(ask, b"", WAIT, 0.05)
+        while server.connections:  # noqa: ASYNC110 - the channel was closed
+            await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(asyncio.to_thread(ask, b"", WAIT, 30.0))
+        while not any(connection.tasks for connection in server.connections):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for connection in list(server.connections):
+            connection.close()
+        with pytest.raises(ConnectionLost):
+            await asyncio.wait_for(waiting, 5)
+        assert await asyncio.to_thread(ask, b"again") == b"again"
+        server.draining = True
+        with pytest.raises(BrokerUnavailable):
+            await asyncio.to_thread(ask, b"x")
+        pool.close()
+        assert await asyncio.to_thread(ask, b"x") is None
