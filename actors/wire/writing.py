@@ -71,8 +71,8 @@ class FrameWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was written in this turn of the loop, and nothing waits."""
-        return not (self._in_turn or self._waiting)
+        """Whether nothing was written in this turn of the loop, and the socket has taken all that was before."""
+        return not (self._in_turn or self._waiting or self._is_full)
 
     def write_alone(self, whole: bytes) -> None:
         """Write a small frame while idle, where nothing else will be written in this turn."""

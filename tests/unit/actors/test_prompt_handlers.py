@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from raymq.actors.wire import bare
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
+from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server import ServerConnection
 from tests.served import Peer, encoded, serving
 
@@ -94,6 +96,31 @@ async def test_what_cannot_be_answered_at_once_takes_the_usual_way() -> None:
         assert (await peer.hear()).opaque == 3
         assert handler.ways == ["usual", "usual"]
         peer.close()
+
+
+async def test_answers_that_nobody_reads_do_not_pile_up() -> None:
+    handler = Prompt()
+    limits = ServerLimits(write_high_bytes=100_000, write_low_bytes=50_000)
+    async with serving({PROMPT: handler}, limits=limits) as (server, address):
+        host, _, port = address.rpartition(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)  # it would hold tens of megabytes otherwise
+            client.connect((host, int(port)))
+            while not server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            (connection,) = server.connections
+            assert connection._transport is not None
+            assert connection._writer is not None
+            for opaque in range(1, 20_000):
+                served = len(handler.ways)
+                client.sendall(asked(opaque, bytes(1_000)))
+                while len(handler.ways) == served and connection._transport.is_reading():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                if not connection._transport.is_reading():
+                    break
+            assert not connection._transport.is_reading(), f"{len(handler.ways)} answers are unread"
+            assert handler.ways[0] == "prompt"
+            assert connection._writer.unsent_bytes <= limits.write_high_bytes + 2_000
 
 
 async def test_errors_are_answers() -> None:
