@@ -133,12 +133,14 @@ class Store:
         *,
         lanes: Collection[tuple[str, int]] | None = None,
         check_crc: bool = True,
+        again: bool = False,
     ) -> AppendResult:
         """Store records of any topics and queues, in order; the buffer is copied, never changed.
 
         Args:
             lanes: the only (topic, queue id) that the records may belong to; None = any.
             check_crc: whether the bodies' checksums are compared; False for a caller that has just computed them.
+            again: they were made out of stored ones, and `max_message_bytes`, which may be lower by now, is not theirs.
 
         When it returns, queues and index know them and they survive the death of the process; `flush` makes them
         survive that of the machine.
@@ -149,7 +151,7 @@ class Store:
         """
         if self._closed or self._read_only:
             self._check_open()
-        return self._writer.append(records, sizes, lanes, check_crc)
+        return self._writer.append(records, sizes, lanes, check_crc, again)
 
     def check_one(self, record: Buffer) -> Single:
         """Take one record apart for `append_one`, which needs the record's bytes once more.

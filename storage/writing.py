@@ -45,6 +45,8 @@ class Writer:
     ) -> None:
         self._directory = directory
         self.checker = Checker(config.max_message_bytes, log.capacity)
+        #: Of what is made out of stored records, which may be longer than messages may be now.
+        self._checker_again = Checker(log.capacity, log.capacity)
         self._log = log
         self._dispatcher = dispatcher
         self._now_ms = now_ms
@@ -58,18 +60,20 @@ class Writer:
         sizes: npt.NDArray[np.int32],
         lanes: Collection[tuple[str, int]] | None,
         check_crc: bool,
+        again: bool,
     ) -> AppendResult:
         """See `Store.append`."""
         self.check_ready()
+        checker = self._checker_again if again else self.checker
         if len(sizes) == 1 and sizes[0] == len(records):
-            single = self.checker.one(memoryview(records), check_crc)
+            single = checker.one(memoryview(records), check_crc)
             if lanes is not None:
                 _check_lanes((single.lane,), lanes)
             queue_offset, physical_offset = self.append_one(single)
             return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), self._log.last_timestamp_ms)
         if len(sizes) <= _FEW:
-            return self._append_few(memoryview(records), sizes, lanes, check_crc)
-        batch = self.checker.many(records, sizes, check_crc)
+            return self._append_few(checker.few(memoryview(records), sizes, check_crc), lanes)
+        batch = checker.many(records, sizes, check_crc)
         if lanes is not None:
             _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
@@ -112,15 +116,8 @@ class Writer:
             dispatcher.dispatched_to = log.max_offset
         return queue_offset, physical_offset
 
-    def _append_few(
-        self,
-        records: memoryview,
-        sizes: npt.NDArray[np.int32],
-        lanes: Collection[tuple[str, int]] | None,
-        check_crc: bool,
-    ) -> AppendResult:
+    def _append_few(self, singles: list[Single], lanes: Collection[tuple[str, int]] | None) -> AppendResult:
         log, dispatcher = self._log, self._dispatcher
-        singles = self.checker.few(records, sizes, check_crc)
         if lanes is not None:
             _check_lanes([single.lane for single in singles], lanes)
         queues = [dispatcher.reserve(single.lane, len(singles)) for single in singles]

@@ -239,10 +239,11 @@ class BrokerCore:
         sizes: npt.NDArray[np.int32],
         *lanes: tuple[str, int],
         check_crc: bool = True,
+        again: bool = False,
     ) -> AppendResult:
         """Append records that belong to `lanes`, and wake who waits for them."""
         began = time.monotonic()
-        result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc)
+        result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc, again=again)
         self.admission.appended(began)
         self.on_arrival(lanes)
         return result

@@ -65,7 +65,7 @@ class DeadLetters:
                 copies.append(_copy(entry, group))
         if copies and not dry_run:
             self._ensure_group(group)
-            self._append(*join(copies), (retry_topic(group), 0))
+            self._append(*join(copies), (retry_topic(group), 0), again=True)
         return told
 
     def _entry(self, group: str, offset: int) -> Record | None:

@@ -59,7 +59,7 @@ class Redelivery:
         if isinstance(decision, retry.Later):
             queue_id = random.randrange(config.retry_queues)
             waiting = self._schedule.waiting_copy(record, retry_topic(group), queue_id, decision.level)
-            self._append(*join([waiting]), (SCHEDULE_TOPIC, decision.level - 1))
+            self._append(*join([waiting]), (SCHEDULE_TOPIC, decision.level - 1), again=True)
             return decision
         self.bury(group, record, decision.reason)
         return decision
@@ -70,7 +70,7 @@ class Redelivery:
         kept = _returned(record)
         kept[properties.DELAY] = "0"
         kept[properties.DLQ_REASON] = reason
-        self._append(*join([encode_again(record, topic, 0, kept)]), (topic, 0))
+        self._append(*join([encode_again(record, topic, 0, kept)]), (topic, 0), again=True)
 
     def dead_letters_of_resent(
         self, group: str, reconsume_times: int, max_reconsume_times: int | None = None

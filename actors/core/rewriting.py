@@ -13,7 +13,7 @@ from raymq.storage.store import AppendResult
 
 
 class Append(Protocol):
-    """Appends `records` of `lanes` and wakes who waits for them; `check_crc` as in `Store.append`."""
+    """Appends `records` of `lanes` and wakes who waits for them; `check_crc` and `again` as in `Store.append`."""
 
     def __call__(
         self,
@@ -21,6 +21,7 @@ class Append(Protocol):
         sizes: npt.NDArray[np.int32],
         *lanes: tuple[str, int],
         check_crc: bool = True,
+        again: bool = False,
     ) -> AppendResult: ...
 
 

@@ -124,7 +124,7 @@ class Schedule:
                         lanes.add((topic, queue_id))
                 offset = lease.next_offset
         if copies:
-            self._append(*join(copies), *lanes)
+            self._append(*join(copies), *lanes, again=True)
         self._store.delay_progress.commit(level, begin + count, self._store.max_physical_offset)
 
     def _recover(self) -> None:

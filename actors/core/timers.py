@@ -183,7 +183,7 @@ class Timers:
             sound = self._read_sound(part)
             if sound is not None:
                 lanes = [TIMER_TOPIC] * len(sound.entries)
-                self._append(*readdressed(sound.batch, lanes, LANE[1], origins_of(sound.entries)), LANE)
+                self._append(*readdressed(sound.batch, lanes, LANE[1], origins_of(sound.entries)), LANE, again=True)
         self.absorb()
         left = waiting[sum(map(len, parts)) :]
         return int(left["physical_offset"][0]) if len(left) else log_min
@@ -253,6 +253,7 @@ class Timers:
         result = self._append(
             *readdressed(sound.batch, sound.topics, sound.queue_ids, origins_of(sound.entries)),
             *set(zip(sound.topics, sound.queue_ids, strict=True)),
+            again=True,
         )
         self._end(sound.entries, Kind.DELIVERED, result.physical_offsets)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from raymq.actors.errors import (
     TopicExists,
     TopicNotFound,
 )
+from raymq.actors.protocol import Redriven
 from raymq.client import Message
 from raymq.storage.record import decode
 from raymq.storage.topic_config import TopicConfig
@@ -195,3 +198,30 @@ def test_an_aborted_transaction_is_gone(bench: Bench) -> None:
             bench.core.staging.stage(name, "p", 0, ("t", 0), memoryview(records), sizes)
         with pytest.raises(InvalidInput):
             bench.core.staging.stage("tx", name, 0, ("t", 0), memoryview(records), sizes)
+
+
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_what_is_longer_than_messages_may_be_by_now_comes_all_the_same(tmp_path: Path, count: int) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    bench.core.ensure_group("g")
+    body = bytes(100)
+    bench.append(*(Message("t", body, delay_level=1) for _ in range(count)), delayed=True)
+    bench.append(*(Message("t", body, deliver_at=bench.clock.now + 2) for _ in range(count)), delayed=True)
+    failed = bench.append(Message("t", body))
+    bench.config = replace(bench.config, max_message_bytes=99)
+    bench.crash()
+    with pytest.raises(InvalidInput, match="a body of 1 to 99 bytes"):
+        bench.append(Message("t", body))
+    bench.clock.now += 3
+    bench.core.deliver_due()
+    assert bench.bodies("t") == [body] * (2 * count + 1)
+    place = int(failed.physical_offsets[0])
+    bench.core.redelivery.send_back("g", place, 0, None)
+    bench.clock.now += 31
+    bench.core.deliver_due()
+    assert bench.bodies("%RETRY%g") == [body]
+    bench.core.redelivery.send_back("g", place, -1, None)
+    assert bench.bodies("%DLQ%g") == [body]
+    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [Redriven.REDRIVEN]
+    bench.store.close()
