@@ -17,7 +17,7 @@ from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
 COUNT = 60
 SIZE = len(make_record(b"00", keys="k00", tags="a"))

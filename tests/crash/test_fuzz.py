@@ -16,7 +16,7 @@ from raymq.storage.store import Store
 from raymq.storage.verify import verify
 from tests.stored import SMALL, append, make_record
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
 
 @pytest.fixture(scope="module")

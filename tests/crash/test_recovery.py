@@ -15,7 +15,7 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
 COUNT = 12
 SIZE = len(make_record(b"00", keys="k0"))
