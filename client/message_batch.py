@@ -10,6 +10,7 @@ from typing import Any, Final
 from raymq.actors.sending import Terms
 from raymq.client.message import Message
 from raymq.client.results import SendResult
+from raymq.storage import compiled
 
 _PARTS: Final = frozenset(vars(Future()))
 
@@ -71,6 +72,8 @@ class MessageBatch:
         with self._lock:
             if "_condition" in delivery.__dict__:
                 return
+            if compiled.kernels is not None:
+                compiled.kernels.track(delivery)
             Future.__init__(delivery)
             delivery.set_running_or_notify_cancel()  # handed over: there is no way back
             if not self._done:
@@ -96,6 +99,10 @@ class Delivery(Future[SendResult]):
     def __init__(self, batch: MessageBatch, index: int) -> None:
         self.batch = batch
         self.index = index
+        if compiled.kernels is not None:
+            # Until it is looked at it refers to its batch, which does not know it: it is part of no circle. Programs
+            # hold hundreds of thousands, and the garbage collector would go through all of them again and again.
+            compiled.kernels.untrack(self)
 
     def __getattr__(self, name: str) -> Any:
         # Called only for what is missing: one of the parts that Future.__init__ makes, or nothing of ours.

@@ -154,6 +154,9 @@ class Kernels(Protocol):
     def untrack(self, made: object) -> None:
         """Have the garbage collector not look at an object."""
 
+    def track(self, made: object) -> None:
+        """End that."""
+
 
 #: What is in use; look it up at each use.
 kernels: Kernels | None = None

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from raymq_native.decoding import bodies, checksums, common_properties, filled, gather, gather_bodies, heads, untrack
+from raymq_native.decoding import (
+    bodies,
+    checksums,
+    common_properties,
+    filled,
+    gather,
+    gather_bodies,
+    heads,
+    track,
+    untrack,
+)
 from raymq_native.encoding import join_columns, join_lists
 from raymq_native.indexing import put_keys
 from raymq_native.scanning import derive, scan, stamp
@@ -28,6 +38,7 @@ __all__ = [
     "put_keys",
     "scan",
     "stamp",
+    "track",
     "untrack",
 ]
 

@@ -32,6 +32,8 @@ cdef extern from "Python.h":
         object (*tp_new)(PyTypeObject *, object, void *)
     int PyObject_GenericSetAttr(object, object, object) except -1
     void PyObject_GC_UnTrack(object)
+    void PyObject_GC_Track(object)
+    int PyObject_GC_IsTracked(object)
 
 
 def checksums(const uint8_t[::1] data not None, const int64_t[::1] starts not None, const int64_t[::1] lengths not None,
@@ -249,5 +251,11 @@ def filled(type kind not None, tuple names not None, list column not None, objec
 
 
 def untrack(object made):
-    """Have the garbage collector not look at an object, which must never be part of a circle."""
+    """Have the garbage collector not look at an object, which must not be part of a circle until `track`."""
     PyObject_GC_UnTrack(made)
+
+
+def track(object made):
+    """End that."""
+    if not PyObject_GC_IsTracked(made):
+        PyObject_GC_Track(made)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
+import gc
 import threading
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -13,6 +16,9 @@ from raymq.actors.errors import NotStored
 from raymq.actors.sending import Terms
 from raymq.client import MessageQueue, SendResult, SendStatus
 from raymq.client.message_batch import Delivery, MessageBatch
+from raymq.storage import compiled
+
+pytestmark = pytest.mark.usefixtures("batch_code")
 
 TERMS = Terms(3.0, 2)
 
@@ -115,3 +121,16 @@ def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:
 def test_an_attribute_that_no_future_has(batch: MessageBatch) -> None:
     with pytest.raises(AttributeError):
         _ = Delivery(batch, 0).nothing  # type: ignore[attr-defined]
+
+
+def test_the_collector_sees_what_was_looked_at(batch: MessageBatch) -> None:
+    looked_at, other = Delivery(batch, 0), Delivery(batch, 1)
+    looked_at.add_done_callback(functools.partial(lambda *_: None, looked_at))  # a circle
+    assert gc.is_tracked(looked_at)
+    assert gc.is_tracked(other) == (compiled.kernels is None)
+    gone = weakref.ref(looked_at)
+    batch.finish(lambda: results(2))
+    del looked_at
+    gc.collect()
+    assert gone() is None
+    assert other.result().unique_key == "1"
