@@ -45,15 +45,11 @@ class UniqueKeys:
     def restart(self, prefix: bytes | None = None) -> None:
         """Begin anew with a prefix of this process."""
         self._prefix = _own_prefix() if prefix is None else prefix
-        self._prefix_text = self._prefix.hex().upper()
+        #: What the keys begin with; the twelve digits of their numbers follow.
+        self.prefix = self._prefix.hex().upper()
         self._lock = threading.Lock()
         self._next = 0
         self._month_begins_ms = self._month_ends_ms = 0
-
-    @property
-    def prefix(self) -> str:
-        """What the keys begin with; the twelve digits of their numbers follow."""
-        return self._prefix.hex().upper()
 
     def reserve(self, count: int) -> int:
         """The first of `count` new numbers in a row; `text` and `texts` make keys of them."""
@@ -67,7 +63,7 @@ class UniqueKeys:
 
     def text(self, number: int) -> str:
         """The key of a reserved number."""
-        return f"{self._prefix_text}{number:012X}"
+        return f"{self.prefix}{number:012X}"
 
     def numbers(self, count: int) -> npt.NDArray[np.int64]:
         """`count` new numbers, ascending."""
