@@ -87,7 +87,8 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard native/*.* native/raymq_na
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@if command -v "$${CC:-cc}" >/dev/null; then \
 	    echo "env: raymq-native, compiled"; \
-	    $(PY) -m pip install --quiet --no-deps --no-build-isolation --force-reinstall ./native; \
+	    $(PY) -m pip install --quiet --no-deps --no-build-isolation --force-reinstall ./native \
+	        || echo "env: it could not be compiled (are Python's headers there?); NumPy does its work and takes longer"; \
 	else \
 	    echo "env: there is no C compiler; raymq-native is left out, NumPy does its work and takes longer"; \
 	fi
