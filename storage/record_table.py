@@ -25,7 +25,7 @@ from raymq.storage.record import Buffer
 from raymq.storage.record_columns import join_records, lengths_of
 from raymq.storage.unique_keys import UniqueKeys
 
-__all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records", "table_of_batch"]
+__all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records"]
 
 #: The columns of a table of messages.
 SCHEMA: Final = pa.schema(
@@ -72,11 +72,6 @@ def table_from_records(
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
     return _table(batch, bodies, broker)
-
-
-def table_of_batch(batch: record_batch.Batch, *, broker: str) -> pa.Table:
-    """`table_from_records` of records that were parsed. Raises StoreCorrupt for a body that does not decompress."""
-    return _table(batch, gather_bodies(batch, check_crc=False), broker)
 
 
 def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table:

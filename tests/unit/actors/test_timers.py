@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from raymq.actors.core import timers
-from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.core.rewriting import encode_again
 from raymq.actors.core.timer_records import MAX_AHEAD_MS, delete_key, due_of
 from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
@@ -449,66 +448,6 @@ def test_a_damaged_record_does_not_keep_a_broker_from_knowing_what_it_delivered(
     before = bench.store.max_offset("t", 0)
     assert bench.core.deliver_due().delivered == 1
     assert bench.store.max_offset("t", 0) == before + 1
-
-
-# -- withdrawn
-
-
-def test_recall(bench: TimerBench) -> None:
-    near, far = bench.send(b"near", after=5.0) + bench.send(b"far", after=20 * DAY)
-    for message in (near, far):
-        assert bench.recall(message) is RecallStatus.WITHDRAWN
-        assert bench.recall(message) is RecallStatus.WITHDRAWN
-    bench.kill()
-    assert bench.recall(far) is RecallStatus.WITHDRAWN
-    bench.clock.advance(21 * DAY)
-    assert bench.deliver() == []
-    bench.store.flush()
-    bench.deliver()
-    assert bench.core.timers.log.hours == []
-    for message in (near, far):
-        assert bench.recall(message) is RecallStatus.WITHDRAWN
-
-
-def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
-    [message] = bench.send(b"m", after=5.0)
-    bench.clock.advance(5)
-    bench.deliver()
-    assert bench.recall(message) is RecallStatus.DELIVERED
-    bench.kill()
-    assert bench.recall(message) is RecallStatus.DELIVERED
-    bench.clock.advance(2 * HOUR)
-    bench.store.flush()
-    bench.deliver()
-    assert bench.core.timers.log.hours == []
-    assert bench.recall(message) is RecallStatus.DELIVERED
-
-
-def test_recall_of_what_nobody_knows(bench: TimerBench) -> None:
-    assert bench.recall(Message("t", b"m", deliver_at=bench.clock.now + 5)) is RecallStatus.UNKNOWN
-    plain = Message("t", b"m")
-    handle = RecallHandle("t", "broker-a", bench.now_ms(), plain.unique_key)
-    assert bench.core.recall(handle) is RecallStatus.UNKNOWN
-    with pytest.raises(InvalidInput, match="broker-b"):
-        bench.core.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
-
-
-def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> None:
-    [message] = bench.send(b"m", after=5.0)
-    bench.append(message)  # a try that was repeated
-    assert bench.recall(message) is RecallStatus.WITHDRAWN
-    bench.append(message, born_ms=bench.now_ms())
-    bench.kill()
-    bench.clock.advance(5)
-    assert bench.deliver() == [b"m"]
-
-
-def test_handles() -> None:
-    handle = RecallHandle("t", "broker-a", 1_700_000_000_000, "7F000001")
-    assert RecallHandle.decode(handle.encode()) == handle
-    for text in ("", "no base64!", "djEgdA==", "djIgdCBiIDEgaw==", "djEgdCBiIHggaw=="):
-        with pytest.raises(InvalidInput):
-            RecallHandle.decode(text)
 
 
 # -- everything together

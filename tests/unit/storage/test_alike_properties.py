@@ -7,7 +7,7 @@ import pytest
 
 from raymq.storage import record, record_batch, record_table
 from raymq.storage.alike_properties import alike_properties
-from raymq.storage.record_table import table_of_batch
+from raymq.storage.record_table import table_from_records
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -46,9 +46,10 @@ def test_the_same_table_as_by_searching(properties: dict[str, str], monkeypatch:
     alike = batch(properties, others)
     if properties:
         assert alike_properties(alike) is not None
-    table = table_of_batch(alike, broker="b")
+    whole = alike.records, alike.sizes.astype(np.int32)
+    table = table_from_records(*whole, broker="b")
     monkeypatch.setattr(record_table, "alike_properties", lambda _: None)
-    assert table.equals(table_of_batch(alike, broker="b"))
+    assert table.equals(table_from_records(*whole, broker="b"))
     table.validate(full=True)
 
 

@@ -1,0 +1,81 @@
+"""Messages for a chosen time are called back, with a clock of ours: withdrawn, already delivered, or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import RecallStatus
+from raymq.client import Message
+from tests.unit.actors.timer_bench import TimerBench
+
+HOUR = 3_600.0
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[TimerBench]:
+    made = TimerBench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_recall(bench: TimerBench) -> None:
+    near, far = bench.send(b"near", after=5.0) + bench.send(b"far", after=20 * DAY)
+    for message in (near, far):
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+    bench.kill()
+    assert bench.recall(far) is RecallStatus.WITHDRAWN
+    bench.clock.advance(21 * DAY)
+    assert bench.deliver() == []
+    bench.store.flush()
+    bench.deliver()
+    assert bench.core.timers.log.hours == []
+    for message in (near, far):
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+
+
+def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
+    [message] = bench.send(b"m", after=5.0)
+    bench.clock.advance(5)
+    bench.deliver()
+    assert bench.recall(message) is RecallStatus.DELIVERED
+    bench.kill()
+    assert bench.recall(message) is RecallStatus.DELIVERED
+    bench.clock.advance(2 * HOUR)
+    bench.store.flush()
+    bench.deliver()
+    assert bench.core.timers.log.hours == []
+    assert bench.recall(message) is RecallStatus.DELIVERED
+
+
+def test_recall_of_what_nobody_knows(bench: TimerBench) -> None:
+    assert bench.recall(Message("t", b"m", deliver_at=bench.clock.now + 5)) is RecallStatus.UNKNOWN
+    plain = Message("t", b"m")
+    handle = RecallHandle("t", "broker-a", bench.now_ms(), plain.unique_key)
+    assert bench.core.recall(handle) is RecallStatus.UNKNOWN
+    with pytest.raises(InvalidInput, match="broker-b"):
+        bench.core.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
+
+
+def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> None:
+    [message] = bench.send(b"m", after=5.0)
+    bench.append(message)  # a try that was repeated
+    assert bench.recall(message) is RecallStatus.WITHDRAWN
+    bench.append(message, born_ms=bench.now_ms())
+    bench.kill()
+    bench.clock.advance(5)
+    assert bench.deliver() == [b"m"]
+
+
+def test_handles() -> None:
+    handle = RecallHandle("t", "broker-a", 1_700_000_000_000, "7F000001")
+    assert RecallHandle.decode(handle.encode()) == handle
+    for text in ("", "no base64!", "djEgdA==", "djIgdCBiIDEgaw==", "djEgdCBiIHggaw=="):
+        with pytest.raises(InvalidInput):
+            RecallHandle.decode(text)
