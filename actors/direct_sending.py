@@ -68,20 +68,20 @@ class DirectSender:
     def send_one(self, topic: str, record: bytearray, terms: Terms) -> SentOne:
         """`send` of one record that is not delayed."""
         if len(record) > SMALL_BYTES:
-            return _only(self.send(topic, record, _size_of(record), terms))
+            return only(self.send(topic, record, size_of(record), terms))
         began = time.monotonic()
         tried: Tried | None = None
-        chosen = self._chosen(topic, terms)
+        chosen = self.chosen(topic, terms)
         if chosen is not None:
             queue, address = chosen
             address_one(record, queue.queue_id)
             try:
-                answer = self._channels.ask(address, RequestCode.APPEND_ONE, record, _share(terms))
+                answer = self._channels.ask(address, RequestCode.APPEND_ONE, record, first_share(terms))
                 if answer is not None:
                     return self._sender.answered_one(queue, address, answer, time.monotonic() - began)
             except RayMQError as error:
                 tried = Tried(queue, error, time.monotonic() - began)
-        return _only(self._go_on(began, tried, topic, record, _size_of(record), terms))
+        return only(self._go_on(began, tried, topic, record, size_of(record), terms))
 
     def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Begun:
         """Write the first try; raises nothing that a send may raise. `finish` must follow, and waits for the outcome.
@@ -89,14 +89,14 @@ class DirectSender:
         Several sends may be begun; those to one queue may overtake each other.
         """
         begun = Begun(topic, records, sizes, terms, time.monotonic())
-        chosen = self._chosen(topic, terms)
+        chosen = self.chosen(topic, terms)
         if chosen is None:
             return begun
         queue, address = chosen
         begun.queue = queue
         command = self._sender.addressed(queue, records, sizes, terms)
         try:
-            begun.channel = self._channels.begin(address, command, _share(terms))
+            begun.channel = self._channels.begin(address, command, first_share(terms))
         except RayMQError as error:
             begun.tried = Tried(queue, error, time.monotonic() - begun.began)
         return begun
@@ -106,13 +106,13 @@ class DirectSender:
         queue, channel, terms = begun.queue, begun.channel, begun.terms
         if queue is not None and channel is not None:
             try:
-                answer = self._channels.finish(channel, begun.began + _share(terms) - time.monotonic())
+                answer = self._channels.finish(channel, begun.began + first_share(terms) - time.monotonic())
                 return self._sender.answered(queue, channel.address, answer, time.monotonic() - begun.began)
             except RayMQError as error:
                 begun.tried = Tried(queue, error, time.monotonic() - begun.began)
         return self._go_on(begun.began, begun.tried, begun.topic, begun.records, begun.sizes, terms)
 
-    def _chosen(self, topic: str, terms: Terms) -> tuple[MessageQueue, str] | None:
+    def chosen(self, topic: str, terms: Terms) -> tuple[MessageQueue, str] | None:
         """The queue of a first try and its broker's address; None: the first try has to be made on the loop."""
         route = None if terms.insist_on_ok else self._routes.known(topic)
         if route is None:
@@ -132,15 +132,17 @@ class DirectSender:
         return self._run(self._sender.go_on(plan, tried, topic, records, sizes, terms))
 
 
-def _size_of(record: bytearray) -> Sizes:
+def size_of(record: bytearray) -> Sizes:
+    """The sizes of one record."""
     return np.array((len(record),), np.int32)
 
 
-def _only(sent: Sent) -> SentOne:
+def only(sent: Sent) -> SentOne:
+    """The outcome of a send of one record."""
     placed = sent.placed
     return sent.status, sent.queue, sent.address, int(placed.queue_offsets[0]), int(placed.physical_offsets[0])
 
 
-def _share(terms: Terms) -> float:
+def first_share(terms: Terms) -> float:
     """What the first try may take of the budget, seconds: the rule of `SendPlan.try_timeout`."""
     return terms.timeout / (1 + terms.retries)

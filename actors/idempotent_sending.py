@@ -10,9 +10,10 @@ import time
 
 from raymq.actors.core.producing import SendPlan
 from raymq.actors.core.sequencing import SequenceLane, SequenceLanes
-from raymq.actors.errors import BrokerUnavailable, RayMQError, SequenceGap
+from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import MessageQueue, TopicRoute
-from raymq.actors.sending import Sender, Sent, Sizes, Terms
+from raymq.actors.queue_turn import QueueTurn
+from raymq.actors.sending import Sender, Sent, Sizes, Terms, Tried
 from raymq.storage.producer_sequence import stamp
 
 
@@ -20,51 +21,74 @@ class IdempotentSender:
     """As `Sender`, on the same event loop. One batch at a time is under way per queue; others wait for their turn."""
 
     def __init__(self, sender: Sender) -> None:
-        self._sender = sender
+        self.plain = sender
         self._lanes = SequenceLanes()
-        self._turns: dict[MessageQueue, asyncio.Lock] = {}
+        self._turns: dict[MessageQueue, QueueTurn] = {}
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """As `Sender.send`; the first record gets the batch's number. Waiting for the turn counts for the budget."""
         plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
-        turn = _Turn(self, plan, records, sizes, terms)
-        try:
-            while True:
-                tried = await self._sender.attempt(plan, topic, turn.take, records, terms, sequenced=True)
-                if isinstance(tried, Sent):
-                    turn.stored()
-                    return tried
-                if not plan.in_doubt:
-                    turn.give_up(tried.error)
-                await asyncio.sleep(tried.wait)
-        finally:
-            turn.end(in_doubt=plan.in_doubt)
+        return await self._send(plan, _Hold(self, plan, records, sizes, terms), None, topic, records, terms)
+
+    async def go_on(
+        self, plan: SendPlan, begun: Tried, topic: str, records: bytearray, sizes: Sizes, terms: Terms
+    ) -> Sent:
+        """The tries of a send of which one has failed elsewhere, by the holder of that queue's turn: it ends here."""
+        assert begun.queue is not None
+        hold = _Hold(self, plan, records, sizes, terms, begun.queue)
+        return await self._send(plan, hold, begun, topic, records, terms)
 
     def queue_for(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
         """Where a batch that is nowhere yet goes."""
-        return self._sender.choose(route, terms, last)
+        return self.plain.choose(route, terms, last)
 
     def lane(self, queue: MessageQueue) -> SequenceLane:
         """The count of a queue; only for the holder of its turn."""
         return self._lanes.of(queue)
 
-    def turn_of(self, queue: MessageQueue) -> asyncio.Lock:
-        """Held by the batch that is under way in the queue; handed on in the order of asking."""
-        return self._turns.setdefault(queue, asyncio.Lock())
+    def turn_of(self, queue: MessageQueue) -> QueueTurn:
+        """Held by the batch that is under way in the queue. Any thread."""
+        turn = self._turns.get(queue)
+        return self._turns.setdefault(queue, QueueTurn()) if turn is None else turn
+
+    async def _send(
+        self, plan: SendPlan, hold: _Hold, begun: Tried | None, topic: str, records: bytearray, terms: Terms
+    ) -> Sent:
+        try:
+            tried = None if begun is None else self.plain.failed(plan, begun)
+            while True:
+                if tried is not None:
+                    if not plan.in_doubt:
+                        hold.end(stored=False)
+                    await asyncio.sleep(tried.wait)
+                outcome = await self.plain.attempt(plan, topic, hold.take, records, terms, sequenced=True)
+                if isinstance(outcome, Sent):
+                    hold.end(stored=True)
+                    return outcome
+                tried = outcome
+        finally:
+            hold.end(stored=False)
 
 
-class _Turn:
+class _Hold:
     """One batch's hold on a queue: taken by its first try, kept as long as the batch may be stored there."""
 
     def __init__(
-        self, sender: IdempotentSender, plan: SendPlan, records: bytearray, sizes: Sizes, terms: Terms
+        self,
+        sender: IdempotentSender,
+        plan: SendPlan,
+        records: bytearray,
+        sizes: Sizes,
+        terms: Terms,
+        queue: MessageQueue | None = None,
     ) -> None:
+        """`queue`: whose turn it has already, and whose number the records have."""
         self._sender = sender
         self._plan = plan
         self._records = records
         self._sizes = sizes
         self._terms = terms
-        self._lane: SequenceLane | None = None
+        self._lane = None if queue is None else sender.lane(queue)
         self._last: MessageQueue | None = None
 
     async def take(self, route: TopicRoute) -> tuple[MessageQueue, Sizes]:
@@ -73,33 +97,20 @@ class _Turn:
             queue = self._sender.queue_for(route, self._terms, self._last)
             try:
                 async with asyncio.timeout(self._plan.try_timeout()):
-                    await self._sender.turn_of(queue).acquire()
+                    await self._sender.turn_of(queue).wait()
             except TimeoutError:
                 raise BrokerUnavailable(queue.broker, "earlier batches of this queue are still under way") from None
             self._lane = self._sender.lane(queue)
             self._sizes = stamp(self._records, self._sizes, self._lane.sequence(len(self._sizes)))
         return self._lane.queue, self._sizes
 
-    def stored(self) -> None:
-        """The batch is in the log."""
-        assert self._lane is not None
-        self._lane.stored(len(self._sizes))
-        self._release()
-
-    def give_up(self, error: RayMQError) -> None:
-        """The batch surely is not in this queue: let others pass, and choose anew."""
-        if self._lane is not None and isinstance(error, SequenceGap):
-            self._lane.begin_epoch()
-        self._release()
-
-    def end(self, *, in_doubt: bool) -> None:
-        """The send is over, well or not."""
-        if self._lane is not None and in_doubt:
-            self._lane.begin_epoch()
-        self._release()
-
-    def _release(self) -> None:
+    def end(self, *, stored: bool) -> None:
+        """Let others pass, if this one holds the turn: the batch is in the log, or nobody will say that it is."""
         if self._lane is not None:
+            if stored:
+                self._lane.stored(len(self._sizes))
+            else:  # Whatever became of it, its number is not given to another one.
+                self._lane.begin_epoch()
             self._last = self._lane.queue
             self._lane = None
             self._sender.turn_of(self._last).release()

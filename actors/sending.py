@@ -146,7 +146,7 @@ class Sender:
         """The tries of a send of which one may have failed elsewhere; raises as `send`."""
         last: MessageQueue | None = None
         if begun is not None:
-            failed = self._failed(plan, begun)
+            failed = self.failed(plan, begun)
             last = failed.queue
             await asyncio.sleep(failed.wait)
 
@@ -188,7 +188,7 @@ class Sender:
             answer = await self._pool.request(host_and_port, command, plan.try_timeout(), patient=patient)
             sent = self.answered(queue, host_and_port, answer, time.monotonic() - began_try)
         except RayMQError as error:
-            return self._failed(plan, Tried(queue, error, time.monotonic() - began))
+            return self.failed(plan, Tried(queue, error, time.monotonic() - began))
         if terms.insist_on_ok and sent.status is not SendStatus.SEND_OK:
             again = plan.not_ok(queue, sent.status, time.monotonic() - began)
             if again is not None:
@@ -220,7 +220,7 @@ class Sender:
         self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
         return Sent(status, queue, host_and_port, placed)
 
-    def _failed(self, plan: SendPlan, tried: Tried) -> Failed:
+    def failed(self, plan: SendPlan, tried: Tried) -> Failed:
         """Count a failed try; raises what `send` raises if it was the last one."""
         if tried.queue is not None:
             self._blame(tried.queue.broker, tried.error, tried.elapsed)

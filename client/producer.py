@@ -17,6 +17,7 @@ import numpy as np
 
 from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.direct_idempotent_sending import DirectIdempotentSender
 from raymq.actors.direct_sending import DirectSender
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
@@ -117,7 +118,8 @@ class Producer(ClientBase):
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
-        self._sends, self._batcher, self._direct  # noqa: B018 - made here, where no other thread can make a second one
+        # Made here, where no other thread can make a second one.
+        self._sends, self._batcher, self._direct, self._one_by_one  # noqa: B018
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
 
@@ -130,7 +132,7 @@ class Producer(ClientBase):
         """
         self._check_open()
         terms = self._terms(message, options) if options or message.is_delayed else self._plain_terms
-        direct = self._direct
+        direct = self._one_by_one
         if direct is None or self._mq.is_on_loop:
             return self._mq.run(self._send_one(message, terms))
         unique_key = message.unique_key
@@ -284,8 +286,19 @@ class Producer(ClientBase):
     @cached_property
     def _direct(self) -> DirectSender | None:
         """The quick way, where nobody numbers, keeps or forwards what is sent."""
+        return self._direct_of(self._sends) if isinstance(self._sends, Sender) else None
+
+    @cached_property
+    def _one_by_one(self) -> DirectSender | DirectIdempotentSender | None:
+        """The quick way of single messages, where nobody keeps or forwards what is sent."""
         mq, sends = self._mq, self._sends
-        return DirectSender(sends, mq.pool, mq.routes, mq.channels, mq.run) if isinstance(sends, Sender) else None
+        if isinstance(sends, IdempotentSender):
+            return DirectIdempotentSender(sends, self._direct_of(sends.plain), mq.channels, mq.run)
+        return self._direct
+
+    def _direct_of(self, sender: Sender) -> DirectSender:
+        mq = self._mq
+        return DirectSender(sender, mq.pool, mq.routes, mq.channels, mq.run)
 
     async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
         return OutboxSends(sends, file, self._plain_terms)
@@ -308,6 +321,7 @@ class Producer(ClientBase):
         self.__dict__.pop("_sends", None)
         self.__dict__.pop("_batcher", None)
         self.__dict__.pop("_direct", None)
+        self.__dict__.pop("_one_by_one", None)
         self._under_way = set()
         self._mq.adopt(self)
 

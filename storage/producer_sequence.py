@@ -61,22 +61,29 @@ def stamp(records: bytearray, sizes: npt.NDArray[np.int32], sequence: ProducerSe
     Raises:
         InvalidInput: the first record has no room for it among its properties.
     """
+    grown = stamp_first(records, sequence)
+    if grown:
+        sizes = sizes.copy()
+        sizes[0] += grown
+    return sizes
+
+
+def stamp_first(records: bytearray, sequence: ProducerSequence) -> int:
+    """`stamp`; returns by how many bytes the first record is longer now: 0 where it had the property."""
     length_at = _properties_length_at(records)
     begin = length_at + _LENGTH.size
     text = _NAME + sequence.value().encode() + b"\x02"
     if records[begin : begin + len(_NAME)] == _NAME:
         records[begin : begin + _BYTES] = text
-        return sizes
+        return 0
     length = _LENGTH.unpack_from(records, length_at)[0] + _BYTES
     if length > layout.MAX_PROPERTIES_BYTES:
         limit = f"at most {layout.MAX_PROPERTIES_BYTES - _BYTES} bytes from an idempotent producer"
         raise InvalidInput("properties", limit, length - _BYTES)
     records[begin:begin] = text
     _LENGTH.pack_into(records, length_at, length)
-    sizes = sizes.copy()
-    sizes[0] += _BYTES
-    _INT.pack_into(records, layout.OFFSET_SIZE, int(sizes[0]))
-    return sizes
+    _INT.pack_into(records, layout.OFFSET_SIZE, _INT.unpack_from(records, layout.OFFSET_SIZE)[0] + _BYTES)
+    return _BYTES
 
 
 def read(records: Buffer) -> ProducerSequence:

@@ -35,6 +35,7 @@ from raymq.actors.errors import (
     InvalidInput,
     PermissionDenied,
     QueueNotFound,
+    SequenceGap,
 )
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
@@ -203,6 +204,42 @@ class BrokerCore:
         first = StoredBatch(placed.topic, int(placed.queue_ids[0]), int(placed.queue_offsets[0]), len(sizes))
         self.producers.remember(lane, sequence, first)
         return placed
+
+    def append_one_sequenced(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """`append_one` for an idempotent producer, as `append_sequenced`.
+
+        Args:
+            stored: told the place also of a record that is here already.
+        """
+        sequence = producer_sequence.read(single.record)
+        if sequence.count != 1:
+            raise InvalidInput("records", f"the {sequence.count} of their sequence", 1)
+        topic, queue_id = single.lane
+        lane = (sequence.producer, topic, queue_id)
+        known = self.producers.check(lane, sequence)
+        if known is None:
+
+            def remember(queue_offset: int, _: int) -> None:
+                self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
+
+            def told(*place: int) -> None:
+                try:
+                    assert stored is not None
+                    stored(*place)
+                except BaseException:  # it is stored, whether its producer comes to know it or not
+                    remember(*place)
+                    raise
+
+            place = self.append_one(single, told if stored is not None else None)
+            remember(*place)
+            return place
+        if (known.topic, known.queue_id) != single.lane:
+            raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is delayed, this one is not")
+        physical, _, _ = self.store.entries(topic, queue_id, known.offset, 1)
+        place = known.offset, int(physical[0])
+        if stored is not None:
+            stored(*place)
+        return place
 
     def _forget_topic(self, topic: str) -> None:
         """The topic was deleted."""

@@ -62,16 +62,16 @@ class ProducerTable:
             SequenceGap: batches are missing before it, it is of an epoch that is over, or its result is not kept.
         """
         history = self._lanes.get(lane)
-        epoch, following = (sequence.epoch, 0) if history is None else (history.epoch, history.next)
-        if sequence.epoch > epoch:
-            epoch, following = sequence.epoch, 0
-        if sequence.epoch < epoch:
-            raise SequenceGap(f"producer {lane[0]} is in epoch {epoch}, the batch in {sequence.epoch}")
+        following = 0
+        if history is not None and sequence.epoch <= history.epoch:
+            if sequence.epoch < history.epoch:
+                raise SequenceGap(f"producer {lane[0]} is in epoch {history.epoch}, the batch in {sequence.epoch}")
+            for first, stored in history.results:
+                if (first, stored.count) == (sequence.first, sequence.count):
+                    return stored
+            following = history.next
         if sequence.first == following:
             return None
-        for first, stored in () if history is None else history.results:
-            if (first, stored.count) == (sequence.first, sequence.count):
-                return stored
         raise SequenceGap(f"producer {lane[0]}: message {following} comes next, the batch begins with {sequence.first}")
 
     def remember(self, lane: Lane, sequence: ProducerSequence, stored: StoredBatch, at: float | None = None) -> None:

@@ -1,7 +1,8 @@
 """APPEND_ONE (ours): one record that its sender has made, as frequent and as quick as a request can be.
 
 The frame's body is the record, which itself says its topic and queue; the header has no fields. Everything else, such
-as delayed messages and batches, goes by APPEND_RECORDS. Both come to the same core.
+as delayed messages and batches, goes by APPEND_RECORDS. APPEND_ONE_SEQUENCED is that of idempotent producers: the
+record says, too, which of its producer it is. All come to the same core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.storage.checking import Single
+from raymq.storage.writing import Stored
 
 #: An answer's body: the status' place in `_STATUSES`, queue offset, physical offset.
 _PLACE: Final = struct.Struct(">Bqq")
@@ -35,19 +38,23 @@ def read_place(body: Buffer) -> tuple[SendStatus, int, int]:
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
-    return {RequestCode.APPEND_ONE: _AppendOne(context)}
+    return {
+        RequestCode.APPEND_ONE: _AppendOne(context, context.core.append_one),
+        RequestCode.APPEND_ONE_SEQUENCED: _AppendOne(context, context.core.append_one_sequenced),
+    }
 
 
 class _AppendOne:
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, append: Callable[[Single, Stored | None], tuple[int, int]]) -> None:
         self._context = context
+        self._append = append
         self._core = context.core
         self._statistics = context.statistics
 
     def __call__(self, _: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         def store() -> Callable[[SendStatus], Command]:
             single = self._core.store.check_one(request.body)
-            queue_offset, physical_offset = self._core.append_one(single)
+            queue_offset, physical_offset = self._append(single, None)
             self._statistics.put(single.lane[0], 1, len(request.body))
 
             def answer(status: SendStatus) -> Command:
@@ -68,7 +75,7 @@ class _AppendOne:
                 single = core.store.check_one(body)
                 if not core.is_open(single.lane):  # a topic to be made and told to the name servers, or a refusal
                     return False
-                core.append_one(single, lambda *place: answer(_PLACE.pack(_SEND_OK, *place)))
+                self._append(single, lambda *place: answer(_PLACE.pack(_SEND_OK, *place)))
             finally:
                 admission.leave(octets)
         except RayMQError as error:

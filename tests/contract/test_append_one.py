@@ -1,4 +1,4 @@
-"""APPEND_ONE over its three ways: alone in a bare frame, in a usual frame, and through `invoke`."""
+"""APPEND_ONE and its sibling over their three ways: alone in a bare frame, in a usual frame, and through `invoke`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from raymq.actors.broker_service import BrokerService
+from raymq.actors.core import producer_history
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.core.timers import TIMER_TOPIC
-from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, ServerBusy, TopicNotFound
+from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, ServerBusy, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec, SendStatus
 from raymq.actors.wire import admin, bare, faults, fetch
+from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.append_one import read_place
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.client import Message
 from raymq.client.errors import RayMQError
+from raymq.storage.producer_sequence import ProducerSequence, stamp_first
 from raymq.storage.record import OFFSET_QUEUE_ID
 from raymq.storage.topic_config import PERM_READ, TopicConfig
 from tests.contract.test_doors import Door, InvokeDoor, SocketDoor
@@ -183,3 +187,75 @@ def test_with_sync_flush_it_is_on_disk(start: Start) -> None:
         status, _, physical_offset = read_place(door.ask(one()).body)
         assert status is SendStatus.SEND_OK
         assert broker.store.flushed_offset > physical_offset
+
+
+def numbered(first: int, epoch: int = 0, body: bytes = b"x", count: int = 1) -> Command:
+    command = one(body=body)
+    record = bytearray(command.body)
+    stamp_first(record, ProducerSequence("p" * 16, epoch, first, count))
+    return Command(RequestCode.APPEND_ONE_SEQUENCED, body=bytes(record), serialization=Serialization.MSGPACK)
+
+
+def as_a_batch(command: Command) -> Command:
+    """The same record as the loop's tries have it."""
+    sizes = np.array([len(command.body)], np.int32)
+    return append_command("t", 0, command.body, sizes, sequenced=True)
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_a_repeated_number_gets_the_first_ones_place(start: Start, flush: str) -> None:
+    door, broker = start(flush=flush)
+    places = [read_place(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)]
+    assert [offset for _, offset, _ in places] == list(range(4))
+    end = broker.store.max_physical_offset
+    assert [read_place(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)] == places
+    for n, (status, offset, physical_offset) in enumerate(places):
+        told, placed = read_appended(door.ask(as_a_batch(numbered(n, body=b"%d" % n))))
+        assert (told, placed.queue_offsets[0], placed.physical_offsets[0]) == (status, offset, physical_offset)
+    assert broker.store.max_physical_offset == end
+    read_appended(door.ask(as_a_batch(numbered(4))))
+    assert read_place(door.ask(numbered(4)).body)[1] == 4
+    assert fetched(door) == 5
+    assert broker.core.admission.appends_under_way == 0
+
+
+def test_gaps_are_refused_and_a_new_epoch_begins_at_0(start: Start) -> None:
+    door, _ = start()
+    for n in range(2):
+        door.ask(numbered(n, epoch=1))
+    for wrong in (numbered(3, epoch=1), numbered(0, epoch=0), numbered(1, epoch=2)):
+        assert isinstance(error_of(door.ask(wrong)), SequenceGap)
+    assert read_place(door.ask(numbered(0, epoch=2)).body)[1] == 2
+    assert isinstance(error_of(door.ask(numbered(2, epoch=1))), SequenceGap)
+    for wrong in (
+        numbered(1, epoch=2, count=2),
+        Command(RequestCode.APPEND_ONE_SEQUENCED, body=one().body, serialization=Serialization.MSGPACK),
+    ):
+        assert isinstance(error_of(door.ask(wrong)), InvalidInput)
+    assert read_place(door.ask(numbered(1, epoch=2)).body)[1] == 3
+    assert fetched(door) == 4
+
+
+def test_after_a_restart_what_is_here_is_known(start: Start) -> None:
+    door, broker = start()
+    first = read_place(door.ask(numbered(0)).body)
+    door.ask(numbered(1))
+    broker._loop.call_soon_threadsafe(broker.core.producers._lanes.clear)
+    assert isinstance(error_of(door.ask(numbered(2))), SequenceGap)
+    producer_history.restore(broker.core.producers, broker.store, Path("nowhere"))
+    assert read_place(door.ask(numbered(0)).body) == first
+    assert read_place(door.ask(numbered(2)).body)[1] == 2
+
+
+def test_an_answer_that_cannot_be_given_is_remembered(start: Start) -> None:
+    door, broker = start()
+    door.ask(numbered(0))
+    single = broker.store.check_one(numbered(1).body)
+
+    def lost(*_: int) -> None:
+        raise ValueError("nobody is there")
+
+    with pytest.raises(ValueError, match="nobody"):
+        broker.core.append_one_sequenced(single, lost)
+    assert read_place(door.ask(numbered(1)).body)[1] == 1
+    assert fetched(door) == 2

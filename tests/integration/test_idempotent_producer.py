@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import pytest
 
 from raymq.actors.protocol import TopicRoute
 from raymq.actors.routing import Routes
+from raymq.actors.wire.channel import ChannelPool
+from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
-from raymq.client.errors import OutcomeUnknown
+from raymq.client.errors import NotStored, OutcomeUnknown, RayMQError, StoreFailed
 from tests.integration.conftest import Services
 from tests.integration.proxy import LossyProxy
 
@@ -22,13 +28,20 @@ def proxy(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lossy
     host, _, port = services.brokers["broker-a"].address.rpartition(":")
     made = LossyProxy((host, int(port)))
     services.loop.run(made.start())
-    straight = Routes.get
+    get, known = Routes.get, Routes.known
 
-    async def through_the_proxy(self: Routes, topic: str, **options: object) -> TopicRoute:
-        route = await straight(self, topic, **options)  # type: ignore[arg-type]
+    def led(route: TopicRoute) -> TopicRoute:
         return TopicRoute(route.topic, route.queues, {**route.addresses, "broker-a": made.address})
 
-    monkeypatch.setattr(Routes, "get", through_the_proxy)
+    async def got(self: Routes, topic: str, **options: object) -> TopicRoute:
+        return led(await get(self, topic, **options))  # type: ignore[arg-type]
+
+    def known_through_the_proxy(self: Routes, topic: str) -> TopicRoute | None:
+        route = known(self, topic)
+        return None if route is None else led(route)
+
+    monkeypatch.setattr(Routes, "get", got)
+    monkeypatch.setattr(Routes, "known", known_through_the_proxy)
     yield made
     services.loop.run(made.stop())
 
@@ -63,6 +76,7 @@ def send_through_losses(mq: Connection, proxy: LossyProxy, count: int) -> None:
 def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost answer is noticed after 50 ms: the tests lose hundreds."""
     monkeypatch.setattr("raymq.actors.core.producing.SendPlan.try_timeout", lambda plan: min(0.05, plan.remaining))
+    monkeypatch.setattr("raymq.actors.direct_idempotent_sending.first_share", lambda _: 0.05)
 
 
 @pytest.mark.usefixtures("admin", "quick_tries")
@@ -89,13 +103,16 @@ def test_a_producer_without_numbers_does_store_twice(mq: Connection, proxy: Loss
 
 @pytest.mark.usefixtures("admin", "quick_tries")
 @pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("quick", [True, False])
 def test_a_restarted_broker_still_knows_what_it_stored(
-    services: Services, mq: Connection, proxy: LossyProxy, clean: bool
+    services: Services, mq: Connection, proxy: LossyProxy, clean: bool, quick: bool
 ) -> None:
-    with Producer(mq, "p", idempotent=True, timeout=20, retries=200) as producer:
+    with Producer(mq, "p", idempotent=True, timeout=20, retries=200) as producer, ThreadPoolExecutor(1) as other:
         producer.send(Message("t", b"0"), queue=QUEUE)
         proxy.drop = 1.0
-        lost = producer.send_async(Message("t", b"1"), queue=QUEUE)
+        message = Message("t", b"1")
+        send = partial(other.submit, producer.send) if quick else producer.send_async
+        lost = send(message, queue=QUEUE)
         while not proxy.dropped:
             assert not lost.done()
         if clean:
@@ -136,3 +153,119 @@ def test_a_batch_in_doubt_stays_with_the_broker_that_may_hold_it(
     assert {"broker-a"} in outcomes
     assert {"broker-b"} in outcomes
     assert all(len(brokers) == 1 for brokers in outcomes)
+
+
+@pytest.fixture
+def asked(services: Services) -> list[int]:
+    """The codes of what broker-a was asked to append."""
+    codes: list[int] = []
+    server = services.brokers["broker-a"]._server
+
+    def counted(code: int) -> Callable[..., Any]:
+        handler = server.handlers[code]
+
+        class Counted:
+            def __call__(self, *arguments: Any) -> Any:
+                codes.append(code)
+                return handler(*arguments)
+
+            def promptly(self, *arguments: Any) -> bool:
+                done: bool = handler.promptly(*arguments)  # type: ignore[attr-defined]
+                if done:
+                    codes.append(code)
+                return done
+
+        return Counted()
+
+    wanted = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
+    server.handlers = {**server.handlers, **{code: counted(code) for code in wanted}}
+    return codes
+
+
+@pytest.mark.usefixtures("admin")
+def test_single_sends_go_the_quick_way_also_after_losses(mq: Connection, proxy: LossyProxy, asked: list[int]) -> None:
+    with Producer(mq, "p", idempotent=True, timeout=0.3, retries=0) as producer:
+        for number in range(4):
+            producer.send(Message("t", b"%d" % number), queue=QUEUE)
+        assert asked.count(RequestCode.APPEND_ONE_SEQUENCED) == 3  # the first one connects
+        proxy.drop = 1.0
+        with pytest.raises(OutcomeUnknown):
+            producer.send(Message("t", b"4"), queue=QUEUE)
+        proxy.drop = 0.0
+        for number in range(5, 8):
+            producer.send(Message("t", b"%d" % number), queue=QUEUE)
+        assert asked.count(RequestCode.APPEND_RECORDS) == 1
+    assert bodies(mq, QUEUE) == [b"%d" % number for number in range(8)]
+
+
+@pytest.mark.usefixtures("admin", "services")
+def test_threads_and_the_loop_take_turns_at_a_queue(mq: Connection, asked: list[int]) -> None:
+    with Producer(mq, "p", idempotent=True, timeout=30) as producer, ThreadPoolExecutor(6) as threads:
+        producer.send(Message("t", b"first"), queue=QUEUE)
+
+        def send(thread: int) -> list[int]:
+            offsets = []
+            for number in range(40):
+                message = Message("t", b"%d.%d" % (thread, number))
+                if (thread + number) % 3:
+                    offsets.append(producer.send(message, queue=QUEUE).queue_offset)
+                else:
+                    offsets.append(producer.send_async(message, queue=QUEUE).result(30).queue_offset)
+            return offsets
+
+        offsets = list(threads.map(send, range(6)))
+    assert sorted(chain.from_iterable(offsets)) == list(range(1, 241))
+    assert all(each == sorted(each) for each in offsets)
+    assert len(set(bodies(mq, QUEUE))) == 241
+    assert set(asked) <= {RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE_SEQUENCED}
+
+
+@pytest.mark.usefixtures("admin")
+def test_a_broker_that_forgot_the_count_is_told_a_new_epoch(services: Services, mq: Connection) -> None:
+    core = services.brokers["broker-a"].core
+    with Producer(mq, "p", idempotent=True, retries=0) as producer:
+        for number in range(3):
+            producer.send(Message("t", b"%d" % number), queue=QUEUE)
+        services.loop.loop.call_soon_threadsafe(core.producers.forget_topic, "t")
+        with pytest.raises(NotStored):
+            producer.send(Message("t", b"3"), queue=QUEUE)
+        assert producer.send(Message("t", b"4"), queue=QUEUE).queue_offset == 3
+    with Producer(mq, "q", idempotent=True) as producer:
+        producer.send(Message("t", b"5"), queue=QUEUE)
+        services.loop.loop.call_soon_threadsafe(core.producers.forget_topic, "t")
+        assert producer.send(Message("t", b"6"), queue=QUEUE).queue_offset == 5
+    assert bodies(mq, QUEUE) == [b"0", b"1", b"2", b"4", b"5", b"6"]
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_number_that_may_be_stored_is_not_given_to_another(
+    services: Services, mq: Connection, monkeypatch: pytest.MonkeyPatch, retries: int
+) -> None:
+    """A broker that fails half way stores what it refuses, and an interrupted caller does not know what it sent."""
+    core = services.brokers["broker-a"].core
+    append, ask = core.append_one, ChannelPool.ask
+
+    def half_way(*arguments: Any) -> tuple[int, int]:
+        append(*arguments[:1])
+        raise StoreFailed("half way")
+
+    def interrupted(*arguments: Any) -> None:
+        ask(*arguments)
+        raise KeyboardInterrupt
+
+    with Producer(mq, "p", idempotent=True, retries=retries) as producer:
+        producer.send(Message("t", b"0"), queue=QUEUE)
+        monkeypatch.setattr(core, "append_one", half_way)
+        if retries:  # The second try is the loop's.
+            assert producer.send(Message("t", b"1"), queue=QUEUE).queue_offset == 2
+        else:
+            with pytest.raises(RayMQError):
+                producer.send(Message("t", b"1"), queue=QUEUE)
+        monkeypatch.undo()
+        monkeypatch.setattr(ChannelPool, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(Message("t", b"2"), queue=QUEUE)
+        monkeypatch.undo()
+        assert producer.send(Message("t", b"3"), queue=QUEUE).queue_offset == 3 + retries
+    assert bodies(mq, QUEUE) == [b"0", *[b"1"] * (1 + retries), b"2", b"3"]

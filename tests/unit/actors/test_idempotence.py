@@ -53,6 +53,7 @@ def test_a_repeated_batch_gets_the_first_result(table: ProducerTable) -> None:
         pytest.param(sequence(3, 1), id="begins in the middle of a stored batch"),
         pytest.param(sequence(0, 1, epoch=1), id="of an epoch that is over"),
         pytest.param(sequence(1, 1, epoch=3), id="a new epoch begins at 0"),
+        pytest.param(sequence(2, 2, epoch=3), id="what the old epoch stored is not the new one's"),
     ],
 )
 def test_a_gap_is_an_error_and_changes_nothing(table: ProducerTable, wrong: ProducerSequence) -> None:
