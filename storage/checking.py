@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage import crc
+from raymq.storage import compiled, crc
 from raymq.storage import record as layout
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.indexed_properties import tags_and_keys
+from raymq.storage.java_hash import index_hash_of_bytes, tags_code_of_bytes
 from raymq.storage.record import Buffer
 from raymq.storage.record_batch import BadRecord, Batch, check_topic, parse
 
@@ -27,17 +28,15 @@ class Single(NamedTuple):
         record: its bytes, borrowed.
         lane: its topic and queue id.
         late: how many bytes later than with a born host of IPv4 the fields behind that lie.
-        tags: the value of TAGS, b"" without.
-        prefix: what the topic's keys in the index begin with.
-        keys: what is indexed.
+        tags_code: Java's hash of TAGS, 0 without.
+        key_hashes: the index hashes of its keys.
     """
 
     record: memoryview
     lane: tuple[str, int]
     late: int
-    tags: bytes
-    prefix: bytes
-    keys: list[bytes]
+    tags_code: int
+    key_hashes: list[int]
 
 
 class Checker:
@@ -57,6 +56,12 @@ class Checker:
         the others, and what is wrong with a record, are left to the general way.
         """
         size = len(record)
+        kernels = compiled.kernels
+        if kernels is not None:
+            found = kernels.scan_one(record, check_crc, self._max_body_bytes, self._max_record_bytes)
+            if found is not None and (seen := self._topics.get(found[0])) is not None:
+                return Single(record, (seen[0], found[1]), 0, found[2], found[3])
+            return self._single(record, size, 0, check_crc)
         if size < layout.MIN_RECORD_BYTES:
             return self._single(record, size, 0, check_crc)
         declared, magic, body_crc, queue_id, sys_flag, body_bytes = layout.CHECKED.unpack_from(record)
@@ -84,8 +89,7 @@ class Checker:
             or (check_crc and crc.crc32(record[layout.OFFSET_BODY : topic_at]) & layout.CRC_MASK != body_crc)
         ):
             return self._single(record, size, 0, check_crc)
-        tags, keys = tags_and_keys(properties)
-        return Single(record, (known[0], queue_id), 0, tags, known[1], keys)
+        return Single(record, (known[0], queue_id), 0, *_hashes(properties, known[1]))
 
     def few(self, records: memoryview, sizes: npt.NDArray[np.int32], check_crc: bool) -> list[Single]:
         """The records one by one."""
@@ -127,15 +131,8 @@ class Checker:
             or end > self._max_record_bytes
         ):
             raise self._refusal(index, queue_id, sys_flag, body_bytes, end - properties_at, end)
-        tags, keys = tags_and_keys(tail[properties_at - topic_at :])
-        return Single(
-            record,
-            (topic, queue_id),
-            layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0,
-            tags,
-            prefix,
-            keys,
-        )
+        late = layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0
+        return Single(record, (topic, queue_id), late, *_hashes(tail[properties_at - topic_at :], prefix))
 
     def _learn_topic(self, name: bytes, index: int) -> tuple[str, bytes]:
         try:
@@ -173,3 +170,9 @@ class Checker:
         else:
             limit, actual = f"at most {self._max_record_bytes} bytes", record_bytes
         return InvalidInput("records", f"record {index}: {limit}", actual)
+
+
+def _hashes(properties: bytes, prefix: bytes) -> tuple[int, list[int]]:
+    """A record's tags code and the index hashes of its keys; `prefix` is what these begin with."""
+    tags, keys = tags_and_keys(properties)
+    return tags_code_of_bytes(tags) if tags else 0, [index_hash_of_bytes(prefix + key) for key in keys]

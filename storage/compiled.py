@@ -19,7 +19,7 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 #: The interface that this version knows.
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 
 
 class Kernels(Protocol):
@@ -33,6 +33,11 @@ class Kernels(Protocol):
         self, records: Buffer, sizes: Int32s, check_crc: bool, places: Int64s, numbers: Int32s
     ) -> tuple[int, bytes, bool] | None:
         """Check records, find their parts."""
+
+    def scan_one(
+        self, record: Buffer, check_crc: bool, most_body: int, most_record: int
+    ) -> tuple[bytes, int, int, list[int]] | None:
+        """Check one record; its topic, queue id, tags code and the index hashes of its keys."""
 
     def derive(
         self,

@@ -23,7 +23,6 @@ from raymq.storage.consume_queue import ConsumeQueue, make_entries
 from raymq.storage.derived import Derived
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
-from raymq.storage.java_hash import index_hash_of_bytes, tags_code_of_bytes
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
@@ -190,14 +189,12 @@ class Dispatcher:
 
     def dispatch_one(self, single: Single, queue: ConsumeQueue, physical_offset: int, timestamp_ms: int) -> None:
         """Write the entry and the keys of one of these records, now that it is in the log."""
-        record, (topic, queue_id), _, tags, prefix, keys = single
+        record, (topic, queue_id), _, tags_code, key_hashes = single
         if topic == SCHEDULE_TOPIC:
             tags_code = timestamp_ms + self.delay_ms(queue_id)
-        else:
-            tags_code = tags_code_of_bytes(tags) if tags else 0
         queue.append(physical_offset, len(record), tags_code)
         failpoint("dispatch.one_before_index")
-        self.index.put_record([index_hash_of_bytes(prefix + key) for key in keys], physical_offset, timestamp_ms)
+        self.index.put_record(key_hashes, physical_offset, timestamp_ms)
 
     def delay_ms(self, queue_id: int) -> int:
         """The delay of a queue of the schedule topic; beyond the last level the last one's."""

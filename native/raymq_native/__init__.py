@@ -21,7 +21,7 @@ from raymq_native.decoding import (
 )
 from raymq_native.encoding import join_columns, join_lists
 from raymq_native.indexing import put_keys
-from raymq_native.scanning import derive, scan, stamp
+from raymq_native.scanning import derive, scan, scan_one, stamp
 
 __all__ = [
     "INTERFACE",
@@ -37,10 +37,11 @@ __all__ = [
     "join_lists",
     "put_keys",
     "scan",
+    "scan_one",
     "stamp",
     "track",
     "untrack",
 ]
 
 #: Which functions there are and what they take; raymq uses no other than the one that it knows.
-INTERFACE: Final = 1
+INTERFACE: Final = 2

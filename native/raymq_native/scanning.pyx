@@ -5,6 +5,8 @@ its key hashes to if it is not ASCII, is told by `raymq.storage`, which has the 
 against the buffer's bounds before it is read.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -33,6 +35,9 @@ cdef enum:
     CRC_MASK = 0x7FFFFFFF
     PAIR_END = 2
     BLANK = 0x20
+    HASH_SIGN = 0x23
+    UNUSUAL_FLAGS = 0x34  # a prepared transaction (its bit is a rolled back one's, too), IPv6 hosts
+    MOST_PROPERTIES = 32767
 
 cdef struct Parts:
     int64_t body_at
@@ -160,6 +165,41 @@ cdef inline bint is_named(const uint8_t *at, int64_t length, const char *name, i
     return length >= name_length and not memcmp(at, name, name_length)
 
 
+cdef struct Found:
+    # The values of a record's properties by which it is found; a length of 0 = none.
+    Span tags
+    Span keys
+    Span first
+    Span last
+
+
+cdef Found find(const uint8_t *at, const uint8_t *end) noexcept nogil:
+    """Look through properties; the last unique key is none where it is the first one."""
+    cdef Found found
+    cdef const uint8_t *stop
+    cdef int64_t length
+    found.tags.length = found.keys.length = found.first.length = found.last.length = 0
+    found.tags.begin = found.keys.begin = found.first.begin = found.last.begin = NULL
+    while at < end:
+        stop = <const uint8_t *>memchr(at, PAIR_END, end - at)
+        if stop == NULL:
+            stop = end
+        length = stop - at
+        if is_named(at, length, b"TAGS\x01", 5):
+            found.tags.begin, found.tags.length = at + 5, length - 5
+        elif is_named(at, length, b"KEYS\x01", 5):
+            found.keys.begin, found.keys.length = at + 5, length - 5
+        elif is_named(at, length, b"UNIQ_KEY\x01", 9):
+            found.last.begin, found.last.length = at + 9, length - 9
+            if found.first.begin == NULL:
+                found.first = found.last
+        at = stop + 1
+    if found.first.begin == found.last.begin or (found.first.length == found.last.length
+                                                 and not memcmp(found.first.begin, found.last.begin, found.first.length)):
+        found.last.length = 0
+    return found
+
+
 def derive(const uint8_t[::1] records not None, const int64_t[::1] properties_at not None,
            const int64_t[::1] ends not None, uint32_t topic_hash, int64_t[::1] tags_codes not None,
            int32_t[::1] key_hashes not None, int64_t[::1] key_owners not None):
@@ -174,66 +214,109 @@ def derive(const uint8_t[::1] records not None, const int64_t[::1] properties_at
     Returns:
         How many keys there are; -1 if a key or tag is not ASCII or the arrays are too short.
     """
-    cdef Py_ssize_t i, count = ends.shape[0], most = key_hashes.shape[0], found = 0
+    cdef Py_ssize_t i, count = ends.shape[0], most = key_hashes.shape[0], put = 0
     cdef const uint8_t *buffer = &records[0]
     cdef const uint8_t *at
     cdef const uint8_t *end
     cdef const uint8_t *stop
-    cdef Span tags, keys, first, last
+    cdef Found found
     cdef uint32_t hashed
-    cdef int64_t length
     cdef int which
     if properties_at.shape[0] != count or tags_codes.shape[0] != count or key_owners.shape[0] != most:
         raise ValueError("arrays of different lengths")
     for i in range(count):
         if not 0 <= properties_at[i] <= ends[i] <= records.shape[0]:
             raise ValueError("properties outside of the records")
-        at, end = buffer + properties_at[i], buffer + ends[i]
-        tags.length = keys.length = first.length = last.length = 0
-        tags.begin = keys.begin = first.begin = last.begin = NULL
-        while at < end:
-            stop = <const uint8_t *>memchr(at, PAIR_END, end - at)
-            if stop == NULL:
-                stop = end
-            length = stop - at
-            if is_named(at, length, b"TAGS\x01", 5):
-                tags.begin, tags.length = at + 5, length - 5
-            elif is_named(at, length, b"KEYS\x01", 5):
-                keys.begin, keys.length = at + 5, length - 5
-            elif is_named(at, length, b"UNIQ_KEY\x01", 9):
-                last.begin, last.length = at + 9, length - 9
-                if first.begin == NULL:
-                    first = last
-            at = stop + 1
+        found = find(buffer + properties_at[i], buffer + ends[i])
         hashed = 0
-        if not ascii_hash(tags.begin, tags.length, &hashed):
+        if not ascii_hash(found.tags.begin, found.tags.length, &hashed):
             return -1
         tags_codes[i] = <int32_t>hashed
-        if first.begin == last.begin or (first.length == last.length
-                                         and not memcmp(first.begin, last.begin, first.length)):
-            last.length = 0
         for which in range(2):
             if which:
-                first = last
-            if first.length:
+                found.first = found.last
+            if found.first.length:
                 hashed = topic_hash
-                if found == most or not ascii_hash(first.begin, first.length, &hashed):
+                if put == most or not ascii_hash(found.first.begin, found.first.length, &hashed):
                     return -1
-                key_hashes[found], key_owners[found] = index_hash(hashed), i
-                found += 1
-        at, end = keys.begin, keys.begin + keys.length
-        while keys.length and at < end:
+                key_hashes[put], key_owners[put] = index_hash(hashed), i
+                put += 1
+        at, end = found.keys.begin, found.keys.begin + found.keys.length
+        while found.keys.length and at < end:
             stop = at
             while stop < end and stop[0] != BLANK:
                 stop += 1
             if stop > at:
                 hashed = topic_hash
-                if found == most or not ascii_hash(at, stop - at, &hashed):
+                if put == most or not ascii_hash(at, stop - at, &hashed):
                     return -1
-                key_hashes[found], key_owners[found] = index_hash(hashed), i
-                found += 1
+                key_hashes[put], key_owners[put] = index_hash(hashed), i
+                put += 1
             at = stop + 1
-    return found
+    return put
+
+
+cdef inline int add_key(list hashes, uint32_t topic_hash, const uint8_t *text, int64_t length) except -1:
+    """Note the index hash of a key; 0 if it is not ASCII."""
+    if not ascii_hash(text, length, &topic_hash):
+        return 0
+    hashes.append(index_hash(topic_hash))
+    return 1
+
+
+def scan_one(record not None, bint check_crc, int64_t most_body, int64_t most_record):
+    """Check one record that comes alone, and find what the queue and the index need of it.
+
+    Args:
+        most_body, most_record: how long they may be.
+
+    Returns:
+        (topic, queue id, tags code, index hashes of its keys); None if it is not sound, breaks a limit, or is not of the
+        usual kind: version 1, IPv4, no prepared transaction, with properties, its tag and keys ASCII.
+    """
+    cdef Py_buffer held
+    PyObject_GetBuffer(record, &held, PyBUF_SIMPLE)
+    try:
+        return one_of(<const uint8_t *>held.buf, held.len, check_crc, most_body, most_record)
+    finally:
+        PyBuffer_Release(&held)
+
+
+cdef object one_of(const uint8_t *record, int64_t size, bint check_crc, int64_t most_body, int64_t most_record):
+    cdef Parts parts
+    cdef Found found
+    cdef const uint8_t *at
+    cdef const uint8_t *end
+    cdef const uint8_t *stop
+    cdef uint32_t topic_hash = 0, tags_code = 0
+    cdef list hashes
+    if size > most_record or size < AT_BODY + LEAST_TAIL or load_i32(record + AT_SYS_FLAG) & UNUSUAL_FLAGS:
+        return None
+    if load_i32(record + AT_MAGIC) != MAGIC_V1 or not locate(record, size, check_crc, &parts):
+        return None
+    if not 0 < parts.body_length <= most_body or not 0 < size - parts.properties_at <= MOST_PROPERTIES:
+        return None
+    found = find(record + parts.properties_at, record + size)
+    if not ascii_hash(record + parts.topic_at, parts.topic_length, &topic_hash):
+        return None
+    topic_hash = 31 * topic_hash + HASH_SIGN
+    if not ascii_hash(found.tags.begin, found.tags.length, &tags_code):
+        return None
+    hashes = []
+    if found.first.length and not add_key(hashes, topic_hash, found.first.begin, found.first.length):
+        return None
+    if found.last.length and not add_key(hashes, topic_hash, found.last.begin, found.last.length):
+        return None
+    at, end = found.keys.begin, found.keys.begin + found.keys.length
+    while found.keys.length and at < end:
+        stop = at
+        while stop < end and stop[0] != BLANK:
+            stop += 1
+        if stop > at and not add_key(hashes, topic_hash, at, stop - at):
+            return None
+        at = stop + 1
+    return (PyBytes_FromStringAndSize(<const char *>record + parts.topic_at, parts.topic_length),
+            load_i32(record + AT_QUEUE_ID), <int32_t>tags_code, hashes)
 
 
 cdef inline int32_t index_hash(uint32_t hashed) noexcept nogil:

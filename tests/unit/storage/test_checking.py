@@ -9,6 +9,8 @@ from raymq.storage.checking import Checker, Single
 from raymq.storage.errors import InvalidInput
 from tests.stored import make_record
 
+pytestmark = pytest.mark.usefixtures("batch_code")
+
 RECORDS = {
     "bare": make_record(),
     "key": make_record(unique_key="U1"),
