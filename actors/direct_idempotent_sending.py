@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from raymq.actors.core.producing import SendPlan
+from raymq.actors.core.sequencing import SequenceLane
 from raymq.actors.direct_sending import DirectSender, first_share, only, size_of
 from raymq.actors.errors import RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
-from raymq.actors.protocol import MessageQueue
 from raymq.actors.queue_turn import QueueTurn
 from raymq.actors.sending import Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, ChannelPool
@@ -50,8 +50,8 @@ class DirectIdempotentSender:
         free = self._free(topic, terms) if len(record) <= SMALL_BYTES else None
         if free is None:
             return only(self.send(topic, record, size_of(record), terms))
-        turn, queue, address = free
-        lane = self._sender.lane(queue)
+        turn, lane, address = free
+        queue = lane.queue
         tried: Tried | None = None
         unsure = True
         try:
@@ -76,13 +76,13 @@ class DirectIdempotentSender:
         plan = SendPlan(time.monotonic, began + terms.timeout - time.monotonic(), terms.retries)
         return only(self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms)))
 
-    def _free(self, topic: str, terms: Terms) -> tuple[QueueTurn, MessageQueue, str] | None:
-        """A queue, whose turn is taken, and its broker's address; None: the send has to wait, or is the loop's."""
+    def _free(self, topic: str, terms: Terms) -> tuple[QueueTurn, SequenceLane, str] | None:
+        """A queue whose turn is taken, and its broker's address; None: the send has to wait, or is the loop's."""
         for _ in range(_PICKS):
             chosen = self._direct.chosen(topic, terms)
             if chosen is None:
                 return None
-            turn = self._sender.turn_of(chosen[0])
+            turn, lane = self._sender.at(chosen[0])
             if turn.take():
-                return turn, *chosen
+                return turn, lane, chosen[1]
         return None

@@ -22,7 +22,6 @@ from raymq.actors.routing import Routes
 from raymq.actors.sending import Sender, Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.connection import ConnectionPool
 
 
 @dataclass(slots=True)
@@ -50,13 +49,11 @@ class DirectSender:
     def __init__(
         self,
         sender: Sender,
-        pool: ConnectionPool,
         routes: Routes,
         channels: ChannelPool,
         run: Callable[[Coroutine[Any, Any, Sent]], Sent],
     ) -> None:
         self._sender = sender
-        self._pool = pool
         self._routes = routes
         self._channels = channels
         self._run = run
@@ -118,11 +115,9 @@ class DirectSender:
         if route is None:
             return None
         try:
-            queue = self._sender.choose(route, terms, None)
+            return self._sender.ready(route, terms)
         except RayMQError:
             return None  # with a fresh route it may be different
-        address = route.addresses[queue.broker]
-        return (queue, address) if self._pool.is_connected(address) else None
 
     def _go_on(
         self, began: float, tried: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms

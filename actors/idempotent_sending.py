@@ -23,7 +23,7 @@ class IdempotentSender:
     def __init__(self, sender: Sender) -> None:
         self.plain = sender
         self._lanes = SequenceLanes()
-        self._turns: dict[MessageQueue, QueueTurn] = {}
+        self._at: dict[MessageQueue, tuple[QueueTurn, SequenceLane]] = {}
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """As `Sender.send`; the first record gets the batch's number. Waiting for the turn counts for the budget."""
@@ -42,14 +42,10 @@ class IdempotentSender:
         """Where a batch that is nowhere yet goes."""
         return self.plain.choose(route, terms, last)
 
-    def lane(self, queue: MessageQueue) -> SequenceLane:
-        """The count of a queue; only for the holder of its turn."""
-        return self._lanes.of(queue)
-
-    def turn_of(self, queue: MessageQueue) -> QueueTurn:
-        """Held by the batch that is under way in the queue. Any thread."""
-        turn = self._turns.get(queue)
-        return self._turns.setdefault(queue, QueueTurn()) if turn is None else turn
+    def at(self, queue: MessageQueue) -> tuple[QueueTurn, SequenceLane]:
+        """The turn of who sends to the queue, and the count, which is only for its holder. Any thread."""
+        known = self._at.get(queue)
+        return self._at.setdefault(queue, (QueueTurn(), self._lanes.of(queue))) if known is None else known
 
     async def _send(
         self, plan: SendPlan, hold: _Hold, begun: Tried | None, topic: str, records: bytearray, terms: Terms
@@ -88,19 +84,20 @@ class _Hold:
         self._records = records
         self._sizes = sizes
         self._terms = terms
-        self._lane = None if queue is None else sender.lane(queue)
+        self._lane = None if queue is None else sender.at(queue)[1]
         self._last: MessageQueue | None = None
 
     async def take(self, route: TopicRoute) -> tuple[MessageQueue, Sizes]:
         """The queue to send to and the records' sizes with the number in them."""
         if self._lane is None:
             queue = self._sender.queue_for(route, self._terms, self._last)
+            turn, lane = self._sender.at(queue)
             try:
                 async with asyncio.timeout(self._plan.try_timeout()):
-                    await self._sender.turn_of(queue).wait()
+                    await turn.wait()
             except TimeoutError:
                 raise BrokerUnavailable(queue.broker, "earlier batches of this queue are still under way") from None
-            self._lane = self._sender.lane(queue)
+            self._lane = lane
             self._sizes = stamp(self._records, self._sizes, self._lane.sequence(len(self._sizes)))
         return self._lane.queue, self._sizes
 
@@ -113,4 +110,4 @@ class _Hold:
                 self._lane.begin_epoch()
             self._last = self._lane.queue
             self._lane = None
-            self._sender.turn_of(self._last).release()
+            self._sender.at(self._last)[0].release()

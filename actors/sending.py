@@ -231,6 +231,14 @@ class Sender:
             raise tried.error
         raise plan.outcome() from tried.error
 
+    def ready(self, route: TopicRoute, terms: Terms) -> tuple[MessageQueue, str] | None:
+        """A first try's queue and its broker's address, where that is connected. Any thread; raises as `choose`."""
+        queues = self._queues(route) if terms.queue is None and terms.sharding_key is None else None
+        # One that backs off is not connected.
+        queue = self._picker.pick(queues) if queues else self.choose(route, terms, None)
+        address = route.addresses[queue.broker]
+        return (queue, address) if self._pool.is_connected(address) else None
+
     def choose(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
         """The queue of the next try; `last` is the one that just failed. Any thread.
 

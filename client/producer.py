@@ -13,12 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
-import numpy as np
-
 from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.direct_idempotent_sending import DirectIdempotentSender
-from raymq.actors.direct_sending import DirectSender
+from raymq.actors.direct_sending import DirectSender, size_of
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
@@ -130,17 +128,17 @@ class Producer(ClientBase):
             NotStored, OutcomeUnknown: `.attempts` lists every try.
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, ClientClosed: nothing was stored.
         """
-        self._check_open()
-        terms = self._terms(message, options) if options or message.is_delayed else self._plain_terms
-        direct = self._one_by_one
-        if direct is None or self._mq.is_on_loop:
-            return self._mq.run(self._send_one(message, terms))
+        if self._closed:
+            self._check_open()
+        delayed = message.is_delayed
+        terms = self._terms(message, options) if options or delayed else self._plain_terms
+        direct, mq = self._one_by_one, self._mq
+        if direct is None or mq.is_on_loop:
+            return mq.run(self._send_one(message, terms))
         unique_key = message.unique_key
-        host = packed_host(self._mq.pool.local_host)
-        record = message.encode(time.time_ns() // 1_000_000, host, unique_key)
-        if message.is_delayed:
-            sizes = np.array((len(record),), np.int32)
-            return _result(message, direct.send(message.topic, record, sizes, terms))
+        record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host), unique_key)
+        if delayed:
+            return _result(message, direct.send(message.topic, record, size_of(record), terms))
         return result_of_one(direct.send_one(message.topic, record, terms), unique_key)
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
@@ -298,7 +296,7 @@ class Producer(ClientBase):
 
     def _direct_of(self, sender: Sender) -> DirectSender:
         mq = self._mq
-        return DirectSender(sender, mq.pool, mq.routes, mq.channels, mq.run)
+        return DirectSender(sender, mq.routes, mq.channels, mq.run)
 
     async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
         return OutboxSends(sends, file, self._plain_terms)

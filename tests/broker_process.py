@@ -29,7 +29,7 @@ from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Handler, ServerConnection
 
-APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE)
+APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
 
 
 class BrokerProcess:

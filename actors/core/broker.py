@@ -219,19 +219,16 @@ class BrokerCore:
         known = self.producers.check(lane, sequence)
         if known is None:
 
-            def remember(queue_offset: int, _: int) -> None:
-                self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
-
-            def told(*place: int) -> None:
+            def told(queue_offset: int, physical_offset: int) -> None:
                 try:
                     assert stored is not None
-                    stored(*place)
+                    stored(queue_offset, physical_offset)
                 except BaseException:  # it is stored, whether its producer comes to know it or not
-                    remember(*place)
+                    self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
                     raise
 
             place = self.append_one(single, told if stored is not None else None)
-            remember(*place)
+            self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
             return place
         if (known.topic, known.queue_id) != single.lane:
             raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is delayed, this one is not")

@@ -7,7 +7,7 @@ are kept, and a batch that is sent again gets the first one's. A producer that l
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ MAX_LANES: Final = 100_000
 Lane = tuple[str, str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as `ProducerSequence`
 class StoredBatch:
     """Where a batch lies: `count` messages from `offset` on (delayed ones wait in the schedule topic)."""
 
@@ -62,28 +62,30 @@ class ProducerTable:
             SequenceGap: batches are missing before it, it is of an epoch that is over, or its result is not kept.
         """
         history = self._lanes.get(lane)
-        following = 0
-        if history is not None and sequence.epoch <= history.epoch:
-            if sequence.epoch < history.epoch:
-                raise SequenceGap(f"producer {lane[0]} is in epoch {history.epoch}, the batch in {sequence.epoch}")
-            for first, stored in history.results:
-                if (first, stored.count) == (sequence.first, sequence.count):
-                    return stored
-            following = history.next
+        results: Iterable[tuple[int, StoredBatch]]
+        if history is None or sequence.epoch > history.epoch:
+            following, results = 0, ()
+        elif sequence.epoch == history.epoch:
+            following, results = history.next, history.results
+        else:
+            raise SequenceGap(f"producer {lane[0]} is in epoch {history.epoch}, the batch in {sequence.epoch}")
         if sequence.first == following:
             return None
+        for first, stored in results:
+            if (first, stored.count) == (sequence.first, sequence.count):
+                return stored
         raise SequenceGap(f"producer {lane[0]}: message {following} comes next, the batch begins with {sequence.first}")
 
     def remember(self, lane: Lane, sequence: ProducerSequence, stored: StoredBatch, at: float | None = None) -> None:
         """A batch that `check` let through is stored; `at` is when, now if None."""
         used = self._clock() if at is None else at
-        history = self._lanes.pop(lane, None)
+        history = self._lanes.get(lane)
         if history is None or history.epoch < sequence.epoch:
-            history = _History(sequence.epoch, 0, used)
+            history = self._lanes[lane] = _History(sequence.epoch, 0, used)
         history.next = sequence.first + sequence.count
         history.used = used
         history.results.append((sequence.first, stored))
-        self._lanes[lane] = history
+        self._lanes.move_to_end(lane)
         while len(self._lanes) > self._max_lanes:
             self._lanes.popitem(last=False)
 

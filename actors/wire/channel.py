@@ -78,17 +78,19 @@ class Channel:
     def ask(self, code: int, body: Buffer, timeout: float) -> Buffer:
         """The body of the answer to a small bare request; `write` and `read` in one, with fewer steps."""
         opaque = self._opaque = self._opaque % frame.MAX_OPAQUE + 1
+        reader, connected = self._reader, self._socket
         try:
-            self._wait_at_most(timeout)
-            self._socket.sendall(bare.request(code, opaque, len(body)) + body)
-            if not self._reader.inside_a_frame:
-                buffer = self._reader.buffer()
-                count = self._socket.recv_into(buffer)
+            if self._seconds != timeout:
+                self._wait_at_most(timeout)
+            connected.sendall(bare.request(code, opaque, len(body)) + body)
+            if not reader.inside_a_frame:
+                buffer = reader.buffer()
+                count = connected.recv_into(buffer)
                 if bare.is_answer(buffer, count, opaque):
                     return bytes(buffer[bare.HEAD_BYTES : count])
                 if not count:
                     raise ConnectionError("closed by the peer")
-                self._reader.received(count)
+                reader.received(count)
         except BaseException as error:
             self._fail(error, timeout)
             raise
@@ -187,7 +189,6 @@ class ChannelPool:
         with self._lock:
             self._closed = True
             channels = list(self._open)
-            self._idle.clear()
         for channel in channels:
             channel.close()
 
@@ -205,16 +206,22 @@ class ChannelPool:
         self._places: Counter[str] = Counter()
 
     def _take(self, address: str, timeout: float) -> Channel | None:
-        with self._lock:
-            idle = self._idle.setdefault(address, [])
-            while idle:
+        # Without the lock: a list gives each of its entries to one thread only.
+        idle = self._idle.get(address)
+        while idle and not self._closed:
+            try:
                 channel = idle.pop()
-                if channel.is_quiet:
-                    return channel
-                channel.close()
+            except IndexError:  # another thread was quicker
+                break
+            if channel.is_quiet:
+                return channel
+            channel.close()
+            with self._lock:
                 self._forget(channel)
+        with self._lock:
             if self._closed or self._places[address] >= CHANNELS_PER_ADDRESS:
                 return None
+            self._idle.setdefault(address, [])
             self._places[address] += 1
         try:
             channel = Channel(address, self._connected(address, timeout / 2))
@@ -234,11 +241,11 @@ class ChannelPool:
         return False
 
     def _give_back(self, channel: Channel) -> None:
+        if channel.is_open and not self._closed:
+            self._idle[channel.address].append(channel)
+            return
         with self._lock:
-            if channel.is_open and not self._closed:
-                self._idle[channel.address].append(channel)
-            else:
-                self._forget(channel)
+            self._forget(channel)
 
     def _forget(self, channel: Channel) -> None:
         """With the lock held: a closed channel's place is free again."""

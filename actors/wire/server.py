@@ -17,6 +17,7 @@ import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
 from typing import Protocol, cast
 
 from raymq.actors.errors import ConnectionLost, ProtocolError, RayMQError, Timeout
@@ -155,7 +156,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.last_read = self._server.loop.time()
+        self.last_read = monotonic()  # loops have the monotonic clock
         if not self._answer_promptly(nbytes):
             self._reader.received(nbytes)
             if not self._yielding:
@@ -277,14 +278,12 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _answer_promptly(self, count: int) -> bool:
         """Answer what has just been read, if it is one bare request and nothing else is under way here."""
         server, writer = self._server, self._writer
-        if self._tasks or writer is None or self._reader.inside_a_frame or not writer.is_idle:
-            return False
         asked = bare.read_request(server.scratch, count)
-        if asked is None or server.draining or server.authorize is not None or not server.has_room:
+        if asked is None or writer is None or self._tasks or self._reader.inside_a_frame or not writer.is_idle:
             return False
         code, opaque = asked
         promptly = getattr(server.handlers.get(code), "promptly", None)
-        if promptly is None:
+        if promptly is None or server.draining or server.authorize is not None or not server.has_room:
             return False
         answered = False
 
