@@ -121,14 +121,15 @@ class Message:
             key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
         return key if isinstance(key, str) else unique_keys.text(key)
 
-    def encode(self, born_timestamp_ms: int, born_host: bytes, unique_key: str | None = None) -> bytearray:
-        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen.
-
-        Args:
-            unique_key: its own, from a caller that has it at hand.
-        """
-        stored = unique_keys.pair(unique_key or self.unique_key) + self.own_properties
-        return record_template(self.topic, born_host).encode(self.body, stored, born_timestamp_ms)
+    def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytearray:
+        """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen."""
+        template, key = record_template(self.topic, born_host), self._key
+        if key is None:
+            key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
+        if isinstance(key, str):
+            return template.encode(self.body, unique_keys.pair(key) + self.own_properties, born_timestamp_ms)
+        keys = unique_keys.process_unique_keys()
+        return template.encode_keyed(keys, key, self.body, self.own_properties, born_timestamp_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         # A number means nothing in another process.

@@ -135,11 +135,10 @@ class Producer(ClientBase):
         direct, mq = self._one_by_one, self._mq
         if direct is None or mq.is_on_loop:
             return mq.run(self._send_one(message, terms))
-        unique_key = message.unique_key
-        record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host), unique_key)
+        record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
         if delayed:
             return _result(message, direct.send(message.topic, record, size_of(record), terms))
-        return result_of_one(direct.send_one(message.topic, record, terms), unique_key)
+        return result_of_one(direct.send_one(message.topic, record, terms), message.unique_key)
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""

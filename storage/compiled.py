@@ -75,6 +75,19 @@ class Kernels(Protocol):
     ) -> int:
         """Keys into an index file; how many slots were empty."""
 
+    def put_few(
+        self,
+        file: memoryview,
+        slots_at: int,
+        entries_at: int,
+        size: int,
+        number: int,
+        hashes: list[int],
+        physical_offset: int,
+        seconds: int,
+    ) -> int:
+        """A record's keys into an index file; how many slots were empty."""
+
     def join_columns(
         self,
         header: bytes,
@@ -100,6 +113,18 @@ class Kernels(Protocol):
         sizes: Int32s,
     ) -> bytearray | None:
         """Records out of lists."""
+
+    def join_one(
+        self,
+        header: bytes,
+        topic: bytes,
+        key: bytes,
+        number: int,
+        body: bytes,
+        properties: bytes,
+        born_timestamp_ms: int,
+    ) -> bytearray | None:
+        """One record."""
 
     def checksums(self, data: Buffer, starts: Int64s, lengths: Int64s, result: npt.NDArray[np.uint32]) -> None:
         """The CRC-32 of slices."""

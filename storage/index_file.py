@@ -170,13 +170,25 @@ class IndexFile:
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
         """The same for a few keys of one record, without NumPy."""
         file = self.reserve(len(hashes))
-        view, number = file.view, self.count
-        at = self._entries_at + number * _ENTRY.size
+        number = self.count
         if number == 1:
             self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
         seconds = (timestamp_ms - self.begin_ms) // 1000
         if not 0 <= seconds <= _MAX_SECONDS:
             seconds = 0 if seconds < 0 else _MAX_SECONDS
+        kernels = compiled.kernels
+        if kernels is None:
+            self._put_few(file.view, number, hashes, physical_offset, seconds)
+        else:
+            self._used_slots += kernels.put_few(
+                file.view, HEADER.size, self._entries_at, self._size, number, hashes, physical_offset, seconds
+            )
+        number += len(hashes)
+        failpoint("index.one_before_header")
+        self._finish(file, number, end_physical, timestamp_ms)
+
+    def _put_few(self, view: memoryview, number: int, hashes: list[int], physical_offset: int, seconds: int) -> None:
+        at = self._entries_at + number * _ENTRY.size
         for key_hash in hashes:
             slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
             previous = _SLOT.unpack_from(view, slot_at)[0]
@@ -187,8 +199,6 @@ class IndexFile:
             failpoint("index.one_before_slot")
             _SLOT.pack_into(view, slot_at, number)
             number, at = number + 1, at + _ENTRY.size
-        failpoint("index.one_before_header")
-        self._finish(file, number, end_physical, timestamp_ms)
 
     def _finish(self, file: MappedFile, count: int, end_physical: int, end_ms: int) -> None:
         # In this order: whoever reads them in the other one, in another thread, gets a count that covers the offset.

@@ -78,7 +78,7 @@ def join_records(
         records = compiled.kernels.join_columns(
             common.tobytes(),
             middle,
-            _key_property(source),
+            source.stored_prefix,
             numbers,
             _offsets(bodies),
             _data(bodies),
@@ -106,8 +106,9 @@ def join_messages(
     source, numbers = keys
     if compiled.kernels is not None:
         sizes = np.empty(len(bodies), np.int32)
-        key = _key_property(source)
-        records = compiled.kernels.join_lists(common.tobytes(), middle, key, numbers, bodies, properties, sizes)
+        records = compiled.kernels.join_lists(
+            common.tobytes(), middle, source.stored_prefix, numbers, bodies, properties, sizes
+        )
         if records is not None:
             return records, sizes
     if set(map(type, numbers)) != {int}:
@@ -230,11 +231,6 @@ def fixed_width(rows: npt.NDArray[Any]) -> pa.Array:
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * (rows.nbytes // max(1, len(rows)))
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(rows)]
     return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
-
-
-def _key_property(source: UniqueKeys) -> bytes:
-    """The property of a unique key up to its number."""
-    return f"{UNIQ_KEY}\x01{source.prefix}".encode()
 
 
 def _with_keys(keys: pa.Array, properties: pa.Array | None) -> pa.Array:

@@ -6,9 +6,10 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-from raymq.storage import crc
+from raymq.storage import compiled, crc
 from raymq.storage import record as layout
 from raymq.storage.errors import InvalidInput
+from raymq.storage.unique_keys import UniqueKeys
 
 _PROPERTIES_LENGTH: Final = struct.Struct(">H")
 _BODY_LENGTH_BYTES: Final = 4
@@ -22,6 +23,7 @@ class RecordTemplate:
         empty = layout.encode(topic, 0, b"", b"", born_timestamp_ms=0, born_host=born_host)
         late = len(born_host) - (layout.OFFSET_STORE_TIMESTAMP - layout.OFFSET_BORN_HOST)
         body_at = layout.OFFSET_BODY + late
+        self._header = b"" if late else bytes(empty[:body_at])
         self._magic = empty[layout.OFFSET_MAGIC : layout.OFFSET_BODY_CRC]
         self._before_time = empty[layout.OFFSET_QUEUE_ID : layout.OFFSET_BORN_TIMESTAMP]
         self._behind_time = empty[layout.OFFSET_BORN_HOST : body_at - _BODY_LENGTH_BYTES]
@@ -46,6 +48,18 @@ class RecordTemplate:
         )
         length = _PROPERTIES_LENGTH.pack(len(properties))
         return bytearray().join((head, body, self._topic, length, properties))
+
+    def encode_keyed(
+        self, keys: UniqueKeys, number: int, body: bytes, properties: bytes, born_timestamp_ms: int
+    ) -> bytearray:
+        """The same with a unique key in front of the properties: one that `keys` has reserved."""
+        if compiled.kernels is not None and self._header:
+            record = compiled.kernels.join_one(
+                self._header, self._topic, keys.stored_prefix, number, body, properties, born_timestamp_ms
+            )
+            if record is not None:
+                return record
+        return self.encode(body, b"%b%012X\x02%b" % (keys.stored_prefix, number, properties), born_timestamp_ms)
 
 
 @lru_cache(maxsize=1024)

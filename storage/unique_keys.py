@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.storage import properties
+
 KEY_CHARACTERS: Final = 32
 _COUNTER_BITS: Final = 16
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
@@ -47,6 +49,8 @@ class UniqueKeys:
         self._prefix = _own_prefix() if prefix is None else prefix
         #: What the keys begin with; the twelve digits of their numbers follow.
         self.prefix = self._prefix.hex().upper()
+        #: The same as it begins a record's property.
+        self.stored_prefix = f"{properties.UNIQ_KEY}\x01{self.prefix}".encode()
         self._lock = threading.Lock()
         self._next = 0
         self._month_begins_ms = self._month_ends_ms = 0

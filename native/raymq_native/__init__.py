@@ -19,8 +19,8 @@ from raymq_native.decoding import (
     track,
     untrack,
 )
-from raymq_native.encoding import join_columns, join_lists
-from raymq_native.indexing import put_keys
+from raymq_native.encoding import join_columns, join_lists, join_one
+from raymq_native.indexing import put_few, put_keys
 from raymq_native.scanning import derive, scan, scan_one, stamp
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "heads",
     "join_columns",
     "join_lists",
+    "join_one",
+    "put_few",
     "put_keys",
     "scan",
     "scan_one",

@@ -9,12 +9,13 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
-from raymq_native.octets cimport crc32_of, crc32_prepare, store_i32
+from raymq_native.octets cimport crc32_of, crc32_prepare, store_i32, store_i64
 
 crc32_prepare()
 
 cdef enum:
     AT_BODY_CRC = 8
+    AT_BORN_TIMESTAMP = 40
     AT_BODY_LENGTH = 84
     HEADER_BYTES = 88
     CRC_MASK = 0x7FFFFFFF
@@ -171,3 +172,23 @@ def join_lists(bytes header not None, bytes topic not None, bytes key not None, 
         to = put(to, &frame, sizes[i], <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), numbers[i],
                  <const uint8_t *>PyBytes_AS_STRING(own), PyBytes_GET_SIZE(own))
     return records
+
+
+def join_one(bytes header not None, bytes topic not None, bytes key not None, int64_t number, bytes body not None,
+             bytes properties not None, int64_t born_timestamp_ms):
+    """The record of one message, as `join_lists`; None if its properties are too long or it would be 2 GiB or more.
+
+    Args:
+        header: with any born timestamp.
+    """
+    cdef Frame frame = frame_of(header, topic, key)
+    cdef int64_t size = size_of(&frame, PyBytes_GET_SIZE(body), PyBytes_GET_SIZE(properties))
+    cdef uint8_t *to
+    if not size or size > MOST_BYTES:
+        return None
+    record = PyByteArray_FromStringAndSize(NULL, size)
+    to = <uint8_t *>PyByteArray_AS_STRING(record)
+    put(to, &frame, size, <const uint8_t *>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body), number,
+        <const uint8_t *>PyBytes_AS_STRING(properties), PyBytes_GET_SIZE(properties))
+    store_i64(to + AT_BORN_TIMESTAMP, born_timestamp_ms)
+    return record

@@ -1,5 +1,6 @@
 """Keys into an index file: RocketMQ's hash table of slots and chained entries, see `raymq.storage.index_file`."""
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from raymq_native.octets cimport load_i32, store_i32, store_i64
@@ -60,6 +61,56 @@ def put_keys(uint8_t[::1] slots not None, uint8_t[::1] entries not None, int64_t
         store_i32(entry, hashes[i])
         store_i64(entry + 4, physical_offsets[i])
         store_i32(entry + 12, seconds[i])
+        store_i32(entry + 16, previous)
+        RAYMQ_IN_ORDER()
+        store_i32(slot, <int32_t>number)
+        RAYMQ_IN_ORDER()
+        number += 1
+    return empty
+
+
+def put_few(file not None, int64_t slots_at, int64_t entries_at, int64_t size, int64_t number, list hashes not None,
+            int64_t physical_offset, int32_t seconds):
+    """`put_keys` of one record into a whole file.
+
+    Args:
+        file: slots begin at `slots_at`, entries at `entries_at`, and these end at `size`.
+
+    Returns:
+        How many slots were empty.
+    """
+    cdef Py_buffer held
+    PyObject_GetBuffer(file, &held, PyBUF_SIMPLE | PyBUF_WRITABLE)
+    try:
+        if not 0 <= slots_at < entries_at <= size <= held.len:
+            raise ValueError("slots or entries outside of the file")
+        return put_into(<uint8_t *>held.buf + slots_at, (entries_at - slots_at) // SLOT_BYTES,
+                        <uint8_t *>held.buf + entries_at, (size - entries_at) // ENTRY_BYTES,
+                        number, hashes, physical_offset, seconds)
+    finally:
+        PyBuffer_Release(&held)
+
+
+cdef int64_t put_into(uint8_t *slots, int64_t slot_count, uint8_t *entries, int64_t capacity, int64_t number,
+                      list hashes, int64_t physical_offset, int32_t seconds) except -1:
+    cdef int64_t empty = 0
+    cdef int32_t hashed, previous
+    cdef uint8_t *slot
+    cdef uint8_t *entry
+    if number < 1 or number + len(hashes) > capacity or number + len(hashes) > 0x7FFFFFFF or not slot_count:
+        raise ValueError("entries outside of the file")
+    for hashed in hashes:
+        if hashed < 0:
+            raise ValueError("a hash must be at least 0")
+        slot = slots + hashed % slot_count * SLOT_BYTES
+        entry = entries + number * ENTRY_BYTES
+        previous = load_i32(slot)
+        if not 0 < previous < number:
+            previous = 0
+            empty += 1
+        store_i32(entry, hashed)
+        store_i64(entry + 4, physical_offset)
+        store_i32(entry + 12, seconds)
         store_i32(entry + 16, previous)
         RAYMQ_IN_ORDER()
         store_i32(slot, <int32_t>number)

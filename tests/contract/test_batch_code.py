@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -20,14 +20,16 @@ from hypothesis import strategies as st
 from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
 from raymq.storage import compiled
+from raymq.storage.checking import Checker
 from raymq.storage.derived import derive
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.index_file import IndexFile
 from raymq.storage.property_columns import gather
-from raymq.storage.record import encode, encode_properties, pack_host
+from raymq.storage.record import MAX_PROPERTIES_BYTES, encode, encode_properties, pack_host
 from raymq.storage.record_batch import BadRecord, Batch, parse, stamp
 from raymq.storage.record_columns import join_messages, join_records
 from raymq.storage.record_table import table_from_records
+from raymq.storage.record_template import RecordTemplate
 from raymq.storage.unique_keys import UniqueKeys
 
 raymq_native = pytest.importorskip("raymq_native")
@@ -254,6 +256,62 @@ def test_keys_are_put_alike(put: list[tuple[int, int, bool]], slots: int) -> Non
     assert native == plain
 
 
+@given(st.lists(st.tuples(st.lists(st.integers(0, 40), max_size=4), st.integers(0, 1 << 40))), st.integers(1, 9))
+def test_keys_of_single_records_are_put_alike(put: list[tuple[list[int], int]], slots: int) -> None:
+    def filled() -> tuple[object, ...]:
+        with TemporaryDirectory() as directory:
+            file = IndexFile(Path(directory) / "1", slots, 500, writable=True)
+            for place, (hashes, when) in enumerate(put):
+                file.put_few(hashes, place, when, place)
+                if len(hashes) % 2:  # As after a crash that came before the header.
+                    file.count = max(1, file.count - 1)
+            content = bytes(file._mapped().view)
+            file.close()
+            return content, file.header
+
+    plain, native = both(filled)
+    assert native == plain
+
+
+@given(st.binary(min_size=1, max_size=300), properties, st.integers(0, (1 << 48) - 1), st.integers(0, 1 << 50), hosts)
+def test_one_record_is_made_alike(body: bytes, own: bytes, number: int, born_ms: int, host: bytes) -> None:
+    keys = UniqueKeys(b"prefix" + bytes(4))
+    template = RecordTemplate("t", host)
+    plain, native = both(lambda: template.encode_keyed(keys, number, body, own, born_ms))
+    stored = f"UNIQ_KEY\x01{keys.text(number)}\x02".encode() + own
+    assert native == plain == encode("t", 0, body, stored, born_timestamp_ms=born_ms, born_host=host)
+    assert type(native) is type(plain) is bytearray
+
+
+def test_one_record_with_too_long_properties_is_refused_alike() -> None:
+    keys, template = UniqueKeys(), RecordTemplate("t", pack_host("10.0.0.1", 9))
+    for kernels in (None, raymq_native):
+        with using(kernels), pytest.raises(InvalidInput, match="properties"):
+            template.encode_keyed(keys, 1, b"x", bytes(MAX_PROPERTIES_BYTES), 1)
+
+
+@given(records, st.booleans(), st.integers(0, 300), st.integers(0, 255), st.booleans())
+def test_single_records_are_taken_apart_alike(
+    record: bytes, check_crc: bool, at: int, byte: int, damaged: bool
+) -> None:
+    changed = bytearray(record)
+    if damaged:
+        changed[at % len(changed)] = byte
+
+    def single() -> object:
+        checker = Checker(150, 400)
+        with suppress(InvalidInput):
+            checker.one(memoryview(record), False)  # its topic is known from now on
+        try:
+            found = checker.one(memoryview(changed), check_crc)
+        except InvalidInput as error:
+            return str(error)
+        return found[1:]
+
+    plain, native = both(single)
+    assert native == plain
+
+
 FIVE, TWO = np.zeros((5, 1), np.int64), np.zeros((2, 1), np.int32)
 ONE, BEYOND = np.zeros(1, np.int64), np.array([1 << 40])
 LISTS = (b"h" * 88, b"\x01t", b"key")
@@ -277,6 +335,14 @@ LISTS = (b"h" * 88, b"\x01t", b"key")
         ("put_keys", (bytearray(4), bytearray(40), 1, TWO[0] - 1, ONE, TWO[0])),
         ("put_keys", (bytearray(3), bytearray(40), 1, TWO[0], ONE, TWO[0])),
         ("put_keys", (bytearray(4), bytearray(40), 1, TWO[0], ONE[:0], TWO[0])),
+        ("put_few", (bytearray(60), 40, 44, 44, 1, [1], 0, 0)),
+        ("put_few", (bytearray(60), 0, 20, 61, 1, [1], 0, 0)),
+        ("put_few", (bytearray(60), -4, 20, 60, 1, [1], 0, 0)),
+        ("put_few", (bytearray(60), 0, 20, 60, 1, [1, 2], 0, 0)),
+        ("put_few", (bytearray(60), 0, 20, 60, 0, [1], 0, 0)),
+        ("put_few", (bytearray(60), 0, 20, 60, 1, [-1], 0, 0)),
+        ("put_few", (bytearray(60), 17, 20, 60, 1, [1], 0, 0)),
+        ("join_one", (b"short", b"\x01t", b"key", 1, b"b", b"", 0)),
         ("gather", (b"x", ONE, BEYOND, np.zeros(2, np.int32), bytearray(9))),
         ("gather", (b"xy", ONE, ONE + 2, np.zeros(2, np.int32), bytearray(1))),
         ("bodies", (bytes(99), ONE, BEYOND, ONE)),
