@@ -24,6 +24,7 @@ from raymq.storage.record import Buffer
 _NAME: Final = f"{PRODUCER_SEQUENCE}\x01".encode()
 _WIDTHS: Final = (16, 8, 16, 8)
 _BYTES: Final = len(_NAME) + sum(_WIDTHS) + 1
+_PROPERTY: Final = struct.Struct("".join(f"{width}s" for width in (len(_NAME), *_WIDTHS, 1)))
 _LENGTH: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 
@@ -90,12 +91,12 @@ def read(records: Buffer) -> ProducerSequence:
     """The property of the first of `records`; InvalidInput where it has none or is no record."""
     try:
         begin = _properties_length_at(records) + _LENGTH.size
-        text = bytes(records[begin : begin + _BYTES])
-    except (struct.error, IndexError):
-        text = b""
-    if not text.startswith(_NAME) or len(text) != _BYTES:
-        raise InvalidInput("records", f"the property {PRODUCER_SEQUENCE} on the first one", "none")
-    return ProducerSequence.from_value(str(text[len(_NAME) : -1], "ascii", "replace"))
+        name, producer, epoch, first, count, end = _PROPERTY.unpack_from(records, begin)
+        if name == _NAME and end == b"\x02":
+            return ProducerSequence(producer.decode("ascii"), int(epoch, 16), int(first, 16), int(count, 16))
+    except (struct.error, IndexError, ValueError):  # too short, or other characters
+        pass
+    raise InvalidInput("records", f"the property {PRODUCER_SEQUENCE} on the first one", "none")
 
 
 def _properties_length_at(record: Buffer) -> int:
