@@ -5,6 +5,9 @@ kernel has to find blocks, to zero a page and to enter it in the page table, 4 K
 store instruction and with the GIL held. This thread does that beforehand, for a window in front of the writer and in
 small steps: it makes the next file, allocates its blocks and faults its pages in. None of its system calls holds the
 GIL. It changes no byte of a file, and whatever it has not done or could not do the writer does itself.
+
+Blocks cost no memory but may cost the file system a wait for the disk, tens of milliseconds: they are allocated as far
+ahead as has been written since the start, up to `BLOCKS_BYTES`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from raymq.storage.mapped_file import POPULATE_READ, POPULATE_WRITE
 from raymq.storage.mapped_file_queue import MappedFileQueue
 
 WINDOW_BYTES: Final = 64 << 20
+BLOCKS_BYTES: Final = 256 << 20
 _STEP_BYTES: Final = 1 << 20
+_BLOCKS_STEP_BYTES: Final = 16 << 20
 #: Smaller files are prepared by the writer: there is little to gain.
 _LEAST_FILE_BYTES: Final = 8 << 20
 
@@ -36,8 +41,11 @@ class Preallocator:
         self._files = files
         self._advice = POPULATE_READ if clean else POPULATE_WRITE
         self._window = min(WINDOW_BYTES, files.file_bytes)
+        self._most_blocks = min(BLOCKS_BYTES, files.file_bytes)
+        self._started_at = 0
         self._position = 0
         self._wake_at = 0
+        self._allocated_to = 0
         self._prepared_to = 0
         self._cleaned = 0
         self._clean = clean
@@ -50,8 +58,8 @@ class Preallocator:
         if self._files.file_bytes < _LEAST_FILE_BYTES:
             self._wake_at, self._clean = 1 << 63, True
             return
-        self._position = position
-        self._prepared_to = position - position % mmap.PAGESIZE
+        self._position = self._started_at = position
+        self._allocated_to = self._prepared_to = position - position % mmap.PAGESIZE
         self._wake_at = position
         self._thread.start()
         self.advance(position)
@@ -87,12 +95,16 @@ class Preallocator:
             try:
                 self._prepare_again()
                 while not self._stopping and self._prepared_to < self._position + self._window:
+                    self._allocate_more()
                     self._step()
+                while not self._stopping and self._allocate_more():
+                    pass
                 # Half a window later: a burst shorter than that has the processor and its caches to itself.
                 self._wake_at = self._prepared_to - self._window // 2
             except (StoreError, OSError):
                 # No room, or a disk that fails: the writer meets it too if it gets so far, and says so.
                 self._prepared_to = max(self._prepared_to, self._position + _STEP_BYTES)
+                self._allocated_to = max(self._allocated_to, self._position + _BLOCKS_STEP_BYTES)
 
     def _prepare_again(self) -> None:
         """After a flush; see `flushed`."""
@@ -105,12 +117,23 @@ class Preallocator:
             file.populate(begin - file.start, stop - file.start, self._advice)
             begin = stop
 
+    def _allocate_more(self) -> bool:
+        """Allocate the next piece's blocks; whether there was one."""
+        ahead = max(self._window, min(self._most_blocks, self._position - self._started_at))
+        begin = max(self._allocated_to, self._position - self._position % mmap.PAGESIZE)
+        if begin >= self._position + ahead:
+            return False
+        file = self._files.prepare(begin)
+        end = min(file.start + file.size, begin + _BLOCKS_STEP_BYTES)
+        file.allocate_ahead(begin - file.start, end - file.start)
+        self._allocated_to = end
+        return True
+
     def _step(self) -> None:
-        """Prepare the next piece, or skip what the writer has overtaken."""
+        """Fault the next piece's pages in, or skip what the writer has overtaken."""
         begin = max(self._prepared_to, self._position - self._position % mmap.PAGESIZE)
         file = self._files.prepare(begin)
-        at = begin - file.start
-        end = min(file.size, at + _STEP_BYTES)
-        file.allocate_ahead(at, end)
-        file.populate(at, end, self._advice)
-        self._prepared_to = file.start + end
+        end = min(file.start + file.size, begin + _STEP_BYTES, self._allocated_to)
+        if begin < end:
+            file.populate(begin - file.start, end - file.start, self._advice)
+            self._prepared_to = end

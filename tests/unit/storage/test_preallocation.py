@@ -12,7 +12,7 @@ import pytest
 from raymq.storage import open_files
 from raymq.storage.errors import StoreFull
 from raymq.storage.mapped_file_queue import MappedFileQueue, file_name
-from raymq.storage.preallocation import WINDOW_BYTES, Preallocator
+from raymq.storage.preallocation import BLOCKS_BYTES, WINDOW_BYTES, Preallocator
 from raymq.storage.store import Store
 from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record
@@ -40,6 +40,24 @@ def test_files_within_the_window_are_made_and_have_blocks(tmp_path: Path, clean:
     assert bytes(first.view[:MIB]) == bytes(MIB)
     files.close()
     assert [path.name for path in (tmp_path / "log").iterdir()] == [file_name(0)]
+
+
+def test_blocks_are_allocated_as_far_ahead_as_was_written(tmp_path: Path) -> None:
+    files = MappedFileQueue(tmp_path / "log", 2 * BLOCKS_BYTES, writable=True)
+    ahead = Preallocator(files, clean=True)
+    ahead.start(0)
+
+    def allocated() -> int:
+        return os.stat(tmp_path / "log" / file_name(0)).st_blocks * 512
+
+    poll_until(lambda: (tmp_path / "log" / file_name(0)).exists() and allocated() >= WINDOW_BYTES)
+    ahead.advance(WINDOW_BYTES * 3 // 4)
+    poll_until(lambda: allocated() >= WINDOW_BYTES * 7 // 4)
+    assert allocated() < WINDOW_BYTES * 9 // 4  # a step may have gone further
+    ahead.advance(WINDOW_BYTES * 3 // 2)
+    poll_until(lambda: allocated() >= WINDOW_BYTES * 3)
+    ahead.stop()
+    files.close()
 
 
 def test_a_store_takes_over_what_was_prepared_and_leaves_no_empty_file(tmp_path: Path) -> None:
