@@ -339,23 +339,29 @@ def stamp(uint8_t[::1] target not None, const uint8_t[::1] records not None, con
     """
     cdef Py_ssize_t i, count = starts.shape[0]
     cdef int64_t at, end, total = records.shape[0], origin
+    cdef bint whole = False
     cdef uint8_t *to
     if count == 0 or target.shape[0] != total or sys_flags.shape[0] != count or queue_offsets.shape[0] != count:
         raise ValueError("arrays of different lengths")
     origin = starts[0]
-    for i in range(count):
-        at = starts[i] - origin
-        end = starts[i + 1] - origin if i + 1 < count else total
-        if at < 0 or end > total or end - at < AT_BODY + LEAST_TAIL:
-            raise ValueError("a record outside of the buffer")
-        if i:
-            memcpy(&target[at], &records[at], end - at)
+    with nogil:
+        for i in range(count):
+            at = starts[i] - origin
+            end = starts[i + 1] - origin if i + 1 < count else total
+            if at < 0 or end > total or end - at < AT_BODY + LEAST_TAIL:
+                break
+            if i:
+                memcpy(&target[at], &records[at], end - at)
+            else:
+                memcpy(&target[AT_MAGIC], &records[AT_MAGIC], end - AT_MAGIC)
+            to = &target[at]
+            store_i64(to + AT_QUEUE_OFFSET, queue_offsets[i])
+            store_i64(to + AT_PHYSICAL_OFFSET, physical_offset + at)
+            if sys_flags[i] & BORN_IPV6:
+                to += IPV6_SHIFT
+            store_i64(to + AT_STORE_TIMESTAMP, store_timestamp_ms)
+            store_i64(to + AT_STORE_HOST, store_host)
         else:
-            memcpy(&target[AT_MAGIC], &records[AT_MAGIC], end - AT_MAGIC)
-        to = &target[at]
-        store_i64(to + AT_QUEUE_OFFSET, queue_offsets[i])
-        store_i64(to + AT_PHYSICAL_OFFSET, physical_offset + at)
-        if sys_flags[i] & BORN_IPV6:
-            to += IPV6_SHIFT
-        store_i64(to + AT_STORE_TIMESTAMP, store_timestamp_ms)
-        store_i64(to + AT_STORE_HOST, store_host)
+            whole = True
+    if not whole:
+        raise ValueError("a record outside of the buffer")
