@@ -1,20 +1,21 @@
-"""Producing, beside a bare asyncio echo, raw socket writes, Ray's calls and queue, Redis and Kafka in the same run.
+"""Producing, beside a bare asyncio echo, bare sockets, Ray's calls and queue, Redis and Kafka in the same run.
 
 Run by `make bench-produce`. Prints a table, with --json a JSON value; --own leaves out Redis and Kafka, --only names
 what to measure and --size of which messages. The broker runs in a process of its own. Compare ratios, not times: the
-machine is shared. "CPU" is what one message costs this process and the broker's.
+machine is shared. A throughput is measured once to warm up, then `ROUNDS` times, each with memory at hand that was
+touched before (`memory.py`, which says why); the median counts. "CPU" is what one message costs this process and the
+broker's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import socket
+import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program
 
 from tests.bench.bench_cluster import Empty, echo_call, latency_us
 from tests.bench.foreign import foreign_rows
+from tests.bench.memory import TouchedMemory
+from tests.bench.sockets import PIECES, sent_bytes_per_second
 from tests.broker_process import BrokerProcess
 
 SINGLES = 2_000
@@ -39,6 +42,9 @@ SIZES = (100, 1024)
 #: What can be asked for: Ray's calls, other systems, bare sockets, single sends, many messages.
 PARTS = ("ray", "foreign", "socket", "single", "many")
 MESSAGES = {100: 400_000, 1024: 150_000}
+ROUNDS = 3
+#: What is measured of each size.
+MODES = 4
 TIMEOUT = 30.0
 
 Row = dict[str, object]
@@ -53,26 +59,6 @@ def broker() -> Iterator[tuple[str, psutil.Process]]:
             yield process.name_server, psutil.Process(process.pid)
         finally:
             process.stop()
-
-
-def socket_rate(size: int) -> float:
-    """Messages of that size a second that 1 MiB writes to a local socket move, another thread reading."""
-    ours, theirs = socket.socketpair()
-    total = 1 << 30
-
-    def read() -> None:
-        left, buffer = total, bytearray(1 << 20)
-        while left:
-            left -= theirs.recv_into(buffer)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    block = bytes(1 << 20)
-    began = time.perf_counter()
-    for _ in range(total // len(block)):
-        ours.sendall(block)
-    reader.join()
-    return total / size / (time.perf_counter() - began)
 
 
 def cpu_us(process: psutil.Process) -> float:
@@ -99,14 +85,24 @@ class Bench:
             row["cpu_us"] = [round((cpu_us(process) - b) / calls) for process, b in zip(watched, before, strict=True)]
         self.rows.append(row)
 
-    def rate(self, name: str, count: int, call: Callable[[], object], far: psutil.Process) -> None:
-        here = psutil.Process()
-        before = cpu_us(here), cpu_us(far)
-        began = time.perf_counter()
+    def rate(
+        self, name: str, count: int, call: Callable[[], object], far: psutil.Process, memory: TouchedMemory
+    ) -> None:
         call()
-        rate = count / (time.perf_counter() - began)
-        cpu = [round((cpu_us(process) - first) / count, 2) for process, first in zip((here, far), before, strict=True)]
-        self.rows.append({"name": name, "value": round(rate), "unit": "messages/s", "cpu_us": cpu})
+        processes = (psutil.Process(), far)
+        before = [cpu_us(process) for process in processes]
+        seconds = []
+        for _ in range(ROUNDS):
+            memory.give()
+            began = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - began)
+        cpu = [
+            round((cpu_us(process) - first) / count / ROUNDS, 2)
+            for process, first in zip(processes, before, strict=True)
+        ]
+        rate = round(count / statistics.median(seconds))
+        self.rows.append({"name": name, "value": rate, "unit": "messages/s", "cpu_us": cpu})
 
 
 def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
@@ -123,17 +119,22 @@ def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
         bench.rows += foreign_rows("foreign_programs.py", ("redis", "kafka"))
     if "socket" in parts:
         bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
-        for size in sizes:
-            name = f"baseline: socket, 1 MiB writes, {size} B"
-            bench.rows.append({"name": name, "value": round(socket_rate(size)), "unit": "messages/s"})
+        for name, kept in (("socket, 1 MiB writes", False), ("socket, 1 MiB writes, into a mapped file", True)):
+            memory = TouchedMemory(ROUNDS * PIECES if kept else 0)
+            rate = statistics.median(sent_bytes_per_second(memory, kept=kept) for _ in range(ROUNDS))
+            bench.rows += [
+                {"name": f"baseline: {name}, {size} B", "value": round(rate / size), "unit": "messages/s"}
+                for size in sizes
+            ]
     if "single" in parts or "many" in parts:
+        memory = TouchedMemory(len(sizes) * MODES * (ROUNDS + 1) if "many" in parts else 0)
         with broker() as (name_server, far), Connection([name_server]) as mq:
             Admin(mq).create_topic("t", queues=4)
             if "single" in parts:
                 _singles(bench, mq, far)
             if "many" in parts:
                 for size in sizes:
-                    _throughput(bench, mq, far, size)
+                    _throughput(bench, mq, far, size, memory)
     return bench.rows
 
 
@@ -144,27 +145,30 @@ def _singles(bench: Bench, mq: Connection, far: psutil.Process) -> None:
             bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)), far=far)
 
 
-def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
+def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int, memory: TouchedMemory) -> None:
     count, body = MESSAGES[size], bytes(size)
     messages = [Message("t", body) for _ in range(count)]
     table = pa.table({"body": pa.array([body] * count, pa.binary())})
 
-    def gathered(make: Callable[[], Iterator[Message]]) -> None:
+    def gathered(make: Callable[[], Iterable[Message]]) -> None:
         with Producer(mq, "bench", timeout=TIMEOUT, linger=0.005) as producer:
             futures = [producer.send_async(message) for message in make()]
             producer.flush(TIMEOUT)
             assert futures[-1].result(0)
 
+    def made_on_the_way() -> Iterator[Message]:
+        return (Message("t", body) for _ in range(count))
+
     with Producer(mq, "bench", timeout=TIMEOUT) as producer:
-        bench.rate(f"send_table, {size} B", count, lambda: producer.send_table("t", table, "body"), far)
-        bench.rate(f"send_batch, {size} B", count, lambda: producer.send_batch(messages), far)
-    bench.rate(
-        f"send_async with linger, {size} B, messages ready-made", count, lambda: gathered(lambda: iter(messages)), far
-    )
-    fresh = (Message("t", body) for _ in range(count))
-    bench.rate(
-        f"send_async with linger, {size} B, messages made on the way", count, lambda: gathered(lambda: fresh), far
-    )
+        calls = {
+            "send_table": lambda: producer.send_table("t", table, "body"),
+            "send_batch": lambda: producer.send_batch(messages),
+            "send_async with linger, messages ready-made": lambda: gathered(lambda: messages),
+            "send_async with linger, messages made on the way": lambda: gathered(made_on_the_way),
+        }
+        assert len(calls) == MODES
+        for name, call in calls.items():
+            bench.rate(f"{name}, {size} B", count, call, far, memory)
 
 
 def report(rows: list[Row], *, as_json: bool) -> None:
