@@ -15,7 +15,7 @@ from tests.bench.memory import PIECE_BYTES, TouchedMemory
 
 TOTAL_BYTES = 256 << 20
 #: Of touched memory, for what is kept: twice as much as is needed, since not all of it is taken first.
-PIECES = 2 * TOTAL_BYTES // PIECE_BYTES
+KEPT_PIECES = 2 * TOTAL_BYTES // PIECE_BYTES
 _WRITE_BYTES = 1 << 20
 _MADV_POPULATE_WRITE = 23
 
@@ -24,7 +24,7 @@ def sent_bytes_per_second(memory: TouchedMemory, *, kept: bool) -> float:
     """How fast 1 MiB writes of as much memory are taken in by another process.
 
     Args:
-        memory: gives `PIECES` if need be.
+        memory: gives `KEPT_PIECES` if need be.
         kept: it keeps what it reads, in the mapping of a new file whose pages another thread of it prepares, as a log
             does at the least; else it reads into one buffer again and again.
     """
@@ -34,8 +34,7 @@ def sent_bytes_per_second(memory: TouchedMemory, *, kept: bool) -> float:
     block = memoryview(os.urandom(_WRITE_BYTES) * (TOTAL_BYTES // _WRITE_BYTES))
     try:
         with socket.create_connection(("127.0.0.1", ours.recv())) as out:
-            for _ in range(PIECES):
-                memory.give()
+            memory.give(KEPT_PIECES)
             out.sendall(b"1")
             began = time.perf_counter()
             for at in range(0, TOTAL_BYTES, _WRITE_BYTES):
