@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -31,12 +33,15 @@ from raymq.cluster import ray_runtime
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
 from tests.bench.bench_cluster import Empty, echo_call, latency_us
-from tests.bench.foreign import foreign_rows
+from tests.bench.foreign import foreign_rows, foreign_times
 from tests.bench.memory import TouchedMemory
+from tests.bench.placement import apart
 from tests.bench.sockets import KEPT_PIECES, sent_bytes_per_second
 from tests.broker_process import BrokerProcess
 
 SINGLES = 2_000
+#: Single sends are measured in so many turns of so many calls.
+TURNS, TURN = 20, 200
 SIZES = (100, 1024)
 #: What can be asked for: Ray's calls, other systems, bare sockets, single sends, many messages.
 PARTS = ("ray", "foreign", "socket", "single", "many")
@@ -73,17 +78,9 @@ class Bench:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def latency(
-        self, name: str, call: Callable[[], object], count: int = SINGLES, far: psutil.Process | None = None
-    ) -> None:
-        watched = [psutil.Process(), far] if far is not None else []
-        before = [cpu_us(process) for process in watched]
+    def latency(self, name: str, call: Callable[[], object], count: int = SINGLES) -> None:
         p50, p99 = latency_us(call, count)
-        row: Row = {"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)}
-        if watched:
-            calls = count + count // 10  # those that warm it up
-            row["cpu_us"] = [round((cpu_us(process) - b) / calls) for process, b in zip(watched, before, strict=True)]
-        self.rows.append(row)
+        self.rows.append({"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)})
 
     def rate(
         self, name: str, count: int, call: Callable[[], object], far: psutil.Process, give: Callable[[], None]
@@ -115,7 +112,7 @@ def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
         bench.latency("baseline: ray.util.queue.Queue.put, 1 KiB", lambda: queue.put(bytes(1024)), SINGLES // 4)
         queue.shutdown()
     if "foreign" in parts:
-        bench.rows += foreign_rows("foreign_programs.py", ("redis", "kafka"))
+        bench.rows += foreign_rows("foreign_programs.py", ("kafka",))
     if "socket" in parts:
         bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
         for name, kept in (("socket, 1 MiB writes", False), ("socket, 1 MiB writes, into a mapped file", True)):
@@ -130,18 +127,58 @@ def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
         with broker() as (name_server, far), Connection([name_server]) as mq:
             Admin(mq).create_topic("t", queues=4)
             if "single" in parts:
-                _singles(bench, mq, far)
+                _singles(bench, mq, far, with_redis="foreign" in parts)
             if "many" in parts:
                 for size in sizes:
                     _throughput(bench, mq, far, size, memory)
     return bench.rows
 
 
-def _singles(bench: Bench, mq: Connection, far: psutil.Process) -> None:
+def _singles(bench: Bench, mq: Connection, far: psutil.Process, *, with_redis: bool) -> None:
+    """In turns, a few calls of each at a time, client and server each on a core of its own."""
     body = bytes(1024)
-    for name, idempotent in (("send", False), ("send, idempotent", True)):
-        with Producer(mq, "bench", timeout=TIMEOUT, idempotent=idempotent) as producer:
-            bench.latency(f"{name}, 1 KiB, one at a time", lambda: producer.send(Message("t", body)), far=far)
+    cpu: dict[str, list[float]] = {}
+
+    def timed(name: str, producer: Producer) -> Callable[[int], list[float]]:
+        def times(count: int) -> list[float]:
+            processes = (psutil.Process(), far)
+            before = [cpu_us(process) for process in processes]
+            times = []
+            with apart(far.pid):
+                for _ in range(count):
+                    began = time.perf_counter()
+                    producer.send(Message("t", body))
+                    times.append((time.perf_counter() - began) * 1e6)
+            spent = [cpu_us(process) - first for process, first in zip(processes, before, strict=True)]
+            cpu[name] = [sum(both) for both in zip(cpu.get(name, (0.0, 0.0)), spent, strict=True)]
+            return times
+
+        return times
+
+    with ExitStack() as stack:
+        plain, idempotent = (
+            stack.enter_context(Producer(mq, "bench", timeout=TIMEOUT, idempotent=each)) for each in (False, True)
+        )
+        calls = {"send": timed("send", plain), "send, idempotent": timed("send, idempotent", idempotent)}
+        if with_redis:
+            try:
+                name, redis_times = stack.enter_context(foreign_times("foreign_programs.py", "redis"))
+                calls = {f"baseline: {name}": redis_times, **calls}
+            except (OSError, subprocess.SubprocessError) as error:
+                bench.rows.append({"name": "baseline: redis", "value": 0, "unit": f"not available: {error}"})
+        for times in calls.values():
+            times(TURN)
+        cpu.clear()
+        found: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(TURNS):
+            for name, times in calls.items():
+                found[name] += times(TURN)
+    for name, every in found.items():
+        row: Row = {"name": f"{name}, 1 KiB, one at a time", "value": round(statistics.median(every)), "unit": "us p50"}
+        row["p99"] = round(sorted(every)[int(len(every) * 0.99)])
+        if name in cpu:
+            row["cpu_us"] = [round(spent / len(every)) for spent in cpu[name]]
+        bench.rows.append(row)
 
 
 def _throughput(bench: Bench, mq: Connection, far: psutil.Process, size: int, memory: TouchedMemory) -> None:

@@ -10,8 +10,10 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "bench"
@@ -38,6 +40,39 @@ def foreign_rows(program: str, systems: Sequence[str], arguments: Sequence[str] 
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             rows.append({"name": f"baseline: {system}", "value": 0, "unit": f"not available: {_reason(error)}"})
     return rows
+
+
+@contextmanager
+def foreign_times(program: str, system: str) -> Iterator[tuple[str, Callable[[int], list[float]]]]:
+    """What a program beside this file measures of one system whenever it is asked: its name, and the microseconds of
+    so many calls. OSError or subprocess.SubprocessError where it cannot be had.
+    """
+    process = subprocess.Popen(
+        [_interpreter(), str(Path(__file__).with_name(program)), system],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    told, answers = process.stdin, process.stdout
+    assert told is not None
+    assert answers is not None
+
+    def answer() -> Any:
+        line = answers.readline()
+        if not line:
+            raise ChildProcessError(f"{system} ended")
+        return json.loads(line)
+
+    def times(count: int) -> list[float]:
+        print(count, file=told, flush=True)
+        return list(answer())
+
+    try:
+        yield answer(), times
+    finally:
+        told.close()
+        process.wait(RUN_SECONDS)
 
 
 def _interpreter() -> str:

