@@ -7,6 +7,7 @@ rest of a small request. `ChannelPool` keeps a few blocking sockets per address 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from typing import Final
 
+from raymq.actors.core.alertness import AWAKE_SECONDS, Alertness
 from raymq.actors.errors import ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import bare, faults, frame
 from raymq.actors.wire.frame import Buffer, Command
@@ -35,8 +37,16 @@ SMALL_BYTES: Final = 64 * 1024
 class Channel:
     """One blocking connection; one thread and one request at a time. A request that goes unanswered closes it."""
 
-    def __init__(self, address: str, connected: socket.socket) -> None:
+    def __init__(self, address: str, connected: socket.socket, asking: list[Channel], alertness: Alertness) -> None:
+        """Takes over `connected`.
+
+        Args:
+            asking: the channels that `ask` is under way on, of all addresses. Who is alone may stay awake for the
+                answer; several threads would take each other's time.
+        """
         self.address = address
+        self._asking = asking
+        self._alertness = alertness
         self._socket = connected
         self._reader = FrameReader(scratch=memoryview(bytearray(_SCRATCH_BYTES)))
         self._opaque = 0
@@ -78,12 +88,15 @@ class Channel:
     def ask(self, code: int, body: Buffer, timeout: float) -> Buffer:
         """The body of the answer to a small bare request; `write` and `read` in one, with fewer steps."""
         opaque = self._opaque = self._opaque % frame.MAX_OPAQUE + 1
-        reader, connected = self._reader, self._socket
+        reader, connected, asking = self._reader, self._socket, self._asking
+        asking.append(self)
         try:
             if self._seconds != timeout:
                 self._wait_at_most(timeout)
             connected.sendall(bare.request(code, opaque, len(body)) + body)
             if not reader.inside_a_frame:
+                if len(asking) == 1 and self._alertness.is_worth_it():
+                    self._wait_awake()
                 buffer = reader.buffer()
                 count = connected.recv_into(buffer)
                 if bare.is_answer(buffer, count, opaque):
@@ -94,6 +107,8 @@ class Channel:
         except BaseException as error:
             self._fail(error, timeout)
             raise
+        finally:
+            asking.remove(self)
         return self.read(timeout).body
 
     def close(self) -> None:
@@ -122,6 +137,18 @@ class Channel:
             elif command.is_response and command.opaque == self._opaque:
                 return command
 
+    def _wait_awake(self) -> None:
+        """Wait for the answer without going to sleep, for as long as that is worth it and nobody else asks."""
+        poll, clock, asking = self._poll.poll, time.monotonic, self._asking
+        until = clock() + AWAKE_SECONDS
+        while not poll(0):
+            if clock() > until:
+                self._alertness.came(in_time=False)
+                return
+            if len(asking) > 1:
+                return
+        self._alertness.came(in_time=True)
+
     def _wait_at_most(self, seconds: float) -> None:
         """What the next call of the socket may take; a few milliseconds are not worth the system call that sets it."""
         if not -_SHORTEST_SECONDS <= self._seconds - seconds <= _UNNOTICED_SECONDS:
@@ -143,6 +170,7 @@ class ChannelPool:
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self._closed = False
+        self._processors = len(os.sched_getaffinity(0))
         self._begin()
 
     def request(self, address: str, command: Command, timeout: float) -> Command | None:
@@ -200,6 +228,7 @@ class ChannelPool:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
+        self._asking: list[Channel] = []
         self._idle: dict[str, list[Channel]] = {}
         self._open: set[Channel] = set()
         #: How many channels each address has, those included that are being opened.
@@ -224,7 +253,7 @@ class ChannelPool:
             self._idle.setdefault(address, [])
             self._places[address] += 1
         try:
-            channel = Channel(address, self._connected(address, timeout / 2))
+            channel = Channel(address, self._connected(address, timeout / 2), self._asking, Alertness(self._processors))
         except (OSError, ValueError):
             with self._lock:
                 self._places[address] -= 1

@@ -189,5 +189,20 @@ async def test_a_channel_asks_and_gets_bodies_or_errors() -> None:
         server.draining = True
         with pytest.raises(BrokerUnavailable):
             await asyncio.to_thread(ask, b"x")
+        assert pool._asking == [], "whatever became of them"
         pool.close()
         assert await asyncio.to_thread(ask, b"x") is None
+
+
+async def test_threads_that_ask_at_the_same_time_get_their_own_answers() -> None:
+    async with serving({PROMPT: Prompt()}) as (_, address):
+        pool = ChannelPool()
+
+        def ask(thread: int) -> bool:
+            bodies = [b"%d-%d" % (thread, number) for number in range(200)]
+            return [bytes(pool.ask(address, PROMPT, body, 5) or b"") for body in bodies] == bodies
+
+        for threads in (1, 2, 4):
+            assert all(await asyncio.gather(*(asyncio.to_thread(ask, thread) for thread in range(threads))))
+        assert pool._asking == []
+        pool.close()

@@ -68,7 +68,7 @@ async def test_a_large_answer_waits_as_it_lies_and_others_behind_it() -> None:
     peer, connection = await connected(server)
     await asyncio.get_running_loop().sock_sendall(peer, encoded(LARGE, 1))
     await until(lambda: unsent(connection) > 0)
-    assert unsent(connection) > 8 << 20
+    assert unsent(connection) > 6 << 20  # of 12 MiB; a socket may take 4 by itself
     assert connection._transport.get_write_buffer_size() <= 4 << 20  # type: ignore[union-attr]
     for opaque in (2, 3):
         connection.send(Command(SMALL, opaque=opaque, body=b"small"))
