@@ -23,7 +23,7 @@ from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
 from raymq.client import unique_key as unique_keys
 from raymq.client.receipt import Receipt
-from raymq.client.undecoded import Undecoded
+from raymq.client.undecoded import Around
 from raymq.storage import compiled, compression, properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
@@ -209,7 +209,7 @@ class _Late:
     """Keeps what its record has before and behind the body, until somebody looks at more of it than body and place."""
 
     __slots__ = ("_around",)
-    _around: Undecoded | None
+    _around: Around | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class ReceivedMessage(_Late):
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
     retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
 
-    Thread-safe. Of messages that come by the thousand most fields are decoded when one of them is first looked at.
+    Thread-safe. Most fields are decoded when one of them is first looked at.
     A body that its sender said to be compressed, and is not, is given as it is stored: what cannot be read must not
     hold up what is behind it.
     """
@@ -268,7 +268,7 @@ class ReceivedMessage(_Late):
 
     @classmethod
     def undecoded(
-        cls, queue: MessageQueue, offsets: npt.NDArray[np.int64], bodies: list[bytes], around: Undecoded
+        cls, queue: MessageQueue, offsets: npt.NDArray[np.int64], bodies: list[bytes], around: Around
     ) -> list[ReceivedMessage]:
         """The messages of sound records whose bodies are not compressed, the rest decoded when it is looked at.
 
@@ -286,6 +286,14 @@ class ReceivedMessage(_Late):
             deque(map(fill, made, values), maxlen=0)
         return made
 
+    @classmethod
+    def one_undecoded(cls, queue: MessageQueue, offset: int, body: bytes, around: Around) -> ReceivedMessage:
+        """As `undecoded`, for one message."""
+        message = cls.__new__(cls)
+        for fill, value in zip(_SET_AT_ONCE, (body, queue, offset, around), strict=True):
+            fill(message, value)
+        return message
+
     if not TYPE_CHECKING:  # a name that no message has is still an error to type checkers
 
         def __getattr__(self, name: str) -> Any:
@@ -297,7 +305,7 @@ class ReceivedMessage(_Late):
                 self._decode(around)
             return object.__getattribute__(self, name)
 
-    def _decode(self, around: Undecoded) -> None:
+    def _decode(self, around: Around) -> None:
         record = decode(around.record(self.queue_offset, self.body), check_crc=False)
         whole = ReceivedMessage.from_record(record, self.queue.broker)
         for name in _DECODED_LATE:

@@ -11,11 +11,19 @@ import numpy as np
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
 from raymq.client.message import ReceivedMessage
-from raymq.client.undecoded import Undecoded
+from raymq.client.undecoded import OneUndecoded, Undecoded
 from raymq.storage import compiled, crc
 from raymq.storage.byte_rows import every, rows_at
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record import CRC_MASK, SYS_FLAG_COMPRESSED, decode
+from raymq.storage.record import (
+    CRC_MASK,
+    OFFSET_QUEUE_OFFSET,
+    QUEUE_AND_PHYSICAL_OFFSET,
+    SYS_FLAG_COMPRESSED,
+    decode,
+    locate,
+    sys_flag_of,
+)
 from raymq.storage.record_batch import BadRecord, Batch, parse
 
 #: Up to how many records a loop is faster than NumPy's set-up.
@@ -44,9 +52,19 @@ def received(part: Fetched, queue: MessageQueue) -> list[ReceivedMessage]:
     messages = []
     start = 0
     for size in part.sizes.tolist():
-        messages.append(ReceivedMessage.from_record(decode(part.records, start), queue.broker))
+        messages.append(_one(part.records, start, queue))
         start += size
     return messages
+
+
+def _one(records: memoryview, start: int, queue: MessageQueue) -> ReceivedMessage:
+    version, body_at, topic_at, _, end = locate(records, start, len(records), True)
+    offset, _ = QUEUE_AND_PHYSICAL_OFFSET.unpack_from(records, start + OFFSET_QUEUE_OFFSET)
+    if sys_flag_of(records, start) & SYS_FLAG_COMPRESSED:
+        return ReceivedMessage.from_record(decode(records, start, check_crc=False), queue.broker)
+    body_end = topic_at - version
+    around = OneUndecoded(bytes(records[start:body_at]), bytes(records[body_end:end]))
+    return ReceivedMessage.one_undecoded(queue, offset, bytes(records[body_at:body_end]), around)
 
 
 @contextmanager

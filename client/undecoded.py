@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,27 @@ import pyarrow as pa
 from raymq.storage.byte_rows import Int64s
 from raymq.storage.property_columns import gather
 from raymq.storage.record_batch import Batch
+
+
+class Around(Protocol):
+    """What messages have around their bodies."""
+
+    def record(self, offset: int, body: bytes) -> bytes:
+        """The record of the message that has this queue offset and body."""
+
+
+class OneUndecoded:
+    """The record of one message without its body."""
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, head: bytes, tail: bytes) -> None:
+        self._head = head
+        self._tail = tail
+
+    def record(self, _: int, body: bytes) -> bytes:
+        """See `Around`."""
+        return b"".join((self._head, body, self._tail))
 
 
 class Undecoded:
@@ -31,7 +52,7 @@ class Undecoded:
         return cls(offsets, heads, _Pieces(block, batch.body_at + batch.body_lengths, batch.ends))
 
     def record(self, offset: int, body: bytes) -> bytes:
-        """The record of the message that has this queue offset and body."""
+        """See `Around`."""
         row = int(np.searchsorted(self._offsets, offset))
         return b"".join((self._heads[row], body, self._tails[row]))
 

@@ -269,6 +269,10 @@ class Store:
         """The bytes of the record at a place of the log; raises as `read_at`."""
         return bytes(self._log.view(physical_offset, self._log.record(physical_offset).size))
 
+    def stored(self, physical_offset: int, size: int) -> memoryview:
+        """The bytes of a record that was just stored there: a view, which keeps the log's mapping."""
+        return self._log.view(physical_offset, size)
+
     def raw_many(self, physical_offsets: Sequence[int], sizes: Sequence[int]) -> bytes:
         """The bytes at several places of the log in one piece, unchecked; each lies within minimum..maximum."""
         return b"".join(map(self._log.view, physical_offsets, sizes))

@@ -59,6 +59,7 @@ class _Place:
     queue_id: int
     offset: int
     filter: Filter
+    passes_all: bool
 
 
 class Fetch:
@@ -88,7 +89,8 @@ class Fetch:
         self._check_crc = check_crc
         self._failed = False
         self._places = [
-            _Place(index, want.topic, want.queue_id, want.offset, want.filter) for index, want in enumerate(wanted)
+            _Place(index, want.topic, want.queue_id, want.offset, want.filter, want.filter.passes_all)
+            for index, want in enumerate(wanted)
         ]
         self._by_queue: dict[QueueKey, _Place] = {(place.topic, place.queue_id): place for place in self._places}
         self._behind: dict[QueueKey, None] = {}
@@ -135,6 +137,25 @@ class Fetch:
                 if part.next_offset < part.max_offset:
                     self._behind[place.topic, place.queue_id] = None
         return parts
+
+    def take_next(self, queue: QueueKey, offset: int, octets: int) -> int | None:
+        """Take the one message that was just stored, of so many bytes; the index of its queue among the wanted.
+
+        None: `look` has to decide, for it is not all that is wanted and not given yet, or it is not wanted.
+        """
+        place = self._by_queue[queue]
+        if place.offset != offset or not place.passes_all or self._behind or self.is_over or not self._may_read(place):
+            return None
+        if self._group is not None and self._core.offsets.awaits_reset(self._group, *queue):
+            return None
+        place.offset = offset + 1
+        self._max_messages -= 1
+        self._max_bytes -= octets
+        return place.index
+
+    def _may_read(self, place: _Place) -> bool:
+        config = self._core.store.topic_configs.get(place.topic)
+        return config is not None and bool(config.perm & PERM_READ)
 
     def _moved(self, place: _Place) -> Part | None:
         """What a group that was sent elsewhere is told, once it has not gone there yet."""

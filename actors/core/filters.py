@@ -41,6 +41,11 @@ class Filter:
     tags_codes: frozenset[int] | None
     sql: SqlFilter | None = None
 
+    @property
+    def passes_all(self) -> bool:
+        """Whether nothing is filtered out."""
+        return self.tags_codes is None and self.sql is None
+
 
 EVERYTHING = Filter(None)
 

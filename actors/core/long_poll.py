@@ -3,7 +3,8 @@
 A parked request waits for any of its queues. It is woken by the first arrival, by its deadline, or, where it belongs to
 a session, by a newer one of that session, so that a client changes what it waits for without waiting. One whose
 connection ends is taken out by whoever parked it. A *standing* one stays through arrivals: it is woken by the first of
-those that it has not taken yet.
+those that it has not taken yet. It may also be offered a single message that was just stored, and if it takes that, it
+is not woken for it.
 
 Parking, waking and taking out cost the same however many are parked: an arrival touches the waiters of its queue, and a
 sweep those whose time is over.
@@ -18,6 +19,8 @@ from typing import TypeVar
 
 _Key = TypeVar("_Key")
 QueueKey = tuple[str, int]
+#: Told the queue, the message's offset there and its record.
+TakeNext = Callable[[QueueKey, int, memoryview], bool]
 
 #: Deadlines are kept in steps of this; a parked request is woken at most this long (and a sweep's pause) after its own.
 TICK_SECONDS = 0.1
@@ -35,6 +38,8 @@ class Parked:
     wake: Callable[[], None]
     session: str | None
     standing: bool = False
+    #: Offered what comes next in one of the queues, before the store's readers see it; whether it took that.
+    take_next: TakeNext | None = None
     #: It is parked no more;
     ended: bool = False
     #: because of a newer one of its session.
@@ -65,6 +70,8 @@ class LongPolls:
     _by_tick: dict[int, set[Parked]] = field(default_factory=dict)
     _by_session: dict[str, Parked] = field(default_factory=dict)
     _swept: int = 0
+    #: Who took the message whose arrival comes next.
+    _taker: Parked | None = None
 
     def __post_init__(self) -> None:
         self._swept = math.floor(self.clock() / TICK_SECONDS)
@@ -80,10 +87,11 @@ class LongPolls:
         *,
         session: str | None = None,
         standing: bool = False,
+        take_next: TakeNext | None = None,
     ) -> Parked:
         """Wait for any of `queues` until `deadline` (by the clock); an older request of `session` is woken now."""
         tick = max(math.ceil(deadline / TICK_SECONDS), self._swept + 1)
-        parked = Parked(tuple(queues), tick, wake, session, standing)
+        parked = Parked(tuple(queues), tick, wake, session, standing, take_next)
         if session is not None:
             self.supersede(session)
             self._by_session[session] = parked
@@ -100,10 +108,20 @@ class LongPolls:
             older.superseded = True
             older.wake()
 
+    def offer(self, queue: QueueKey, offset: int, record: memoryview) -> None:
+        """A message was stored, and its arrival comes next: let somebody who waits for it take it at once."""
+        for parked in self._by_queue.get(queue, ()):
+            if parked.take_next is not None and parked.take_next(queue, offset, record):
+                self._taker = parked
+                return
+
     def arrived(self, queues: Iterable[QueueKey]) -> None:
-        """Messages arrived: wake everyone who waits for one of `queues`."""
+        """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
+        taker, self._taker = self._taker, None
         for queue in queues:
             for parked in list(self._by_queue.get(queue, ())):
+                if parked is taker:
+                    continue
                 if not parked.standing:
                     self.remove(parked)
                 parked.arrived(queue)

@@ -96,6 +96,10 @@ class GroupOffsets:
         low, high = self._bounds(topic, queue_id)
         self._offsets.reset(group, topic, queue_id, min(max(offset, low), high))
 
+    def awaits_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a reset waits for the group in this queue."""
+        return self._offsets.awaits(group, topic, queue_id)
+
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The reset that waits for the group in this queue, if any; it waits no longer."""
         if not self._offsets.awaits(group, topic, queue_id):

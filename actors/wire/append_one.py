@@ -68,14 +68,19 @@ class _AppendOne:
     def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
         if self._context.durable is not None:
             return False
-        core, admission, octets = self._core, self._core.admission, len(body)
+        core, admission, polls, octets = self._core, self._core.admission, self._context.polls, len(body)
+
+        def stored(queue_offset: int, physical_offset: int) -> None:
+            polls.offer(single.lane, queue_offset, core.store.stored(physical_offset, octets))
+            answer(_PLACE.pack(_SEND_OK, queue_offset, physical_offset))
+
         try:
             admission.enter(octets)
             try:
                 single = core.store.check_one(body)
                 if not core.is_open(single.lane):  # a topic to be made and told to the name servers, or a refusal
                     return False
-                self._append(single, lambda *place: answer(_PLACE.pack(_SEND_OK, *place)))
+                self._append(single, stored)
             finally:
                 admission.leave(octets)
         except RayMQError as error:

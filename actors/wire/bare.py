@@ -1,4 +1,4 @@
-"""Bare frames: their header says nothing but code and opaque, always in the same bytes.
+"""Bare frames: their header says nothing but code, opaque and flag, always in the same bytes.
 
     length i4 | 2, header length 3 B | 95 ce | code u4 | ce | opaque u4 | flag, nil, {} | body
 
@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import FLAG_RESPONSE, LENGTH, Buffer, Serialization
+from raymq.actors.wire.frame import FLAG_EARLY, FLAG_RESPONSE, LENGTH, Buffer, Serialization
 
 _HEAD: Final = struct.Struct(">i6sI1sI3s")
 HEAD_BYTES: Final = _HEAD.size
@@ -23,6 +23,7 @@ _NIL_AND_NO_FIELDS: Final = b"\xc0\x80"
 _BEGIN: Final = (Serialization.MSGPACK << 24 | HEAD_BYTES - 2 * LENGTH.size).to_bytes(4, "big") + _ARRAY_OF_5 + _UINT32
 _REQUEST: Final = b"\0" + _NIL_AND_NO_FIELDS
 _ANSWER: Final = bytes([FLAG_RESPONSE]) + _NIL_AND_NO_FIELDS
+_EARLY: Final = bytes([FLAG_RESPONSE | FLAG_EARLY]) + _NIL_AND_NO_FIELDS
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _BEHIND_LENGTH: Final = HEAD_BYTES - LENGTH.size
 
@@ -37,6 +38,11 @@ def answer(opaque: int, body: Buffer) -> bytes:
     return _HEAD.pack(_BEHIND_LENGTH + len(body), _BEGIN, _SUCCESS, _UINT32, opaque, _ANSWER) + body
 
 
+def early_answer(opaque: int, body_bytes: int) -> bytes:
+    """The head of an answer that says SUCCESS and is not the last one; its body follows."""
+    return _HEAD.pack(_BEHIND_LENGTH + body_bytes, _BEGIN, _SUCCESS, _UINT32, opaque, _EARLY)
+
+
 def read_request(buffer: Buffer, count: int) -> tuple[int, int] | None:
     """Code and opaque, if the first `count` bytes of `buffer` are one bare request, whole and nothing else."""
     if count < HEAD_BYTES:
@@ -45,6 +51,16 @@ def read_request(buffer: Buffer, count: int) -> tuple[int, int] | None:
     if length != count - LENGTH.size or begin != _BEGIN or end != _REQUEST or mark != _UINT32:
         return None
     return code, opaque
+
+
+def read_early_answer(buffer: Buffer, count: int) -> int | None:
+    """The opaque, if the first `count` bytes of `buffer` are one bare early answer, whole and nothing else."""
+    if count < HEAD_BYTES:
+        return None
+    length, begin, code, mark, opaque, end = _HEAD.unpack_from(buffer)
+    if end != _EARLY or length != count - LENGTH.size or begin != _BEGIN or code != _SUCCESS or mark != _UINT32:
+        return None
+    return int(opaque)
 
 
 def is_answer(buffer: Buffer, count: int, opaque: int) -> bool:

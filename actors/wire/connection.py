@@ -17,7 +17,7 @@ from typing import cast
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
-from raymq.actors.wire import faults, frame
+from raymq.actors.wire import bare, faults, frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader, make_scratch
@@ -40,6 +40,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, address: str, scratch: memoryview, on_push: PushHandler | None = None) -> None:
         self.address = address
         self._on_push = on_push
+        self._scratch = scratch
         self._reader = FrameReader(scratch=scratch)
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
@@ -82,11 +83,16 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        if not self._reader.inside_a_frame:
+            opaque = bare.read_early_answer(self._scratch, nbytes)
+            if opaque is not None:
+                self._answered_early(opaque, Command(0, body=bytes(self._scratch[bare.HEAD_BYTES : nbytes])))
+                return
         self._reader.received(nbytes)
         try:
             while (command := self._reader.next()) is not None:
                 if command.is_early:
-                    self._answered_early(command)
+                    self._answered_early(command.opaque, command)
                 elif command.is_response:
                     future = self._waiting.pop(command.opaque, None)
                     if future is not None and not future.done():
@@ -146,15 +152,15 @@ class Connection(asyncio.BufferedProtocol):
             os.close(nothing)
             self._transport = self._writer = None
 
-    def _answered_early(self, answer: Command) -> None:
-        on_early = self._on_early.get(answer.opaque)
+    def _answered_early(self, opaque: int, answer: Command) -> None:
+        on_early = self._on_early.get(opaque)
         if on_early is None:  # who asked has given up
             return
         try:
             on_early(answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is who asked that has to know
-            del self._on_early[answer.opaque]
-            future = self._waiting.pop(answer.opaque)
+            del self._on_early[opaque]
+            future = self._waiting.pop(opaque)
             if not future.done():
                 future.set_exception(error)
 

@@ -169,6 +169,16 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self._writer.unsent_bytes > self._server.limits.write_high_bytes:
                 self._writable.clear()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the peer has been sent all that was written, and nothing in this turn of the loop."""
+        return self._writer is not None and self._writer.is_idle
+
+    def send_alone(self, whole: bytes) -> None:
+        """Write a small frame while idle."""
+        if self._writer is not None:
+            self._writer.write_alone(whole)
+
     def push(self, command: Command) -> None:
         """Send the server's own request, one-way."""
         command.opaque = self._next_opaque()

@@ -19,12 +19,13 @@ from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, OffsetReset, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import admin, append, faults, fetch, group, offset
+from raymq.actors.wire import admin, append, bare, faults, fetch, group, offset
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
 from raymq.actors.wire.invoke import PARK_SECONDS
 from raymq.client import Message
 from raymq.client.errors import RayMQError
+from raymq.storage.record import decode
 from tests.polling import poll_until
 from tests.served import Peer
 from tests.unit.actors.bench import encoded
@@ -291,6 +292,55 @@ def test_early_answers_come_until_the_limits_are_used_up(loop: EventLoopThread, 
         assert await hear(peer) == (False, [(0, [3, 4])]), "six in all"
         assert len(broker.polls) == 0
         peer.close()
+
+    loop.run(converse())
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_message_that_comes_alone_is_answered_alone(
+    loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    monkeypatch.setattr(fetch, "_APART_SECONDS", 0.0 if apart else 1e9)
+
+    def said(answer: Command) -> list[tuple[int, int, list[int], bytes]]:
+        parts = fetch.read_fetched(answer)
+        return [(part.index, part.next_offset, part.offsets.tolist(), decode(part.records).body) for part in parts]
+
+    def one(number: int, queue_id: int) -> bytes:
+        record, _ = encoded(Message("t", b"%d" % number), queue_id=queue_id)
+        return bare.request(RequestCode.APPEND_ONE, number, len(record)) + record
+
+    async def converse() -> None:
+        broker.core.topics.create("t", 2)
+        broker.core.ensure_group("g")
+        append_(broker)  # the queues are known to be open
+        append_(broker, queue_id=1)
+        consumer, producer = await Peer.connect(broker.address), await Peer.connect(broker.address)
+        asked = fetch.fetch_command("s", [Wanted("t", 0, 1), Wanted("t", 1, 1)], 3, 1 << 23, 20.0, "g", goes_on=True)
+        asked.opaque = 7
+        consumer.say(asked)
+        while not len(broker.polls):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        frames = []
+        for number, queue_id in enumerate((0, 1), 1):
+            producer.writer.write(one(number, queue_id))
+            answer = await consumer.hear()
+            frames.append((answer.is_early, answer.opaque, not answer.fields))
+            assert said(answer) == [(queue_id, 2, [1], b"%d" % number)]
+            assert (await producer.hear()).opaque == number
+        assert frames == [(True, 7, True), (True, 7, apart)], "what comes soon after another waits for the turn"
+        counted = broker.statistics.get_of("g", "t")
+        assert counted is not None
+        assert counted.messages == 2
+        producer.writer.write(one(3, 0) + one(4, 0))
+        answers = [await consumer.hear()]
+        while answers[-1].is_early:
+            answers.append(await consumer.hear())
+        offsets = [part.offsets.tolist() for answer in answers for part in fetch.read_fetched(answer)]
+        assert offsets == [[2]], "three were asked for"
+        assert len(broker.polls) == 0
+        consumer.close()
+        producer.close()
 
     loop.run(converse())
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.wire import bare, frame
-from raymq.actors.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, LENGTH, MAX_OPAQUE, Command, Serialization
+from raymq.actors.wire.frame import (
+    FLAG_EARLY,
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    LENGTH,
+    MAX_OPAQUE,
+    Command,
+    Serialization,
+)
 from tests.served import encoded
 
 CODE = 900_123
@@ -25,6 +33,28 @@ def test_any_reader_of_frames_understands_them(opaque: int, body: bytes) -> None
     assert (answer.code, answer.opaque, answer.flag, answer.body) == (0, opaque, FLAG_RESPONSE, body)
     assert bare.is_answer(told, len(told), opaque)
     assert told[bare.HEAD_BYTES :] == body
+
+
+@pytest.mark.parametrize("opaque", [1, 70_000, MAX_OPAQUE])
+def test_an_early_answer_is_one_to_any_reader(opaque: int) -> None:
+    told = bare.early_answer(opaque, 4) + b"body"
+    answer = frame.decode(told[LENGTH.size :])
+    assert (answer.code, answer.opaque, answer.fields, answer.body) == (0, opaque, {}, b"body")
+    assert (answer.is_response, answer.is_early) == (True, True)
+    assert LENGTH.unpack_from(told)[0] == len(told) - LENGTH.size
+    assert bare.read_early_answer(told + bytes(100), len(told)) == opaque
+
+
+def test_what_is_not_one_whole_early_answer_is_none() -> None:
+    whole = bare.early_answer(7, 4) + b"body"
+    last = bare.answer(7, b"body")
+    failed = Command(1, {}, b"body", 1 << 20, FLAG_RESPONSE | FLAG_EARLY, serialization=Serialization.MSGPACK)
+    for other in (whole[:-1], whole + b"x", whole + whole, whole[: bare.HEAD_BYTES - 1], b"", last, encoded(failed)):
+        assert bare.read_early_answer(other + bytes(100), len(other)) is None
+    for at in range(bare.HEAD_BYTES):
+        changed = bytearray(whole)
+        changed[at] ^= 0x40
+        assert bare.read_early_answer(changed, len(changed)) != 7, f"byte {at}"
 
 
 def test_what_is_not_one_whole_request_is_none() -> None:

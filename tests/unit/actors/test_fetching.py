@@ -121,3 +121,44 @@ def test_a_queue_that_cannot_be_read_on_ends_it(
     (part,) = fetch.look([("t", 0)])
     assert isinstance(part.error, error)
     assert (part.next_offset, len(part.sizes), fetch.is_over) == (3, 0, True)
+
+
+# -- taking what was just stored -----------------------------------------------------------------------------------
+
+
+def test_what_was_just_stored_is_taken_without_a_look(bench: Bench) -> None:
+    fetch = Fetch(bench.core, BOTH, 3, 1 << 20)
+    assert fetch.look() == []
+    assert fetch.take_next(("t", 1), 0, 100) == 1
+    fill(bench, 1, queue_id=1)
+    assert fetch.look([("t", 1)]) == [], "it was given"
+    fill(bench, 1)
+    assert fetch.take_next(("t", 0), 1, 100) is None, "the one before it was not given"
+    assert told(fetch.look([("t", 0)])) == [(0, 1, [0])]
+    assert fetch.take_next(("t", 0), 1, 100) == 0
+    assert fetch.is_over
+    assert fetch.take_next(("t", 0), 2, 100) is None
+
+
+def test_its_bytes_count(bench: Bench) -> None:
+    fetch = Fetch(bench.core, BOTH, 100, 1_000)
+    assert fetch.take_next(("t", 0), 0, 999) == 0
+    assert not fetch.is_over
+    assert fetch.take_next(("t", 1), 0, 999) == 1
+    assert fetch.is_over
+
+
+def test_what_a_look_has_to_decide_is_not_taken(bench: Bench) -> None:
+    assert Fetch(bench.core, [tagged("a")], 100, 1 << 20).take_next(("t", 0), 0, 100) is None
+    fill(bench, 5)
+    behind = Fetch(bench.core, BOTH, 100, 1 << 20)
+    behind._max_bytes = 150
+    behind.look()
+    assert behind.is_over or behind.take_next(("t", 1), 0, 100) is None
+    bench.core.ensure_group("g")
+    bench.core.reset_offset("g", "t", 0, 2)
+    sent_back = Fetch(bench.core, [Wanted("t", 0, 5)], 100, 1 << 20, "g")
+    assert sent_back.take_next(("t", 0), 5, 100) is None
+    assert Fetch(bench.core, [Wanted("t", 0, 5)], 100, 1 << 20).take_next(("t", 0), 5, 100) == 0
+    bench.core.store.topic_configs.put(TopicConfig("t", 4, 4, perm=2))
+    assert Fetch(bench.core, [Wanted("t", 0, 5)], 100, 1 << 20).take_next(("t", 0), 5, 100) is None

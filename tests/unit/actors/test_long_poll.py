@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raymq.actors.core.long_poll import TICK_SECONDS, LongPolls
+from raymq.actors.core.long_poll import TICK_SECONDS, LongPolls, QueueKey, TakeNext
 from tests.unit.actors.clock import FakeClock
 
 
@@ -63,6 +63,39 @@ def test_a_standing_one_is_woken_once_for_what_it_has_not_taken(
     polls.arrived([("t", 1)])
     assert (woken, parked.ended, len(polls)) == (["a", "a", "a"], True, 0)
     assert list(parked.take_arrivals()) == [("t", 0)]
+
+
+def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
+    polls: LongPolls, clock: FakeClock, woken: list[str], wake: Wake
+) -> None:
+    offers: list[tuple[str, int]] = []
+    takes = True
+
+    def taker(name: str) -> TakeNext:
+        def take(_: QueueKey, offset: int, record: memoryview) -> bool:
+            assert record == b"record"
+            offers.append((name, offset))
+            return takes
+
+        return take
+
+    queue = ("t", 0)
+    for name in "ab":
+        polls.park([queue], clock.now + 15, wake(name), standing=True, take_next=taker(name))
+    polls.park([queue], clock.now + 15, wake("c"), standing=True)
+    polls.offer(("t", 1), 6, memoryview(b"record"))
+    assert offers == []
+    polls.offer(queue, 7, memoryview(b"record"))
+    ((first, _),) = offers
+    polls.arrived([queue])
+    assert sorted([*woken, first]) == ["a", "b", "c"], "who took it is not woken for it"
+    polls.arrived([queue])
+    assert woken.count(first) == 1, "nothing was offered"
+    takes = False
+    woken.clear()
+    offers.clear()
+    polls.offer(queue, 9, memoryview(b"record"))
+    assert sorted(offers) == [("a", 9), ("b", 9)]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.04, 0.1, 5.0, 15.0])
