@@ -27,14 +27,15 @@ from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.delivery import Delivery
-from raymq.client.fetching import fetch
+from raymq.client.fetching import OnEarly, fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
+from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
 from raymq.client.rebalance import strategy_named
-from raymq.client.received import received
+from raymq.client.received import received, received_one
 from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
 from raymq.storage.errors import StoreCorrupt
@@ -84,6 +85,7 @@ class Consuming:
             runner,
             send_back=SendBack(mq, settings.group),
             on_room=self._has_room,
+            run_aside=mq.run_aside,
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
@@ -289,12 +291,18 @@ class Consuming:
             for part in parts:
                 self._arrived(processes[part.index], part)
 
+        def one_arrived(index: int, record: memoryview) -> None:
+            process = processes[index]
+            if not process.dropped:
+                message = received_one(record, 0, process.queue)
+                self._take_in(process, [message], [len(record)], message.queue_offset + 1)
+
         async def fetch_(seconds: float, **options: Any) -> None:
             wanted = [self._wanted(process) for process in processes]
             arrived(await fetch(self._mq, broker, session, wanted, *limits, seconds, group, self._client_id, **options))
 
         try:
-            await fetch_(_PARK_SECONDS, on_early=arrived)
+            await fetch_(_PARK_SECONDS, on_early=OnEarly(arrived, one_arrived))
         except StoreCorrupt:
             await fetch_(0.0, check_crc=True)
 
@@ -306,27 +314,37 @@ class Consuming:
     def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
         if process.dropped:
             return
-        if isinstance(part.error, OffsetOutOfRange):
-            low, high = part.error.min_offset, part.error.max_offset
-            _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
-            process.next_offset = low if process.next_offset < low else high
-            return
-        if isinstance(part.error, OffsetReset):
-            self._move(process, part.error.offset)
-            return
         if part.error is not None:
-            raise part.error
-        messages, sizes = received(part, process.queue), part.sizes.tolist()
+            self._refused(process, part.error)
+            return
+        self._take_in(process, received(part, process.queue), part.sizes.tolist(), part.next_offset)
+
+    def _take_in(
+        self, process: ProcessQueue, messages: list[ReceivedMessage], sizes: list[int], next_offset: int
+    ) -> None:
+        """Messages of a queue, up to `next_offset`, that the broker thinks are wanted."""
         wanted = self._filters[process.queue.topic]
         if wanted.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
             messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
         self.delivery.add(process, messages, sizes)
-        process.next_offset = max(process.next_offset, part.next_offset)
-        if messages:  # other queues take their turn first: this one goes behind them
-            self._queues[process.queue] = self._queues.pop(process.queue)
+        process.next_offset = max(process.next_offset, next_offset)
+        if messages:
+            if len(self._queues) > 1:  # other queues take their turn first: this one goes behind them
+                self._queues[process.queue] = self._queues.pop(process.queue)
         elif not process.has_room:  # what is filtered out uses up no limit of the fetch, which goes on without it
             self._changed[process.queue.broker].set()
+
+    def _refused(self, process: ProcessQueue, error: RayMQError) -> None:
+        """A queue cannot be read from where it should be."""
+        if isinstance(error, OffsetOutOfRange):
+            low, high = error.min_offset, error.max_offset
+            _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
+            process.next_offset = low if process.next_offset < low else high
+        elif isinstance(error, OffsetReset):
+            self._move(process, error.offset)
+        else:
+            raise error
 
     def _move(self, process: ProcessQueue, offset: int) -> None:
         """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""

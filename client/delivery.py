@@ -6,6 +6,8 @@ Runs on the connection's event loop, listeners on threads of their own. Queues t
 A thread that has ended a call wakes the loop only if something waits for that. Else the outcome is looked at when there
 is something to do: with the next arrival, before the next commit. Whoever begins to wait for outcomes therefore looks
 first (`settle`) at those that are there: a thread says what it did before it looks who waits.
+
+A call that comes alone, to a listener that is quick, is made by the loop's own thread, beside the loop.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from raymq.client.listener import ListenerRunner
 from raymq.client.listener_threads import ListenerThreads
 from raymq.client.message import ReceivedMessage
 from raymq.client.outage import Outage
+from raymq.client.pace import Pace
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.rate import TokenBucket
 from raymq.client.trace import TraceEvent, TraceState
 
 #: Calls that are handed to the threads ahead of time, per thread, so that a thread never waits for the loop.
 _CALLS_PER_THREAD = 2
+#: Calls beside the loop may end before somebody looks at what they did.
+_ENDED_CALLS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class Delivery:
         send_back: gives a failed message back to its broker and returns whether it went to the dead letters; comes
             back only when that has succeeded or cannot any more.
         on_room: called with a queue that `waits_for_room` when it has some.
+        run_aside: lets the loop's thread make a call by itself, if it can (`EventLoopThread.run_aside`).
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class Delivery:
         *,
         send_back: Callable[[ReceivedMessage, int], Awaitable[bool]],
         on_room: Callable[[ProcessQueue], None],
+        run_aside: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
         self._settings = settings
         self._runner = runner
@@ -73,10 +80,14 @@ class Delivery:
         self._clock = self._loop.time
         self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run)
         self._most_calls = settings.threads * _CALLS_PER_THREAD
+        self._run_aside = run_aside
+        self._pace = Pace(self._clock)
+        #: The loop's thread is about to make a call, or makes one: of the others there is one less.
+        self._is_aside = False
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
         self._outage = Outage(self._clock)
         self._lanes: dict[MessageQueue, Lane] = {}
-        self._turns: dict[MessageQueue, Lane] = {}
+        self._turns: dict[ProcessQueue, Lane] = {}
         self._calls: set[_Call] = set()
         self._ended: deque[tuple[_Call, Levels | None]] = deque()
         self._settling = False
@@ -103,7 +114,7 @@ class Delivery:
         """Begin no call with this queue's messages any more; a call that runs still counts."""
         lane = self._lanes.pop(queue)
         lane.process.dropped = True
-        self._turns.pop(queue, None)
+        self._turns.pop(lane.process, None)
         self.settle()
 
     async def idle(self, queue: MessageQueue) -> None:
@@ -118,7 +129,9 @@ class Delivery:
         process.extend(messages, sizes)
         self._trace(TraceState.READY, messages)
         self._take_turn(self._lanes[process.queue])
-        self.settle()
+        self._pump()  # what has ended can wait until these are on their way
+        if not self._is_aside or len(self._ended) >= _ENDED_CALLS:
+            self.settle()
 
     def settle(self) -> None:
         """Do what follows from the calls that have ended, and begin those that may begin now."""
@@ -176,7 +189,7 @@ class Delivery:
         if wait is None or lane.process.dropped:
             return
         if wait <= 0:
-            self._turns[lane.process.queue] = lane
+            self._turns[lane.process] = lane
         else:
             self._loop.call_later(wait, self._wake, lane)
 
@@ -186,7 +199,7 @@ class Delivery:
 
     def _pump(self) -> None:
         """Begin as many calls as may run now."""
-        while self._turns and len(self._calls) < self._most_calls and not self._paused and not self._stopping:
+        while self._turns and len(self._calls) < self._most and not self._paused and not self._stopping:
             if self._outage.active and self._calls:
                 return
             wait = max(self._outage.wait_seconds, self._bucket.wait_seconds if self._bucket else 0.0)
@@ -194,8 +207,7 @@ class Delivery:
                 if self._timer is None:
                     self._timer = self._loop.call_later(wait, self._on_timer)
                 return
-            queue = next(iter(self._turns))
-            lane = self._turns.pop(queue)
+            lane = self._turns.pop(next(iter(self._turns)))
             messages = lane.next_batch(self._settings.batch_size, self._clock())
             if messages:
                 self._begin(_Call(lane, messages, probe=self._outage.active))
@@ -210,15 +222,40 @@ class Delivery:
             self._bucket.take(len(call.messages))
         self._trace(TraceState.IN_FLIGHT, call.messages)
         self._calls.add(call)
-        self._threads.submit(call)
+        if not (self._is_alone(call) and self._begin_aside(call)):
+            self._threads.submit(call)
+
+    @property
+    def _most(self) -> int:
+        """How many calls may be begun or handed over: `threads` at most run at a time."""
+        return self._settings.threads if self._is_aside else self._most_calls
+
+    def _is_alone(self, call: _Call) -> bool:
+        """Whether no other call runs, and no other message waits."""
+        return len(self._calls) - len(self._ended) == 1 and not self._turns and not call.lane.process.ready
+
+    def _begin_aside(self, call: _Call) -> bool:
+        """Let the loop's thread make a call that will most likely be over before another thread were awake."""
+        if self._run_aside is None or not self._pace.is_quick:
+            return False
+
+        def run() -> None:
+            try:
+                self._run(call)
+            finally:
+                self._is_aside = False
+
+        self._is_aside = self._run_aside(run)
+        return self._is_aside
 
     def _run(self, call: _Call) -> None:
-        """On a thread of its own."""
+        """On a thread of its own, or beside the loop."""
         levels: Levels | None = None
         # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
         if not (call.lane.process.dropped or self._stopping) and threading.main_thread().is_alive():
             call.started = self._clock()
             levels = self._runner.call(call.messages)
+            self._pace.took(self._clock() - call.started)
         self._ended.append((call, levels))
         if self._is_awaited(call, levels) and not self._settling:
             self._settling = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
@@ -13,7 +14,8 @@ from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable, RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched
+from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched, read_one
+from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.own_connection import OwnConnection
 from raymq.storage.errors import StoreCorrupt
@@ -27,6 +29,14 @@ PATIENCE_SECONDS = 30.0
 ANSWER_SECONDS = 10.0
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class OnEarly:
+    """Told what a fetch that goes on brings: parts of queues; or one message, the index of its queue and its record."""
+
+    parts: Callable[[list[Fetched]], None]
+    one: Callable[[int, memoryview], None]
 
 
 async def address_of(mq: Connection, topic: str, broker: str) -> str:
@@ -50,12 +60,12 @@ async def fetch(
     member: str | None = None,
     *,
     check_crc: bool = False,
-    on_early: Callable[[list[Fetched]], None] | None = None,
+    on_early: OnEarly | None = None,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
-    With `on_early` it goes on for so long, within its limits: it is called, on the loop, with what comes before that.
-    What it raises ends the fetch.
+    With `on_early` it goes on for so long, within its limits: that is told, on the loop, what comes before, and what it
+    raises ends the fetch.
 
     With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
     `member` is known as their owner.
@@ -70,8 +80,17 @@ async def fetch(
     limits = max_messages, max_bytes, wait_seconds
     goes_on = on_early is not None
     command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)
-    early = None if on_early is None else lambda answer: on_early(read_fetched(answer))
-    return read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=early))
+
+    def early(answer: Command) -> None:
+        assert on_early is not None
+        if (one := read_one(answer)) is not None:
+            on_early.one(*one)
+        else:
+            on_early.parts(read_fetched(answer))
+
+    return read_fetched(
+        await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=early if goes_on else None)
+    )
 
 
 async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:

@@ -19,7 +19,7 @@ MAX_BYTES = 100 * 1024 * 1024
 MAX_SPAN = 2_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProcessQueue:
     """Used on one thread. `next_offset` is where the next fetch starts.
 
@@ -41,6 +41,14 @@ class ProcessQueue:
     def extend(self, messages: Sequence[ReceivedMessage], sizes_bytes: Sequence[int]) -> None:
         """Messages were fetched; offsets come in rising order."""
         if not messages:
+            return
+        if len(messages) == 1:
+            offset = messages[0].queue_offset
+            self._ready.append(messages[0])
+            self._in_flight[offset] = sizes_bytes[0]
+            self._order.append(offset)
+            self._bytes += sizes_bytes[0]
+            self.next_offset = max(self.next_offset, offset + 1)
             return
         offsets = [message.queue_offset for message in messages]
         self._ready.extend(messages)

@@ -52,12 +52,13 @@ def received(part: Fetched, queue: MessageQueue) -> list[ReceivedMessage]:
     messages = []
     start = 0
     for size in part.sizes.tolist():
-        messages.append(_one(part.records, start, queue))
+        messages.append(received_one(part.records, start, queue))
         start += size
     return messages
 
 
-def _one(records: memoryview, start: int, queue: MessageQueue) -> ReceivedMessage:
+def received_one(records: memoryview, start: int, queue: MessageQueue) -> ReceivedMessage:
+    """The message in the record that begins there; raises as `received`."""
     version, body_at, topic_at, _, end = locate(records, start, len(records), True)
     offset, _ = QUEUE_AND_PHYSICAL_OFFSET.unpack_from(records, start + OFFSET_QUEUE_OFFSET)
     if sys_flag_of(records, start) & SYS_FLAG_COMPRESSED:

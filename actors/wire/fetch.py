@@ -92,9 +92,12 @@ def fetch_command(
 
 def read_fetched(answer: Command) -> list[Fetched]:
     """The parts of an answer to FETCH."""
+    if (one := read_one(answer)) is not None:
+        index, record = one
+        (offset,) = _OFFSET.unpack_from(record, OFFSET_QUEUE_OFFSET)
+        sizes_array, offsets_array = np.array((len(record),), np.int32), np.array((offset,))
+        return [Fetched(index, offset + 1, 0, offset + 1, record, sizes_array, offsets_array, None)]
     body = memoryview(answer.body)
-    if not answer.fields:
-        return [_read_one(body)]
     parts = []
     position = 0
     for index, next_offset, low, high, sizes, offsets, told in answer.fields["parts"]:
@@ -112,12 +115,12 @@ def read_fetched(answer: Command) -> list[Fetched]:
     return parts
 
 
-def _read_one(body: memoryview) -> Fetched:
-    """A message that was answered alone."""
-    record = body[_INDEX.size :]
-    (offset,) = _OFFSET.unpack_from(record, OFFSET_QUEUE_OFFSET)
-    sizes, offsets = np.array((len(record),), np.int32), np.array((offset,))
-    return Fetched(_INDEX.unpack_from(body)[0], offset + 1, 0, offset + 1, record, sizes, offsets, None)
+def read_one(answer: Command) -> tuple[int, memoryview] | None:
+    """Index of its queue and record of a message that was answered alone; None if the answer has parts."""
+    if answer.fields:
+        return None
+    body = memoryview(answer.body)
+    return _INDEX.unpack_from(body)[0], body[_INDEX.size :]
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -1,4 +1,4 @@
-"""Which ends of calls wake the loop, and that the others are not forgotten."""
+"""Who makes a call, which ends of calls wake the loop, and that the others are not forgotten."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from raymq.client.consumer_settings import ConsumerSettings
 from raymq.client.delivery import Delivery
 from raymq.client.listener import Answer, ConsumeResult, ListenerRunner
 from raymq.client.message import ReceivedMessage
+from raymq.client.pace import Pace
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.subscription import TagFilter
 from tests.received import QUEUE, message
@@ -176,3 +177,103 @@ def test_stopping_waits_for_what_runs_and_begins_no_more() -> None:
         assert (bench.begun, bench.process.commit_offset) == ([0], 1)
 
     run(scenario)
+
+
+# -- beside the loop -----------------------------------------------------------------------------------------------
+
+
+class AsideBench(Bench):
+    """The loop's thread makes calls when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(ordered=False)
+        self.asides: list[Callable[[], None]] = []
+        self.refuses = False
+        self.delivery._run_aside = self._aside
+
+    def _aside(self, call: Callable[[], None]) -> bool:
+        if not self.refuses:
+            self.asides.append(call)
+        return not self.refuses
+
+    def make_an_aside(self) -> None:
+        self._go_on.release()
+        self.asides.pop()()
+
+
+def run_beside(scenario: Callable[[AsideBench], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        bench = AsideBench()
+        await scenario(bench)
+        await bench.delivery.stop(SECONDS)
+
+    asyncio.run(whole())
+
+
+def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.add(0)
+        assert not bench.asides, "nobody knows yet that it is quick"
+        bench.end_a_call()
+        bench.delivery._pace = Pace(lambda: 0.0)
+        for offset in range(1, 60):
+            bench.delivery._pace.took(0.0)
+            bench.add(offset)
+            assert len(bench.asides) == 1
+            bench.make_an_aside()
+        assert bench.begun == [*range(60)]
+        assert bench.process.in_flight < 20, "what has ended is looked at now and then"
+        bench.delivery.settle()
+        assert (bench.finished, bench.process.commit_offset) == (True, 60)
+
+    run_beside(scenario)
+
+
+def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(1.0)
+        bench.add(0)
+        bench.end_a_call()
+        bench.delivery._pace = Pace(lambda: 0.0)
+        bench.delivery._pace.took(0.0)
+        bench.add(1, 2)
+        bench.end_a_call()
+        bench.delivery._pace.took(0.0)
+        bench.add(3)
+        assert not bench.asides, "another call runs"
+        bench.end_a_call()
+        bench.end_a_call()
+        bench.refuses = True
+        bench.delivery._pace.took(0.0)
+        bench.add(4)
+        bench.end_a_call()
+        assert bench.begun == [0, 1, 2, 3, 4]
+
+    run_beside(scenario)
+
+
+def test_a_call_beside_the_loop_is_one_of_those_that_may_run() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.add(0)
+        bench.add(1, 2)
+        assert (len(bench.asides), bench.process.ready) == (1, 2), "of one thread"
+        bench.make_an_aside()
+        await turns()
+        bench.end_a_call()
+        bench.end_a_call()
+        assert bench.begun == [0, 1, 2]
+
+    run_beside(scenario)
+
+
+def test_a_failure_beside_the_loop_is_sent_back() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.answer = ValueError()
+        bench.delivery._pace.took(0.0)
+        bench.add(0)
+        bench.make_an_aside()
+        await turns()
+        assert (bench.returned, bench.finished) == ([(0, 0)], True)
+
+    run_beside(scenario)
