@@ -27,10 +27,9 @@ from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.delivery import Delivery
-from raymq.client.fetching import OnEarly, fetch
+from raymq.client.fetching import EarlyAnswers, fetch
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
-from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
@@ -292,17 +291,14 @@ class Consuming:
                 self._arrived(processes[part.index], part)
 
         def one_arrived(index: int, record: memoryview) -> None:
-            process = processes[index]
-            if not process.dropped:
-                message = received_one(record, 0, process.queue)
-                self._take_in(process, [message], [len(record)], message.queue_offset + 1)
+            self._one_arrived(processes[index], record)
 
         async def fetch_(seconds: float, **options: Any) -> None:
             wanted = [self._wanted(process) for process in processes]
             arrived(await fetch(self._mq, broker, session, wanted, *limits, seconds, group, self._client_id, **options))
 
         try:
-            await fetch_(_PARK_SECONDS, on_early=OnEarly(arrived, one_arrived))
+            await fetch_(_PARK_SECONDS, on_early=EarlyAnswers(arrived, one_arrived))
         except StoreCorrupt:
             await fetch_(0.0, check_crc=True)
 
@@ -317,23 +313,28 @@ class Consuming:
         if part.error is not None:
             self._refused(process, part.error)
             return
-        self._take_in(process, received(part, process.queue), part.sizes.tolist(), part.next_offset)
-
-    def _take_in(
-        self, process: ProcessQueue, messages: list[ReceivedMessage], sizes: list[int], next_offset: int
-    ) -> None:
-        """Messages of a queue, up to `next_offset`, that the broker thinks are wanted."""
+        messages, sizes = received(part, process.queue), part.sizes.tolist()
         wanted = self._filters[process.queue.topic]
         if wanted.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
             messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
-        self.delivery.add(process, messages, sizes)
-        process.next_offset = max(process.next_offset, next_offset)
-        if messages:
-            if len(self._queues) > 1:  # other queues take their turn first: this one goes behind them
-                self._queues[process.queue] = self._queues.pop(process.queue)
+        if len(messages) == 1:
+            self.delivery.add_one(process, messages[0], sizes[0])
+        else:
+            self.delivery.add(process, messages, sizes)
+        process.next_offset = max(process.next_offset, part.next_offset)
+        if messages:  # other queues take their turn first: this one goes behind them
+            self._queues[process.queue] = self._queues.pop(process.queue)
         elif not process.has_room:  # what is filtered out uses up no limit of the fetch, which goes on without it
             self._changed[process.queue.broker].set()
+
+    def _one_arrived(self, process: ProcessQueue, record: memoryview) -> None:
+        """Of a queue of which all is wanted."""
+        if process.dropped:
+            return
+        self.delivery.add_one(process, received_one(record, 0, process.queue), len(record))
+        if len(self._queues) > 1:
+            self._queues[process.queue] = self._queues.pop(process.queue)
 
     def _refused(self, process: ProcessQueue, error: RayMQError) -> None:
         """A queue cannot be read from where it should be."""

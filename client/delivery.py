@@ -87,6 +87,8 @@ class Delivery:
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
         self._outage = Outage(self._clock)
         self._lanes: dict[MessageQueue, Lane] = {}
+        #: Those of them whose messages wait for no other ones.
+        self._direct: dict[ProcessQueue, Lane] = {}
         self._turns: dict[ProcessQueue, Lane] = {}
         self._calls: set[_Call] = set()
         self._ended: deque[tuple[_Call, Levels | None]] = deque()
@@ -107,6 +109,8 @@ class Delivery:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
             lane = OrderedLane(process, interval, limit, settings.park_failed_keys)
             lane.blocked = any(call.lane.process.queue == queue for call in self._calls)
+        else:
+            self._direct[process] = lane
         self._lanes[queue] = lane
         return process
 
@@ -114,6 +118,7 @@ class Delivery:
         """Begin no call with this queue's messages any more; a call that runs still counts."""
         lane = self._lanes.pop(queue)
         lane.process.dropped = True
+        self._direct.pop(lane.process, None)
         self._turns.pop(lane.process, None)
         self.settle()
 
@@ -129,9 +134,39 @@ class Delivery:
         process.extend(messages, sizes)
         self._trace(TraceState.READY, messages)
         self._take_turn(self._lanes[process.queue])
-        self._pump()  # what has ended can wait until these are on their way
-        if not self._is_aside or len(self._ended) >= _ENDED_CALLS:
+        self.settle()
+
+    def add_one(self, process: ProcessQueue, message: ReceivedMessage, size: int) -> None:
+        """`add` of one message. If it comes alone, to a quick listener, the loop's thread calls that itself."""
+        if not (self._is_idle and self._pace.is_quick and process in self._direct):
+            self.add(process, [message], [size])
+            return
+        call = _Call(self._direct[process], [message], probe=False)
+
+        def run() -> None:
+            try:
+                self._run(call)
+            finally:
+                self._is_aside = False
+
+        self._is_aside = self._run_aside is not None and self._run_aside(run)
+        if not self._is_aside:
+            self.add(process, [message], [size])
+            return
+        process.extend_in_flight(message.queue_offset, size)
+        self._calls.add(call)
+        if len(self._ended) >= _ENDED_CALLS:  # what has ended can wait, but not for ever
             self.settle()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no call runs, nothing waits for its turn, and nothing else keeps a message from its call."""
+        return (
+            len(self._calls) == len(self._ended)
+            and not self._turns
+            and not (self._paused or self._stopping or self._is_watched)
+            and self._bucket is None
+        )
 
     def settle(self) -> None:
         """Do what follows from the calls that have ended, and begin those that may begin now."""
@@ -222,31 +257,12 @@ class Delivery:
             self._bucket.take(len(call.messages))
         self._trace(TraceState.IN_FLIGHT, call.messages)
         self._calls.add(call)
-        if not (self._is_alone(call) and self._begin_aside(call)):
-            self._threads.submit(call)
+        self._threads.submit(call)
 
     @property
     def _most(self) -> int:
         """How many calls may be begun or handed over: `threads` at most run at a time."""
         return self._settings.threads if self._is_aside else self._most_calls
-
-    def _is_alone(self, call: _Call) -> bool:
-        """Whether no other call runs, and no other message waits."""
-        return len(self._calls) - len(self._ended) == 1 and not self._turns and not call.lane.process.ready
-
-    def _begin_aside(self, call: _Call) -> bool:
-        """Let the loop's thread make a call that will most likely be over before another thread were awake."""
-        if self._run_aside is None or not self._pace.is_quick:
-            return False
-
-        def run() -> None:
-            try:
-                self._run(call)
-            finally:
-                self._is_aside = False
-
-        self._is_aside = self._run_aside(run)
-        return self._is_aside
 
     def _run(self, call: _Call) -> None:
         """On a thread of its own, or beside the loop."""

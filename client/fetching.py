@@ -32,11 +32,22 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class OnEarly:
-    """Told what a fetch that goes on brings: parts of queues; or one message, the index of its queue and its record."""
+class EarlyAnswers:
+    """Reads what a fetch that goes on brings.
+
+    Attributes:
+        parts: told parts of queues.
+        one: told one message: the index of its queue, and its record, which is valid during the call.
+    """
 
     parts: Callable[[list[Fetched]], None]
     one: Callable[[int, memoryview], None]
+
+    def __call__(self, answer: Command) -> None:
+        self.parts(read_fetched(answer))
+
+    def bare(self, body: memoryview) -> None:
+        self.one(*read_one(body))
 
 
 async def address_of(mq: Connection, topic: str, broker: str) -> str:
@@ -60,7 +71,7 @@ async def fetch(
     member: str | None = None,
     *,
     check_crc: bool = False,
-    on_early: OnEarly | None = None,
+    on_early: EarlyAnswers | None = None,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
@@ -80,17 +91,7 @@ async def fetch(
     limits = max_messages, max_bytes, wait_seconds
     goes_on = on_early is not None
     command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)
-
-    def early(answer: Command) -> None:
-        assert on_early is not None
-        if (one := read_one(answer)) is not None:
-            on_early.one(*one)
-        else:
-            on_early.parts(read_fetched(answer))
-
-    return read_fetched(
-        await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=early if goes_on else None)
-    )
+    return read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=on_early))
 
 
 async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:

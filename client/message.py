@@ -290,8 +290,10 @@ class ReceivedMessage(_Late):
     def one_undecoded(cls, queue: MessageQueue, offset: int, body: bytes, around: Around) -> ReceivedMessage:
         """As `undecoded`, for one message."""
         message = cls.__new__(cls)
-        for fill, value in zip(_SET_AT_ONCE, (body, queue, offset, around), strict=True):
-            fill(message, value)
+        _set_body(message, body)
+        _set_queue(message, queue)
+        _set_offset(message, offset)
+        _set_around(message, around)
         return message
 
     if not TYPE_CHECKING:  # a name that no message has is still an error to type checkers
@@ -316,6 +318,7 @@ class ReceivedMessage(_Late):
 #: The slots that are filled at once, and their setters, past the frozen __setattr__.
 _AT_ONCE: Final = ("body", "queue", "queue_offset", "_around")
 _SET_AT_ONCE: Final = tuple(getattr(ReceivedMessage, name).__set__ for name in _AT_ONCE)
+_set_body, _set_queue, _set_offset, _set_around = _SET_AT_ONCE
 _DECODED_LATE: Final = frozenset(each.name for each in fields(ReceivedMessage)) - {"body", "queue", "queue_offset"}
 
 

@@ -42,20 +42,19 @@ class ProcessQueue:
         """Messages were fetched; offsets come in rising order."""
         if not messages:
             return
-        if len(messages) == 1:
-            offset = messages[0].queue_offset
-            self._ready.append(messages[0])
-            self._in_flight[offset] = sizes_bytes[0]
-            self._order.append(offset)
-            self._bytes += sizes_bytes[0]
-            self.next_offset = max(self.next_offset, offset + 1)
-            return
         offsets = [message.queue_offset for message in messages]
         self._ready.extend(messages)
         self._in_flight.update(zip(offsets, sizes_bytes, strict=True))
         self._order.extend(offsets)
         self._bytes += sum(sizes_bytes)
         self.next_offset = max(self.next_offset, offsets[-1] + 1)
+
+    def extend_in_flight(self, offset: int, size_bytes: int) -> None:
+        """One message was fetched and is taken already."""
+        self._in_flight[offset] = size_bytes
+        self._order.append(offset)
+        self._bytes += size_bytes
+        self.next_offset = max(self.next_offset, offset + 1)
 
     def take(self, limit: int) -> list[ReceivedMessage]:
         """The next ready messages in order, at most `limit`."""

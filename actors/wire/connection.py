@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
@@ -28,10 +28,18 @@ CONNECT_SECONDS = 20.0
 
 #: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
 PushHandler = Callable[["Connection", Command], Command | None]
-#: Gets the answers that come before the last one to a request. Runs on the loop; what it raises ends the request.
-OnEarly = Callable[[Command], None]
 #: Another way to a server to whose socket no way leads: (address, command, seconds) -> answer; errors as a socket's.
 SecondDoor = Callable[[str, Command, float], Awaitable[Command]]
+
+
+class OnEarly(Protocol):
+    """Gets the answers that come before the last one to a request. On the loop; what it raises ends the request."""
+
+    def __call__(self, answer: Command) -> None:
+        """One of them."""
+
+    def bare(self, body: memoryview) -> None:
+        """The body of one that came as a bare frame, alone; valid during the call."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -86,13 +94,18 @@ class Connection(asyncio.BufferedProtocol):
         if not self._reader.inside_a_frame:
             opaque = bare.read_early_answer(self._scratch, nbytes)
             if opaque is not None:
-                self._answered_early(opaque, Command(0, body=bytes(self._scratch[bare.HEAD_BYTES : nbytes])))
+                on_early = self._on_early.get(opaque)
+                if on_early is not None:
+                    try:
+                        on_early.bare(self._scratch[bare.HEAD_BYTES : nbytes])
+                    except Exception as error:  # noqa: BLE001 - as below
+                        self._end_with(opaque, error)
                 return
         self._reader.received(nbytes)
         try:
             while (command := self._reader.next()) is not None:
                 if command.is_early:
-                    self._answered_early(command.opaque, command)
+                    self._answered_early(command)
                 elif command.is_response:
                     future = self._waiting.pop(command.opaque, None)
                     if future is not None and not future.done():
@@ -152,17 +165,20 @@ class Connection(asyncio.BufferedProtocol):
             os.close(nothing)
             self._transport = self._writer = None
 
-    def _answered_early(self, opaque: int, answer: Command) -> None:
-        on_early = self._on_early.get(opaque)
+    def _answered_early(self, answer: Command) -> None:
+        on_early = self._on_early.get(answer.opaque)
         if on_early is None:  # who asked has given up
             return
         try:
             on_early(answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is who asked that has to know
-            del self._on_early[opaque]
-            future = self._waiting.pop(opaque)
-            if not future.done():
-                future.set_exception(error)
+            self._end_with(answer.opaque, error)
+
+    def _end_with(self, opaque: int, error: Exception) -> None:
+        del self._on_early[opaque]
+        future = self._waiting.pop(opaque)
+        if not future.done():
+            future.set_exception(error)
 
     def _asked(self, request: Command) -> None:
         answer = None if self._on_push is None else self._on_push(self, request)

@@ -92,8 +92,8 @@ def fetch_command(
 
 def read_fetched(answer: Command) -> list[Fetched]:
     """The parts of an answer to FETCH."""
-    if (one := read_one(answer)) is not None:
-        index, record = one
+    if not answer.fields:
+        index, record = read_one(memoryview(answer.body))
         (offset,) = _OFFSET.unpack_from(record, OFFSET_QUEUE_OFFSET)
         sizes_array, offsets_array = np.array((len(record),), np.int32), np.array((offset,))
         return [Fetched(index, offset + 1, 0, offset + 1, record, sizes_array, offsets_array, None)]
@@ -115,11 +115,8 @@ def read_fetched(answer: Command) -> list[Fetched]:
     return parts
 
 
-def read_one(answer: Command) -> tuple[int, memoryview] | None:
-    """Index of its queue and record of a message that was answered alone; None if the answer has parts."""
-    if answer.fields:
-        return None
-    body = memoryview(answer.body)
+def read_one(body: memoryview) -> tuple[int, memoryview]:
+    """Index of its queue and record of a message that was answered alone: by a bare frame of this body."""
     return _INDEX.unpack_from(body)[0], body[_INDEX.size :]
 
 

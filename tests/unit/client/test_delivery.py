@@ -185,8 +185,8 @@ def test_stopping_waits_for_what_runs_and_begins_no_more() -> None:
 class AsideBench(Bench):
     """The loop's thread makes calls when the test says so."""
 
-    def __init__(self) -> None:
-        super().__init__(ordered=False)
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__(ordered=ordered)
         self.asides: list[Callable[[], None]] = []
         self.refuses = False
         self.delivery._run_aside = self._aside
@@ -196,14 +196,17 @@ class AsideBench(Bench):
             self.asides.append(call)
         return not self.refuses
 
+    def add_one(self, offset: int) -> None:
+        self.delivery.add_one(self.process, message(offset), 10)
+
     def make_an_aside(self) -> None:
         self._go_on.release()
         self.asides.pop()()
 
 
-def run_beside(scenario: Callable[[AsideBench], Awaitable[None]]) -> None:
+def run_beside(scenario: Callable[[AsideBench], Awaitable[None]], *, ordered: bool = False) -> None:
     async def whole() -> None:
-        bench = AsideBench()
+        bench = AsideBench(ordered=ordered)
         await scenario(bench)
         await bench.delivery.stop(SECONDS)
 
@@ -212,13 +215,13 @@ def run_beside(scenario: Callable[[AsideBench], Awaitable[None]]) -> None:
 
 def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -> None:
     async def scenario(bench: AsideBench) -> None:
-        bench.add(0)
+        bench.add_one(0)
         assert not bench.asides, "nobody knows yet that it is quick"
         bench.end_a_call()
         bench.delivery._pace = Pace(lambda: 0.0)
         for offset in range(1, 60):
             bench.delivery._pace.took(0.0)
-            bench.add(offset)
+            bench.add_one(offset)
             assert len(bench.asides) == 1
             bench.make_an_aside()
         assert bench.begun == [*range(60)]
@@ -232,20 +235,20 @@ def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -
 def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
     async def scenario(bench: AsideBench) -> None:
         bench.delivery._pace.took(1.0)
-        bench.add(0)
+        bench.add_one(0)
         bench.end_a_call()
         bench.delivery._pace = Pace(lambda: 0.0)
         bench.delivery._pace.took(0.0)
         bench.add(1, 2)
         bench.end_a_call()
         bench.delivery._pace.took(0.0)
-        bench.add(3)
+        bench.add_one(3)
         assert not bench.asides, "another call runs"
         bench.end_a_call()
         bench.end_a_call()
         bench.refuses = True
         bench.delivery._pace.took(0.0)
-        bench.add(4)
+        bench.add_one(4)
         bench.end_a_call()
         assert bench.begun == [0, 1, 2, 3, 4]
 
@@ -255,7 +258,7 @@ def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
 def test_a_call_beside_the_loop_is_one_of_those_that_may_run() -> None:
     async def scenario(bench: AsideBench) -> None:
         bench.delivery._pace.took(0.0)
-        bench.add(0)
+        bench.add_one(0)
         bench.add(1, 2)
         assert (len(bench.asides), bench.process.ready) == (1, 2), "of one thread"
         bench.make_an_aside()
@@ -271,9 +274,50 @@ def test_a_failure_beside_the_loop_is_sent_back() -> None:
     async def scenario(bench: AsideBench) -> None:
         bench.answer = ValueError()
         bench.delivery._pace.took(0.0)
-        bench.add(0)
+        bench.add_one(0)
         bench.make_an_aside()
         await turns()
         assert (bench.returned, bench.finished) == ([(0, 0)], True)
+
+    run_beside(scenario)
+
+
+def test_what_must_not_begin_at_once_does_not_begin_beside_the_loop() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.delivery.pause()
+        bench.add_one(0)
+        assert (bench.asides, bench.process.ready) == ([], 1)
+        bench.delivery.resume()
+        bench.end_a_call()
+        bench.delivery.settle()
+        bench.delivery._pace.took(0.0)
+        bench.delivery.drop(QUEUE)
+        assert not bench.delivery._direct
+
+    run_beside(scenario)
+
+
+def test_an_ordered_queue_keeps_to_its_threads() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.add_one(0)
+        assert not bench.asides
+        bench.end_a_call()
+        assert bench.begun == [0]
+
+    run_beside(scenario, ordered=True)
+
+
+def test_stopping_waits_for_a_call_beside_the_loop() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.add_one(0)
+        stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
+        await turns()
+        assert not stopping.done()
+        bench.make_an_aside()
+        await asyncio.wait_for(stopping, SECONDS)
+        assert (bench.begun, bench.process.in_flight) == ([], 1), "what was not begun comes again"
 
     run_beside(scenario)
