@@ -24,6 +24,7 @@ from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.pull import MAX_ANSWER_BYTES
+from raymq.client.committing import Committing
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.delivery import Delivery
@@ -77,6 +78,7 @@ class Consuming:
             owners=self._sticky,
         )
         self._strategy = strategy_named(settings.strategy)
+        self._committing = Committing(self._commit)
         self._offsets = GroupOffsets(mq, settings.group)
         self._locks = QueueLocks(mq, self._client_id, settings.group)
         self.delivery = Delivery(
@@ -112,7 +114,7 @@ class Consuming:
         await self._share_out()
         self._spawn(self._repeat(_TICK_SECONDS, self._membership.heartbeat))
         self._spawn(self._keep_assignment())
-        self._spawn(self._repeat(_COMMIT_SECONDS, self._commit_all))
+        self._spawn(self._repeat(_COMMIT_SECONDS, self._begin_commits))
         self._spawn(self._repeat(min(_TICK_SECONDS, self._settings.consume_timeout), self._expire_calls))
         if self._locking:
             self._spawn(self._repeat(RENEW_SECONDS, self._renew_locks))
@@ -358,9 +360,14 @@ class Consuming:
     # -- commits --------------------------------------------------------------------------------------------------
 
     async def _commit_all(self) -> None:
+        """Wait for what is under way, then for the rest."""
+        await self._committing.finish()
+        await self._begin_commits()
+        await self._committing.finish()
+
+    async def _begin_commits(self) -> None:
         self.delivery.settle()
-        due = [process for process in self._queues.values() if self._has_to_commit(process)]
-        await asyncio.gather(*map(self._commit, due))
+        self._committing.begin(process for process in self._queues.values() if self._has_to_commit(process))
 
     def _has_to_commit(self, process: ProcessQueue) -> bool:
         return self._clustering and self._committed.get(process.queue) != process.commit_offset

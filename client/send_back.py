@@ -30,7 +30,7 @@ class SendBack:
         command = send_back_command(
             self._group, message.topic, message.physical_offset, message.message_id, level, None
         )
-        backoff = Backoff(first=0.1, cap=5.0)
+        backoff = Backoff(first=0.1, cap=1.0)  # what follows it in its queue cannot be committed meanwhile
         while True:
             try:
                 address = await address_of(self._mq, message.queue.topic, message.queue.broker)

@@ -1,0 +1,36 @@
+"""Telling the brokers how far their queues are done: each at its own pace, so that one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+
+from raymq.client.process_queue import ProcessQueue
+
+
+class Committing:
+    """Commits of one consumer. `commit` tells a queue's broker, and does not raise. Used on one loop."""
+
+    def __init__(self, commit: Callable[[ProcessQueue], Awaitable[None]]) -> None:
+        self._commit = commit
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, due: Iterable[ProcessQueue]) -> None:
+        """Commit these queues; those of a broker that has not answered the last time yet have to be named again."""
+        by_broker: defaultdict[str, list[ProcessQueue]] = defaultdict(list)
+        for process in due:
+            by_broker[process.queue.broker].append(process)
+        for broker, processes in by_broker.items():
+            if broker not in self._under_way:
+                task = asyncio.get_running_loop().create_task(self._commit_each(processes))
+                self._under_way[broker] = task
+                task.add_done_callback(lambda _, broker=broker: self._under_way.pop(broker))  # type: ignore[misc]
+
+    async def finish(self) -> None:
+        """Wait until all brokers have answered."""
+        if self._under_way:
+            await asyncio.wait(self._under_way.values())
+
+    async def _commit_each(self, processes: list[ProcessQueue]) -> None:
+        await asyncio.gather(*map(self._commit, processes))
