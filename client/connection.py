@@ -131,9 +131,10 @@ class Connection:
         self._check_open(coroutine)
         return self._background().submit(coroutine)
 
-    def run_aside(self, call: Callable[[], None]) -> bool:
-        """On the loop: see `EventLoopThread.run_aside`."""
-        return self._background().run_aside(call)
+    @property
+    def run_aside(self) -> Callable[[Callable[[], None]], bool]:
+        """For who is on the loop: `EventLoopThread.run_aside`."""
+        return self._background().run_aside
 
     def adopt(self, client: Closable) -> None:
         """Close `client` with this connection."""

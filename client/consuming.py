@@ -292,15 +292,15 @@ class Consuming:
             for part in parts:
                 self._arrived(processes[part.index], part)
 
-        def one_arrived(index: int, record: memoryview) -> None:
-            self._one_arrived(processes[index], record)
-
         async def fetch_(seconds: float, **options: Any) -> None:
             wanted = [self._wanted(process) for process in processes]
             arrived(await fetch(self._mq, broker, session, wanted, *limits, seconds, group, self._client_id, **options))
 
         try:
-            await fetch_(_PARK_SECONDS, on_early=EarlyAnswers(arrived, one_arrived))
+            await fetch_(
+                _PARK_SECONDS,
+                on_early=EarlyAnswers(arrived, lambda index, record: self._one_arrived(processes[index], record)),
+            )
         except StoreCorrupt:
             await fetch_(0.0, check_crc=True)
 

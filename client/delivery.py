@@ -142,14 +142,7 @@ class Delivery:
             self.add(process, [message], [size])
             return
         call = _Call(self._direct[process], [message], probe=False)
-
-        def run() -> None:
-            try:
-                self._run(call)
-            finally:
-                self._is_aside = False
-
-        self._is_aside = self._run_aside is not None and self._run_aside(run)
+        self._is_aside = self._run_aside is not None and self._run_aside(lambda: self._run_beside(call))
         if not self._is_aside:
             self.add(process, [message], [size])
             return
@@ -263,6 +256,12 @@ class Delivery:
     def _most(self) -> int:
         """How many calls may be begun or handed over: `threads` at most run at a time."""
         return self._settings.threads if self._is_aside else self._most_calls
+
+    def _run_beside(self, call: _Call) -> None:
+        try:
+            self._run(call)
+        finally:
+            self._is_aside = False
 
     def _run(self, call: _Call) -> None:
         """On a thread of its own, or beside the loop."""

@@ -18,11 +18,11 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import (
     CRC_MASK,
     OFFSET_QUEUE_OFFSET,
+    OFFSET_SYS_FLAG,
     QUEUE_AND_PHYSICAL_OFFSET,
     SYS_FLAG_COMPRESSED,
     decode,
     locate,
-    sys_flag_of,
 )
 from raymq.storage.record_batch import BadRecord, Batch, parse
 
@@ -61,7 +61,7 @@ def received_one(records: memoryview, start: int, queue: MessageQueue) -> Receiv
     """The message in the record that begins there; raises as `received`."""
     version, body_at, topic_at, _, end = locate(records, start, len(records), True)
     offset, _ = QUEUE_AND_PHYSICAL_OFFSET.unpack_from(records, start + OFFSET_QUEUE_OFFSET)
-    if sys_flag_of(records, start) & SYS_FLAG_COMPRESSED:
+    if records[start + OFFSET_SYS_FLAG + 3] & SYS_FLAG_COMPRESSED:  # it is in the last byte of four
         return ReceivedMessage.from_record(decode(records, start, check_crc=False), queue.broker)
     body_end = topic_at - version
     around = OneUndecoded(bytes(records[start:body_at]), bytes(records[body_end:end]))

@@ -262,11 +262,6 @@ def queue_of(buffer: Buffer, position: int) -> int:
     return int(_INT.unpack_from(buffer, position + OFFSET_QUEUE_ID)[0])
 
 
-def sys_flag_of(buffer: Buffer, position: int) -> int:
-    """Sys flag of the sound record at `position`."""
-    return int(_INT.unpack_from(buffer, position + OFFSET_SYS_FLAG)[0])
-
-
 def queue_and_flag(record: Buffer) -> tuple[int, int]:
     """Queue id and sys flag of a sound record."""
     queue_id, sys_flag = _QUEUE_AND_FLAG.unpack_from(record)

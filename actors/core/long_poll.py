@@ -19,8 +19,8 @@ from typing import TypeVar
 
 _Key = TypeVar("_Key")
 QueueKey = tuple[str, int]
-#: Told the queue, the message's offset there and its record.
-TakeNext = Callable[[QueueKey, int, memoryview], bool]
+#: Told the queue, the message's offset there, where it lies in the log, and its record's bytes.
+TakeNext = Callable[[QueueKey, int, int, int], bool]
 
 #: Deadlines are kept in steps of this; a parked request is woken at most this long (and a sweep's pause) after its own.
 TICK_SECONDS = 0.1
@@ -108,10 +108,10 @@ class LongPolls:
             older.superseded = True
             older.wake()
 
-    def offer(self, queue: QueueKey, offset: int, record: memoryview) -> None:
+    def offer(self, queue: QueueKey, offset: int, physical_offset: int, size: int) -> None:
         """A message was stored, and its arrival comes next: let somebody who waits for it take it at once."""
         for parked in self._by_queue.get(queue, ()):
-            if parked.take_next is not None and parked.take_next(queue, offset, record):
+            if parked.take_next is not None and parked.take_next(queue, offset, physical_offset, size):
                 self._taker = parked
                 return
 

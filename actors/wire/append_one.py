@@ -71,7 +71,7 @@ class _AppendOne:
         core, admission, polls, octets = self._core, self._core.admission, self._context.polls, len(body)
 
         def stored(queue_offset: int, physical_offset: int) -> None:
-            polls.offer(single.lane, queue_offset, core.store.stored(physical_offset, octets))
+            polls.offer(single.lane, queue_offset, physical_offset, octets)
             answer(_PLACE.pack(_SEND_OK, queue_offset, physical_offset))
 
         try:

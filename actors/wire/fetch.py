@@ -221,21 +221,23 @@ class _Asked:
             else:
                 self._answer_early(parts)
 
-    def _take_next(self, queue: QueueKey, offset: int, record: memoryview) -> bool:
+    def _take_next(self, queue: QueueKey, offset: int, physical_offset: int, size: int) -> bool:
         """A message of one of the queues was stored: answer it, if that can be done at once."""
-        if self._has_turn or self._future.done() or not self._connection.is_idle:
+        context, writer = self._context, self._connection.idle_writer
+        if writer is None or self._has_turn or self._future.done():
             return False
-        now = self._context.polls.clock()
+        now = context.polls.clock()
         if now - self._taken_at < _APART_SECONDS:
             return False
-        index = self._fetch.take_next(queue, offset, len(record))
+        index = self._fetch.take_next(queue, offset, size)
         if index is None:
             return False
         self._taken_at = now
-        head = bare.early_answer(self._request.opaque, _INDEX.size + len(record))
-        self._connection.send_alone(b"".join((head, _INDEX.pack(index), record)))
+        head = bare.early_answer(self._request.opaque, _INDEX.size + size)
+        record = context.core.store.stored(physical_offset, size)
+        writer.write_alone(b"".join((head, _INDEX.pack(index), record)))
         if self._group is not None:
-            self._context.statistics.get(self._group, queue[0], 1, len(record))
+            context.statistics.get(self._group, queue[0], 1, size)
         if self._fetch.is_over:
             self._woken()
         return True

@@ -170,14 +170,10 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._writable.clear()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether the peer has been sent all that was written, and nothing in this turn of the loop."""
-        return self._writer is not None and self._writer.is_idle
-
-    def send_alone(self, whole: bytes) -> None:
-        """Write a small frame while idle."""
-        if self._writer is not None:
-            self._writer.write_alone(whole)
+    def idle_writer(self) -> FrameWriter | None:
+        """What takes a small frame, whole; None while something else is written, and once the peer is gone."""
+        writer = self._writer
+        return writer if writer is not None and writer.is_idle else None
 
     def push(self, command: Command) -> None:
         """Send the server's own request, one-way."""

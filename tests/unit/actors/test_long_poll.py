@@ -72,8 +72,8 @@ def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
     takes = True
 
     def taker(name: str) -> TakeNext:
-        def take(_: QueueKey, offset: int, record: memoryview) -> bool:
-            assert record == b"record"
+        def take(_: QueueKey, offset: int, physical_offset: int, size: int) -> bool:
+            assert (physical_offset, size) == (4_096, 100)
             offers.append((name, offset))
             return takes
 
@@ -83,9 +83,9 @@ def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
     for name in "ab":
         polls.park([queue], clock.now + 15, wake(name), standing=True, take_next=taker(name))
     polls.park([queue], clock.now + 15, wake("c"), standing=True)
-    polls.offer(("t", 1), 6, memoryview(b"record"))
+    polls.offer(("t", 1), 6, 4_096, 100)
     assert offers == []
-    polls.offer(queue, 7, memoryview(b"record"))
+    polls.offer(queue, 7, 4_096, 100)
     ((first, _),) = offers
     polls.arrived([queue])
     assert sorted([*woken, first]) == ["a", "b", "c"], "who took it is not woken for it"
@@ -94,7 +94,7 @@ def test_what_is_offered_is_taken_by_one_and_is_no_news_to_it(
     takes = False
     woken.clear()
     offers.clear()
-    polls.offer(queue, 9, memoryview(b"record"))
+    polls.offer(queue, 9, 4_096, 100)
     assert sorted(offers) == [("a", 9), ("b", 9)]
 
 
