@@ -29,9 +29,10 @@ class PushConsumer(ClientBase):
         mq: the connection to the cluster.
         group: members of one group share the messages; all must subscribe to the same.
         subscriptions: topic to tag expression: "*", "paid", "paid || shipped"; or to `Sql("price > 3")`.
-        listener: gets a list of at most `batch_size` messages of one queue, on one of `threads` threads; may be a
-            coroutine function. It returns `ConsumeResult.SUCCESS`, `ConsumeResult.RECONSUME_LATER` or `Retry(level)`,
-            one for all or a list with one per message. What it raises, and None, is a failure.
+        listener: gets a list of at most `batch_size` messages of one queue, in at most `threads` calls at a time, on
+            threads that are not the caller's; may be a coroutine function. It returns `ConsumeResult.SUCCESS`,
+            `ConsumeResult.RECONSUME_LATER` or `Retry(level)`, one for all or a list with one per message. What it
+            raises, and None, is a failure.
         ordered: one call per queue at a time, in the queue's order, under a lock that its broker keeps; a failure
             repeats the same list after `ordered_retry_interval` seconds (0.01..30), and what follows waits.
         model: CLUSTERING shares out; BROADCASTING gives every member all messages, keeps its progress in the process

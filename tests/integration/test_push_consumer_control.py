@@ -42,6 +42,47 @@ def test_a_call_that_runs_too_long_has_failed(mq: Connection, admin: Admin) -> N
         release.set()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_listener_that_was_quick_and_blocks_holds_up_no_more_than_its_call(
+    mq: Connection, admin: Admin, threads: int
+) -> None:
+    release, blocked = threading.Event(), threading.Event()
+    taken: list[bytes] = []
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        if messages[0].body == b"blocks":
+            blocked.set()
+            assert release.wait(20)
+        taken.append(messages[0].body)
+        with lock:
+            running[0] -= 1
+        return ConsumeResult.SUCCESS
+
+    producer = Producer(mq, "p")
+    with PushConsumer(mq, "g", {"t": "*"}, listener, threads=threads):
+        for n in range(50):  # one by one
+            producer.send(Message("t", b"%d" % n))
+            poll_until(lambda at=n + 1: len(taken) == at)  # type: ignore[misc]
+        producer.send(Message("t", b"blocks"))
+        assert blocked.wait(20)
+        for _ in range(20):
+            producer.send(Message("t", b"behind"))
+        assert admin.topic_stats("t"), "the loop goes on"
+        if threads > 1:
+            poll_until(lambda: len(taken) == 70)
+        release.set()
+        poll_until(lambda: len(taken) == 71)
+        for n in range(50):
+            producer.send(Message("t", b"%d" % n))
+        poll_until(lambda: len(taken) == 121)
+    assert most[0] <= threads
+
+
 def test_what_is_above_the_rate_stays_on_the_broker(mq: Connection, admin: Admin) -> None:
     taker = Taker()
     Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(200)])
