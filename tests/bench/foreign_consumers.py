@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import statistics
 import struct
 import sys
-import threading
 import time
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
@@ -102,34 +103,43 @@ async def _drain_stream(port: int, size: int) -> Row:
 
 
 def redis_rows() -> list[Row]:
-    """From before XADD to behind XREAD, by two threads of this process."""
+    """From before XADD to behind XREAD, which another process waits in, as ours do."""
     import redis
 
+    apart = multiprocessing.get_context("spawn")
     with redis_server() as port:
-        sender, reader = redis.Redis("127.0.0.1", port), redis.Redis("127.0.0.1", port)
+        sender = redis.Redis("127.0.0.1", port)
         version = sender.info("server")["redis_version"]
-        times: list[float] = []
-
-        def read() -> None:
-            last = b"0"
-            while len(times) < PACED:
-                ((_, entries),) = reader.xread({"s": last}, block=int(TIMEOUT * 1000))
-                now, last = time.perf_counter(), entries[-1][0]
-                times.extend(now - struct.unpack_from("d", fields[b"b"])[0] for _, fields in entries)
-
-        thread = threading.Thread(target=read)
-        thread.start()
+        ours, theirs = apart.Pipe()
+        reader = apart.Process(target=_read_stream, args=(port, theirs))
+        reader.start()
+        ours.recv()
         padding = bytes(BODY_BYTES - struct.calcsize("d"))
         due = time.perf_counter()
         for _ in range(PACED):
             due += 1 / PACE_PER_SECOND
             time.sleep(max(0.0, due - time.perf_counter()))
             sender.xadd("s", {"b": struct.pack("d", time.perf_counter()) + padding})
-        thread.join(TIMEOUT)
+        times = ours.recv()
+        reader.join(TIMEOUT)
     ordered = sorted(time_ * 1e6 for time_ in times[PACED // 10 :])
     name = f"baseline: Redis {version} XADD to XREAD, everysec, 1,000 messages/s, 1 KiB"
     p50, p99 = statistics.median(ordered), ordered[int(len(ordered) * 0.99)]
     return [{"name": name, "value": round(p50), "unit": "us p50", "p99": round(p99)}]
+
+
+def _read_stream(port: int, pipe: Pipe) -> None:
+    """Say that it reads, then the seconds that each message took."""
+    import redis
+
+    client, last, times = redis.Redis("127.0.0.1", port), b"0", []
+    client.ping()
+    pipe.send("ready")
+    while len(times) < PACED:
+        ((_, entries),) = client.xread({"s": last}, block=int(TIMEOUT * 1000))
+        now, last = time.perf_counter(), entries[-1][0]
+        times += [now - struct.unpack_from("d", fields[b"b"])[0] for _, fields in entries]
+    pipe.send(times)
 
 
 def _rate(name: str, size: int, seconds: list[float]) -> Row:
