@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import pyarrow as pa
 
+from raymq.actors.errors import BrokerUnavailable, Timeout
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
+from raymq.client.direct_fetching import DirectFetching
 from raymq.client.message import ReceivedMessage
-from raymq.client.pulling import Pulling
+from raymq.client.pulling import Pulling, check_max_messages
 from raymq.client.received import received
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record_table import SCHEMA, table_from_records
@@ -35,12 +38,14 @@ class PullConsumer(ClientBase):
         super().__init__(mq)
         self.group = check_group(group)
         self._pulling = Pulling(mq, group)
+        self._direct = DirectFetching(mq, self._pulling.session)
         self._run(self._pulling.create_group())
         mq.adopt(self)
 
     def close(self, timeout: float = 10.0) -> None:
         """Ask no more. May be called twice."""
         if not self._closed:
+            self._direct.close()
             self._run(self._pulling.close())
         super().close(timeout)
 
@@ -126,17 +131,39 @@ class PullConsumer(ClientBase):
     def _read(
         self, queue: MessageQueue, max_messages: int, timeout: float, decode: Callable[[Fetched, MessageQueue], _T]
     ) -> _T | None:
-        """What a fetch brings, decoded in this thread while the loop's receives what comes next; None at the end."""
-        part = self._run(self._pulling.fetch(queue, max_messages, timeout))
+        """What a fetch brings, decoded in this thread while the broker sends what comes next; None at the end."""
+        part = self._fetch(queue, max_messages, timeout)
         if part is None:
             return None
         try:
             return decode(part, queue)
         except StoreCorrupt:
+            self._direct.forget(queue)
             part = self._run(self._pulling.fetch_again(queue, part))
             decoded = decode(part, queue)
             self.seek(queue, part.next_offset)
             return decoded
+
+    def _fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
+        """Over this thread's own socket; on the loop, with its patience, where that does not work."""
+        self._check_open()
+        deadline = time.monotonic() + timeout
+        position = self._pulling.known_position(queue)
+        if position is None:
+            position = self._run(self._pulling.position(queue))
+        if self._direct.reaches(queue):
+            wait = max(0.0, deadline - time.monotonic())
+            try:
+                part = self._direct.fetch(queue, position, check_max_messages(max_messages), wait)
+            except Timeout:
+                raise
+            except BrokerUnavailable:
+                timeout = max(0.0, deadline - time.monotonic())
+            else:
+                if part is not None:
+                    self._pulling.fetched(queue, part)
+                return part
+        return self._run(self._pulling.fetch(queue, max_messages, timeout))
 
     async def _aread(
         self, queue: MessageQueue, max_messages: int, timeout: float, decode: Callable[[Fetched, MessageQueue], _T]

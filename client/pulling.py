@@ -20,11 +20,20 @@ from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
-from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
+from raymq.client.fetching import address_of, fetch, patiently
 from raymq.client.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds
 
+#: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
+ANSWER_BYTES = 4 * 1024 * 1024
 _CONTROL_SECONDS = 5.0
+
+
+def check_max_messages(max_messages: int) -> int:
+    """It, or InvalidInput."""
+    if max_messages < 1:
+        raise InvalidInput("max_messages", "at least 1", max_messages)
+    return max_messages
 
 
 class Pulling:
@@ -34,7 +43,8 @@ class Pulling:
         self._mq = mq
         self._group = group
         self._positions: dict[MessageQueue, int] = {}
-        self._session = f"pull-{uuid.uuid4().hex}"
+        #: What a broker knows the consumer by.
+        self.session = f"pull-{uuid.uuid4().hex}"
         self._ahead = ReadAhead(self._fetch)
 
     async def create_group(self) -> None:
@@ -91,8 +101,7 @@ class Pulling:
 
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """What is at the position, which moves behind it; None at the time-out. What follows is fetched ahead."""
-        if max_messages < 1:
-            raise InvalidInput("max_messages", "at least 1", max_messages)
+        check_max_messages(max_messages)
         position = await self.position(queue)
         part = await self._ahead.take(queue, position, max_messages)
         if part is None:
@@ -105,12 +114,25 @@ class Pulling:
             if not parts:
                 return None
             part = parts[0]
-        if part.error is not None:
-            raise part.error
-        self._positions[queue] = part.next_offset
+        self._move(queue, part)
         if part.next_offset < part.max_offset:
             self._ahead.begin(queue, part.next_offset, max_messages)
         return part
+
+    def known_position(self, queue: MessageQueue) -> int | None:
+        """`position`, as far as it need not be asked for. Any thread."""
+        return self._positions.get(queue)
+
+    def fetched(self, queue: MessageQueue, part: Fetched) -> None:
+        """The caller's thread has fetched this; the position moves behind it. Any thread. Raises the part's error."""
+        self._move(queue, part)
+        if self._ahead.holds(queue):
+            self._mq.loop.call_soon_threadsafe(self._ahead.forget, queue)
+
+    def _move(self, queue: MessageQueue, part: Fetched) -> None:
+        if part.error is not None:
+            raise part.error
+        self._positions[queue] = part.next_offset
 
     async def fetch_again(self, queue: MessageQueue, part: Fetched) -> Fetched:
         """What the last fetch brought, or what of it is before a damage; the position goes back to its first message.
@@ -145,8 +167,8 @@ class Pulling:
         check_crc: bool = False,
     ) -> list[Fetched]:
         wanted = [Wanted(queue.topic, queue.queue_id, offset)]
-        limits = (max_messages, CHUNK_BYTES)
-        return await fetch(self._mq, queue.broker, self._session, wanted, *limits, wait_seconds, check_crc=check_crc)
+        limits = (max_messages, ANSWER_BYTES)
+        return await fetch(self._mq, queue.broker, self.session, wanted, *limits, wait_seconds, check_crc=check_crc)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done."""

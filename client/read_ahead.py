@@ -60,6 +60,10 @@ class ReadAhead:
             return None
         return parts[0] if parts and parts[0].error is None else None
 
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether something was begun for a queue. Any thread."""
+        return queue in self._begun
+
     def forget(self, queue: MessageQueue) -> None:
         """Give up what was begun for a queue, if anything."""
         begun = self._begun.pop(queue, None)

@@ -35,7 +35,7 @@ SMALL_BYTES: Final = 64 * 1024
 
 
 class Channel:
-    """One blocking connection; one thread and one request at a time. A request that goes unanswered closes it."""
+    """One blocking connection; one thread at a time. A request that goes unanswered closes it."""
 
     def __init__(self, address: str, connected: socket.socket, asking: list[Channel], alertness: Alertness) -> None:
         """Takes over `connected`.
@@ -50,6 +50,9 @@ class Channel:
         self._socket = connected
         self._reader = FrameReader(scratch=memoryview(bytearray(_SCRATCH_BYTES)))
         self._opaque = 0
+        #: Requests whose answers somebody will read, and those answers that came before one that was read first.
+        self._awaited: set[int] = set()
+        self._arrived: dict[int, Command] = {}
         self._seconds = 0.0
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
@@ -60,30 +63,45 @@ class Channel:
         """Whether the next request can be written: the server has neither closed nor said anything unasked."""
         return self.is_open and not self._poll.poll(0)
 
-    def write(self, command: Command, timeout: float) -> None:
-        """Write a request, within `timeout` seconds; `read` must follow. Raises as the loop's `Connection.request`."""
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer is still to be read, so that it need not be quiet."""
+        return bool(self._awaited)
+
+    def write(self, command: Command, timeout: float) -> int:
+        """Write a request, within `timeout` seconds; its number. Raises as the loop's `Connection.request`.
+
+        `read` or `forget` must follow. Several may be written first: what is read last must have room meanwhile.
+        """
         self._opaque = command.opaque = self._opaque % frame.MAX_OPAQUE + 1
         head = frame.encode(command)
         try:
             self._wait_at_most(timeout)
             if command.body_bytes <= SMALL_BYTES:
                 self._socket.sendall(b"".join((head, command.body, *command.pieces)))
-                return
-            for piece in (head, command.body, *command.pieces):
-                self._socket.sendall(piece)
+            else:
+                for piece in (head, command.body, *command.pieces):
+                    self._socket.sendall(piece)
         except BaseException as error:
             self._fail(error, timeout)
             raise
+        self._awaited.add(self._opaque)
+        return self._opaque
 
-    def read(self, timeout: float) -> Command:
-        """The answer to the request that was written last; blocks and raises as the loop's `Connection.request`."""
+    def read(self, timeout: float, number: int | None = None) -> Command:
+        """The answer to a request, None: the last one; blocks and raises as the loop's `Connection.request`."""
         try:
-            answer = self._answer(timeout)
+            answer = self._answer(timeout, self._opaque if number is None else number)
         except BaseException as error:
             self._fail(error, timeout)
             raise
         faults.check(answer, self.address)
         return answer
+
+    def forget(self, number: int) -> None:
+        """Nobody will read the answer to that request."""
+        self._awaited.discard(number)
+        self._arrived.pop(number, None)
 
     def ask(self, code: int, body: Buffer, timeout: float) -> Buffer:
         """The body of the answer to a small bare request; `write` and `read` in one, with fewer steps."""
@@ -123,7 +141,11 @@ class Channel:
         self.is_open = False
         self._socket.close()
 
-    def _answer(self, timeout: float) -> Command:
+    def _answer(self, timeout: float, number: int) -> Command:
+        self._awaited.discard(number)
+        arrived = self._arrived.pop(number, None)
+        if arrived is not None:
+            return arrived
         deadline = time.monotonic() + timeout
         while True:
             command = self._reader.next()
@@ -134,8 +156,10 @@ class Channel:
                     raise ConnectionError("closed by the peer")
                 self._reader.received(count)
                 timeout = deadline - time.monotonic()
-            elif command.is_response and command.opaque == self._opaque:
+            elif command.is_response and command.opaque == number:
                 return command
+            elif command.is_response and command.opaque in self._awaited:
+                self._arrived[command.opaque] = command
 
     def _wait_awake(self) -> None:
         """Wait for the answer without going to sleep, for as long as that is worth it and nobody else asks."""
@@ -211,6 +235,20 @@ class ChannelPool:
             return channel.read(timeout)
         finally:
             self._give_back(channel)
+
+    def open(self, address: str, timeout: float) -> Channel | None:
+        """A channel beside those that are shared, the caller's own until `end`; None if there is no way."""
+        try:
+            channel = Channel(address, self._connected(address, timeout))
+        except (OSError, ValueError):
+            return None
+        return channel if self._keep(channel) else None
+
+    def end(self, channel: Channel) -> None:
+        """Close one that `open` gave."""
+        channel.close()
+        with self._lock:
+            self._open.discard(channel)
 
     def close(self) -> None:
         """Close all channels, also those in use; `request` returns None from now on."""

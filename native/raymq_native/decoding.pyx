@@ -58,19 +58,18 @@ def gather(const uint8_t[::1] data not None, const int64_t[::1] starts not None,
     if ends.shape[0] != count or offsets.shape[0] != count + 1:
         raise ValueError("arrays of different lengths")
     offsets[0] = 0
-    for i in range(count):
-        check_slice(starts[i], ends[i], data.shape[0])
-        total += ends[i] - starts[i]
-        if total > result.shape[0] or total > 0x7FFFFFFF:
-            raise ValueError("too little room")
-        offsets[i + 1] = <int32_t>total
     with nogil:
         for i in range(count):
+            check_slice(starts[i], ends[i], data.shape[0])
+            total += ends[i] - starts[i]
+            if total > result.shape[0] or total > 0x7FFFFFFF:
+                raise ValueError("too little room")
+            offsets[i + 1] = <int32_t>total
             if ends[i] > starts[i]:
                 memcpy(&result[offsets[i]], &data[starts[i]], ends[i] - starts[i])
 
 
-cdef inline int check_slice(int64_t start, int64_t end, int64_t length) except -1:
+cdef inline int check_slice(int64_t start, int64_t end, int64_t length) except -1 nogil:
     if not 0 <= start <= end <= length:
         raise ValueError("a slice outside of the data")
     return 0
@@ -91,15 +90,14 @@ def gather_bodies(const uint8_t[::1] records not None, const int64_t[::1] starts
     if body_at.shape[0] != count or lengths.shape[0] != count or offsets.shape[0] != count + 1:
         raise ValueError("arrays of different lengths")
     offsets[0] = 0
-    for i in range(count):
-        check_slice(starts[i] + HEADER_BYTES, body_at[i] + lengths[i], records.shape[0])
-        check_slice(starts[i], body_at[i], body_at[i] + lengths[i])
-        total += lengths[i]
-        if total > result.shape[0] or total > 0x7FFFFFFF:
-            raise ValueError("too little room")
-        offsets[i + 1] = <int32_t>total
     with nogil:
         for i in range(count):
+            check_slice(starts[i] + HEADER_BYTES, body_at[i] + lengths[i], records.shape[0])
+            check_slice(starts[i], body_at[i], body_at[i] + lengths[i])
+            total += lengths[i]
+            if total > result.shape[0] or total > 0x7FFFFFFF:
+                raise ValueError("too little room")
+            offsets[i + 1] = <int32_t>total
             memcpy(to + offsets[i], begin + body_at[i], lengths[i])
             if bad < 0 and (crc32_of(to + offsets[i], lengths[i]) & CRC_MASK
                             != <uint32_t>load_i32(begin + starts[i] + AT_BODY_CRC)):
@@ -124,18 +122,19 @@ def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not Non
     if not (sys_flags.shape[0] == queue_ids.shape[0] == queue_offsets.shape[0] == born_us.shape[0]
             == stored_us.shape[0] == count) or ids.shape[0] != ID_DIGITS * count:
         raise ValueError("arrays of different lengths")
-    for i in range(count):
-        check_slice(starts[i], starts[i] + HEADER_BYTES + IPV6_SHIFT if sys_flags[i] & BORN_IPV6
-                    else starts[i] + HEADER_BYTES, records.shape[0])
-        at = &records[starts[i]]
-        late = at + IPV6_SHIFT if sys_flags[i] & BORN_IPV6 else at
-        queue_ids[i] = load_i32(at + AT_QUEUE_ID)
-        queue_offsets[i] = load_i64(at + AT_QUEUE_OFFSET)
-        born_us[i] = <int64_t>(<uint64_t>load_i64(at + AT_BORN_TIMESTAMP) * 1000)
-        stored_us[i] = <int64_t>(<uint64_t>load_i64(late + AT_STORE_TIMESTAMP) * 1000)
-        to = &ids[ID_DIGITS * i]
-        put_digits(to, late + AT_STORE_HOST)
-        put_digits(to + 2 * STORE_HOST_BYTES, at + AT_PHYSICAL_OFFSET)
+    with nogil:
+        for i in range(count):
+            check_slice(starts[i], starts[i] + HEADER_BYTES + IPV6_SHIFT if sys_flags[i] & BORN_IPV6
+                        else starts[i] + HEADER_BYTES, records.shape[0])
+            at = &records[starts[i]]
+            late = at + IPV6_SHIFT if sys_flags[i] & BORN_IPV6 else at
+            queue_ids[i] = load_i32(at + AT_QUEUE_ID)
+            queue_offsets[i] = load_i64(at + AT_QUEUE_OFFSET)
+            born_us[i] = <int64_t>(<uint64_t>load_i64(at + AT_BORN_TIMESTAMP) * 1000)
+            stored_us[i] = <int64_t>(<uint64_t>load_i64(late + AT_STORE_TIMESTAMP) * 1000)
+            to = &ids[ID_DIGITS * i]
+            put_digits(to, late + AT_STORE_HOST)
+            put_digits(to + 2 * STORE_HOST_BYTES, at + AT_PHYSICAL_OFFSET)
 
 
 cdef inline void put_digits(uint8_t *to, const uint8_t *octets) noexcept nogil:
@@ -158,44 +157,60 @@ def common_properties(const uint8_t[::1] records not None, const int64_t[::1] pr
         Whether all records have just these properties, each with a value, closed and in plain ASCII.
     """
     cdef Py_ssize_t i, k, count = ends.shape[0], most = len(names)
+    cdef const uint8_t *begin = &records[0] if records.shape[0] else NULL
+    cdef const int64_t *at = &properties_at[0] if count else NULL
+    cdef bytes name
+    cdef const char *text
+    cdef Py_ssize_t length
+    cdef bint alike
+    if (properties_at.shape[0] != count or begins.shape[0] != most or stops.shape[0] != most
+            or begins.shape[1] != count or stops.shape[1] != count):
+        raise ValueError("arrays of different lengths")
+    if count == 0:
+        return True
+    with nogil:
+        for i in range(count):
+            check_slice(properties_at[i], ends[i], records.shape[0])
+    for k in range(most):
+        name = names[k]
+        text, length = name, len(name)
+        with nogil:
+            alike = find_values(begin, at, 1 if k else 0, &ends[0], text, length, count, &begins[k, 0], &stops[k, 0])
+        if not alike:
+            return False
+        at = &stops[k, 0]
+    for i in range(count):
+        if at[i] + (1 if most else 0) != ends[i]:
+            return False
+    return True
+
+
+cdef bint find_values(const uint8_t *records, const int64_t *before, int64_t skipped, const int64_t *ends,
+                      const char *name, Py_ssize_t length, Py_ssize_t count, int64_t *begins, int64_t *stops
+                      ) noexcept nogil:
+    """Where one property's values lie, of which each begins `skipped` behind `before`; whether all are sound."""
+    cdef Py_ssize_t i
     cdef const uint8_t *at
     cdef const uint8_t *end
     cdef const uint8_t *stop
     cdef const uint8_t *byte
     cdef uint8_t seen
-    cdef bytes name
-    cdef const char *text
-    cdef Py_ssize_t length
-    if (properties_at.shape[0] != count or begins.shape[0] != most or stops.shape[0] != most
-            or begins.shape[1] != count or stops.shape[1] != count):
-        raise ValueError("arrays of different lengths")
     for i in range(count):
-        check_slice(properties_at[i], ends[i], records.shape[0])
-    for k in range(most):
-        name = names[k]
-        text, length = name, len(name)
-        for i in range(count):
-            # Where the last property ended this one begins.
-            at = &records[0] + (stops[k - 1, i] + 1 if k else properties_at[i])
-            end = &records[0] + ends[i]
-            if end - at <= length or memcmp(at, text, length):
-                return False
-            at += length
-            stop = <const uint8_t *>memchr(at, PAIR_END, end - at)
-            if stop == NULL or stop == at or memchr(at, NAME_END, stop - at) != NULL:
-                return False
-            seen = 0
-            byte = at
-            while byte < stop:
-                seen |= byte[0]
-                byte += 1
-            if seen >= 0x80:
-                return False
-            begins[k, i] = at - &records[0]
-            stops[k, i] = stop - &records[0]
-    for i in range(count):
-        if (stops[most - 1, i] + 1 if most else properties_at[i]) != ends[i]:
+        at, end = records + before[i] + skipped, records + ends[i]
+        if end - at <= length or memcmp(at, name, length):
             return False
+        at += length
+        stop = <const uint8_t *>memchr(at, PAIR_END, end - at)
+        if stop == NULL or stop == at or memchr(at, NAME_END, stop - at) != NULL:
+            return False
+        seen = 0
+        byte = at
+        while byte < stop:
+            seen |= byte[0]
+            byte += 1
+        if seen >= 0x80:
+            return False
+        begins[i], stops[i] = at - records, stop - records
     return True
 
 
