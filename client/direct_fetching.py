@@ -75,7 +75,7 @@ class DirectFetching:
         self._channels.clear()
 
     def _taken(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetched | None:
-        """What was asked for early, if it is this; None also if it brought nothing: what can be had is asked for now."""
+        """What was asked for early, if it is this; None also if it brought nothing: then it has to be asked for now."""
         asked = self._ahead.get(queue)
         if asked is None:
             return None

@@ -239,7 +239,7 @@ class ChannelPool:
     def open(self, address: str, timeout: float) -> Channel | None:
         """A channel beside those that are shared, the caller's own until `end`; None if there is no way."""
         try:
-            channel = Channel(address, self._connected(address, timeout))
+            channel = self._connect(address, timeout)
         except (OSError, ValueError):
             return None
         return channel if self._keep(channel) else None
@@ -291,7 +291,7 @@ class ChannelPool:
             self._idle.setdefault(address, [])
             self._places[address] += 1
         try:
-            channel = Channel(address, self._connected(address, timeout / 2), self._asking, Alertness(self._processors))
+            channel = self._connect(address, timeout / 2)
         except (OSError, ValueError):
             with self._lock:
                 self._places[address] -= 1
@@ -318,6 +318,10 @@ class ChannelPool:
         """With the lock held: a closed channel's place is free again."""
         self._open.discard(channel)
         self._places[channel.address] -= 1
+
+    def _connect(self, address: str, timeout: float) -> Channel:
+        """A new channel to "host:port"; OSError, ValueError."""
+        return Channel(address, self._connected(address, timeout), self._asking, Alertness(self._processors))
 
     def _connected(self, address: str, timeout: float) -> socket.socket:
         """A socket to "host:port"; OSError, ValueError."""

@@ -1,9 +1,13 @@
-"""A pull consumer fetches ahead what a poll left, and gives it only to the poll that it fits."""
+"""A pull consumer fetches ahead what a poll left, and gives it only to the poll that it fits.
+
+A thread's poll has a socket of its own for that, one of asyncio code the loop's.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -44,11 +48,26 @@ def consumer(mq: Connection) -> Iterator[PullConsumer]:
         yield pull
 
 
-def offsets(consumer: PullConsumer, most: int = 10) -> list[int]:
-    return [message.queue_offset for message in consumer.poll(QUEUE, most, timeout=0.1)]
+Offsets = Callable[..., list[int]]
 
 
-def test_the_next_fetch_is_under_way_before_the_next_poll(consumer: PullConsumer, fetches: Counter[str]) -> None:
+def by_thread(consumer: PullConsumer, most: int = 10, queue: MessageQueue = QUEUE) -> list[int]:
+    return [message.queue_offset for message in consumer.poll(queue, most, timeout=0.1)]
+
+
+def by_asyncio(consumer: PullConsumer, most: int = 10, queue: MessageQueue = QUEUE) -> list[int]:
+    return [message.queue_offset for message in asyncio.run(consumer.apoll(queue, most, timeout=0.1))]
+
+
+@pytest.fixture(params=[by_thread, by_asyncio])
+def offsets(request: pytest.FixtureRequest) -> Offsets:
+    poll: Offsets = request.param
+    return poll
+
+
+def test_the_next_fetch_is_under_way_before_the_next_poll(
+    consumer: PullConsumer, fetches: Counter[str], offsets: Offsets
+) -> None:
     assert offsets(consumer) == list(range(10))
     poll_until(lambda: fetches["t"] == 2, 5)
     assert offsets(consumer) == list(range(10, 20))
@@ -57,7 +76,7 @@ def test_the_next_fetch_is_under_way_before_the_next_poll(consumer: PullConsumer
     assert offsets(consumer) == []
 
 
-def test_it_is_given_only_to_the_poll_that_it_fits(consumer: PullConsumer) -> None:
+def test_it_is_given_only_to_the_poll_that_it_fits(consumer: PullConsumer, offsets: Offsets) -> None:
     assert offsets(consumer) == list(range(10))
     assert offsets(consumer, 3) == [10, 11, 12]
     consumer.seek(QUEUE, 5)
@@ -65,23 +84,54 @@ def test_it_is_given_only_to_the_poll_that_it_fits(consumer: PullConsumer) -> No
     assert consumer.fetch_table(QUEUE, 3)["offset"].to_pylist() == [8, 9, 10]
 
 
-def test_messages_that_come_meanwhile_are_not_missed(consumer: PullConsumer, mq: Connection) -> None:
+def test_messages_that_come_meanwhile_are_not_missed(consumer: PullConsumer, mq: Connection, offsets: Offsets) -> None:
     assert offsets(consumer, 25) == list(range(25))
     with Producer(mq, "p") as producer:
         producer.send(Message("t", b"later"), queue=QUEUE)
     assert offsets(consumer, 25) + offsets(consumer, 25) == list(range(25, 31))
 
 
-def test_few_queues_are_held_and_none_when_it_is_closed(consumer: PullConsumer, mq: Connection, admin: Admin) -> None:
+def test_queues_and_ways_may_alternate(consumer: PullConsumer, mq: Connection) -> None:
+    """What came for one queue before another one's answer waits for its poll; what the other way began is given up."""
+    other = MessageQueue("t", "broker-a", 1)
+    with Producer(mq, "p") as producer:
+        for number in range(30):
+            producer.send(Message("t", b"%d" % number), queue=other)
+    consumer.seek(other, 0)
+    for first in range(0, 20, 10):
+        for queue in (QUEUE, other):
+            assert by_thread(consumer, 10, queue) == list(range(first, first + 10))
+    assert list(consumer._direct._ahead) == [QUEUE, other]
+    assert by_asyncio(consumer, 5) == list(range(20, 25))
+    assert consumer._pulling._ahead.holds(QUEUE)
+    assert by_thread(consumer, 5) == list(range(25, 30))
+    poll_until(lambda: not consumer._pulling._ahead.holds(QUEUE), 5)
+    assert by_thread(consumer, 10, other) == list(range(20, 30))
+
+
+def test_a_socket_that_broke_with_an_answer_in_it_costs_nothing(consumer: PullConsumer, services: Services) -> None:
+    assert by_thread(consumer) == list(range(10))
+    server = services.brokers["broker-a"]._server
+    loop = server.loop
+    connections = list(server.connections)
+    loop.call_soon_threadsafe(lambda: [connection.close() for connection in connections])
+    poll_until(lambda: not server.connections & set(connections), 5)
+    assert by_thread(consumer) == list(range(10, 20))
+    assert by_thread(consumer) == list(range(20, 30))
+
+
+def test_few_queues_are_held_and_none_when_it_is_closed(
+    consumer: PullConsumer, mq: Connection, admin: Admin, offsets: Offsets
+) -> None:
     queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MOST_QUEUES + 2)]
-    begun = consumer._pulling._ahead._begun
+    begun = consumer._direct._ahead if offsets is by_thread else consumer._pulling._ahead._begun
     for queue in queues:
         admin.create_topic(queue.topic, queues=1)
         with Producer(mq, "p") as producer:
             for _ in range(2):
                 producer.send(Message(queue.topic, b"x"), queue=queue)
         consumer.seek(queue, 0)
-        assert len(consumer.poll(queue, 1)) == 1
+        assert offsets(consumer, 1, queue) == [0]
     assert list(begun) == queues[-MOST_QUEUES:]
     consumer.close()
     assert not begun

@@ -13,7 +13,7 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, ServerBusy, Timeout
 from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, ChannelPool
-from raymq.actors.wire.frame import Command
+from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
@@ -74,6 +74,28 @@ async def test_several_requests_are_begun_before_their_answers_are_fetched() -> 
             await asyncio.to_thread(pool.finish, silent_one, 0.0)
         assert connections(pool) == 1
         pool.close()
+
+
+async def test_one_channel_has_several_requests_under_way() -> None:
+    async with serving(HANDLERS) as (server, address):
+        pool = ChannelPool()
+        channel = await asyncio.to_thread(pool.open, address, 5)
+        assert channel is not None
+
+        def bodies() -> list[Buffer]:
+            first, second, third = (channel.write(Command(ECHO, body=body), 5) for body in (b"1" * 50_000, b"2", b"3"))
+            channel.forget(second)
+            return [channel.read(5, third).body, channel.read(5, first).body]
+
+        assert await asyncio.to_thread(bodies) == [b"3", b"1" * 50_000]
+        assert not channel.is_awaited
+        assert channel.is_quiet
+        assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5), "it is beside those that are shared"
+        assert len(server.connections) == connections(pool) == 2
+        pool.end(channel)
+        assert connections(pool) == 1
+        pool.close()
+        assert await asyncio.to_thread(pool.open, address, 5) is None
 
 
 async def test_an_answer_that_does_not_come_costs_its_time_and_the_channel() -> None:
