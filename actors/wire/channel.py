@@ -21,6 +21,7 @@ from raymq.actors.errors import ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import bare, faults, frame
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.reader import FrameReader
+from raymq.actors.wire.same_host import end_pacing
 
 #: Threads beyond this that send to one address at the same time share the loop's connection, where frames gather.
 CHANNELS_PER_ADDRESS: Final = 4
@@ -330,6 +331,7 @@ class ChannelPool:
         connected = socket.create_connection((host, int(port)), timeout)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end_pacing(connected)
             return connected if self._tls is None else self._tls.wrap_socket(connected, server_hostname=host)
         except BaseException:
             connected.close()

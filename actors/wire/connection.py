@@ -21,6 +21,7 @@ from raymq.actors.wire import bare, faults, frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader, make_scratch
+from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.writing import FrameWriter
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
@@ -67,6 +68,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self._writer = FrameWriter(self._transport, asyncio.get_running_loop())
+        end_pacing(transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._writer = None

@@ -26,6 +26,7 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import FrameReader, make_scratch
+from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.writing import FrameWriter
 
 Answer = Command | None
@@ -118,6 +119,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         self._transport = transport
         self._writer = FrameWriter(transport, self._server.loop)
+        end_pacing(transport.get_extra_info("socket"))
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # it may have gone again
         self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.last_read = self._server.loop.time()
