@@ -137,12 +137,21 @@ def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not Non
             put_digits(to + 2 * STORE_HOST_BYTES, at + AT_PHYSICAL_OFFSET)
 
 
+#: The two digits of each byte.
+cdef uint8_t[512] digits
+
+def _spell_digits():
+    for octet, (high, low) in enumerate((b"%02X" % octet for octet in range(256))):
+        digits[2 * octet], digits[2 * octet + 1] = high, low
+
+_spell_digits()
+
+
 cdef inline void put_digits(uint8_t *to, const uint8_t *octets) noexcept nogil:
     """Eight bytes as upper-case hexadecimal digits."""
     cdef int i
     for i in range(8):
-        to[2 * i] = b"0123456789ABCDEF"[octets[i] >> 4]
-        to[2 * i + 1] = b"0123456789ABCDEF"[octets[i] & 15]
+        memcpy(to + 2 * i, &digits[2 * octets[i]], 2)
 
 
 def common_properties(const uint8_t[::1] records not None, const int64_t[::1] properties_at not None,
