@@ -2,9 +2,10 @@
 latency beside Redis Streams.
 
 Run by `make bench-consume`. Prints a table, with --json a JSON value; --size and --only leave out the rest. Servers run
-in processes of their own. Compare ratios, not times: the machine is shared. A backlog is drained once to warm up, then
-`ROUNDS` times; the median counts. "CPU" is what one message costs this process and the broker's, and the listener's
-where that is another one.
+in processes of their own. Compare ratios, not times: the machine is shared. A backlog (80 and 400 MB) is drained once
+to warm up, then `ROUNDS` times; the median counts. The bare socket, `fetch_table` and `poll` take turns, so that a
+change of the machine's speed meets all of them. The socket is as a program opens it, with the system's congestion
+control. "CPU" is what one message costs this process and the broker's, and the listener's where that is another one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -55,6 +57,7 @@ SIZES = (100, 1024)
 #: What a push consumer takes of them.
 PUSHED = 50_000
 
+SOCKET = "baseline: socket, out of a mapped file"
 SOCKET_BYTES = 512 << 20
 SENDER = """
 import mmap, socket, sys
@@ -94,11 +97,10 @@ class Countdown:
 def run(sizes: list[int], parts: list[str]) -> list[Row]:
     """All rows: name, value, unit, and p99 or the CPU of client and broker in us per message."""
     bench = Bench()
-    if "socket" in parts:
-        bytes_per_second = statistics.median(_socket_bytes_per_second() for _ in range(ROUNDS))
+    sockets = "socket" in parts
+    if sockets and "pull" not in parts:
         for size in sizes:
-            name = f"baseline: socket, out of a mapped file, {size} B"
-            bench.rows.append({"name": name, "value": round(bytes_per_second / size), "unit": "messages/s"})
+            _rates(bench, size, {SOCKET: _socket_seconds(size)}, None)
     drained = [system for system in ("kafka", "rabbitmq") if system in parts]
     bench.rows += foreign_rows("foreign_consumers.py", drained, list(map(str, sizes)))
     if {"pull", "push", "latency"} & set(parts):
@@ -107,7 +109,7 @@ def run(sizes: list[int], parts: list[str]) -> list[Row]:
                 for size in sizes:
                     _fill(mq, size)
                     if "pull" in parts:
-                        _pull(bench, mq, far, size)
+                        _pull(bench, mq, far, size, beside_a_socket=sockets)
                     if "push" in parts:
                         _push(bench, mq, far, size)
             if "latency" in parts:
@@ -119,23 +121,27 @@ def run(sizes: list[int], parts: list[str]) -> list[Row]:
     return bench.rows
 
 
-def _socket_bytes_per_second() -> float:
-    """What this process receives over TCP of a file that another one has mapped."""
-    with tempfile.NamedTemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as listening:
-        for _ in range(SOCKET_BYTES >> 20):
-            file.write(bytes(1 << 20))
-        file.flush()
-        sender = subprocess.Popen([sys.executable, "-c", SENDER, file.name, str(listening.getsockname()[1])])
-        receiving, _ = listening.accept()
-        with receiving:
-            left, buffer = SOCKET_BYTES, bytearray(1 << 20)
-            receiving.sendall(b"1")
-            began = time.perf_counter()
-            while left:
-                left -= receiving.recv_into(buffer)
-            seconds = time.perf_counter() - began
-        sender.wait(TIMEOUT)
-    return SOCKET_BYTES / seconds
+def _socket_seconds(size: int) -> Callable[[], float]:
+    """What this process takes to receive the backlog's bytes over TCP, of a file that another one has mapped."""
+
+    def receive() -> float:
+        with tempfile.NamedTemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as listening:
+            for _ in range(SOCKET_BYTES >> 20):
+                file.write(bytes(1 << 20))
+            file.flush()
+            sender = subprocess.Popen([sys.executable, "-c", SENDER, file.name, str(listening.getsockname()[1])])
+            receiving, _ = listening.accept()
+            with receiving:
+                left, buffer = SOCKET_BYTES, bytearray(1 << 20)
+                receiving.sendall(b"1")
+                began = time.perf_counter()
+                while left:
+                    left -= receiving.recv_into(buffer)
+                seconds = time.perf_counter() - began
+            sender.wait(TIMEOUT)
+        return seconds * MESSAGES[size] * size / SOCKET_BYTES
+
+    return receive
 
 
 def _fill(mq: Connection, size: int) -> None:
@@ -147,21 +153,22 @@ def _fill(mq: Connection, size: int) -> None:
             producer.send_table(topic, table, "body", queue=queue)
 
 
-def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
+def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int, *, beside_a_socket: bool) -> None:
     with PullConsumer(mq, "bench") as consumer:
         queues = consumer.queues(f"t{size}")
-        for name in ("fetch_table", "poll"):
-            take = getattr(consumer, name)
 
-            def drain(take: Callable[..., object] = take) -> None:
-                left = MESSAGES[size]
-                for queue in queues:
-                    consumer.seek(queue, 0)
-                    while got := len(take(queue, ASKED, 0.0)):  # type: ignore[arg-type]
-                        left -= got
-                assert left == 0
+        def drain(take: Callable[..., object]) -> float:
+            began = time.perf_counter()
+            left = MESSAGES[size]
+            for queue in queues:
+                consumer.seek(queue, 0)
+                while got := len(take(queue, ASKED, 0.0)):  # type: ignore[arg-type]
+                    left -= got
+            assert left == 0
+            return time.perf_counter() - began
 
-            _rate(bench, f"{name}, {size} B", MESSAGES[size], drain, far)
+        drains = {name: partial(drain, getattr(consumer, name)) for name in ("fetch_table", "poll")}
+        _rates(bench, size, ({SOCKET: _socket_seconds(size)} if beside_a_socket else {}) | drains, far)
 
 
 def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
@@ -176,6 +183,24 @@ def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:
 
         how = ("ordered, " if ordered else "") + (f"batches of {batch_size}" if batch_size > 1 else "one at a time")
         _rate(bench, f"PushConsumer, {how}, {size} B", PUSHED, drain, far)
+
+
+def _rates(bench: Bench, size: int, drains: dict[str, Callable[[], float]], far: psutil.Process | None) -> None:
+    """Rows of what drains a backlog in the seconds that it says; a baseline's without the processor time."""
+    seconds: dict[str, list[float]] = {name: [] for name in drains}
+    spent: dict[str, list[list[float]]] = {name: [] for name in drains}
+    processes = [psutil.Process(), *([] if far is None else [far])]
+    for _ in range(ROUNDS + 1):
+        for name, drain in drains.items():
+            before = [cpu_us(process) for process in processes]
+            seconds[name].append(drain())
+            spent[name].append([cpu_us(process) - first for process, first in zip(processes, before, strict=True)])
+    for name, taken in seconds.items():
+        rate = round(MESSAGES[size] / statistics.median(taken[1:]))
+        row: Row = {"name": f"{name}, {size} B", "value": rate, "unit": "messages/s"}
+        if not name.startswith("baseline"):
+            row["cpu_us"] = [round(sum(us) / MESSAGES[size] / ROUNDS, 2) for us in zip(*spent[name][1:], strict=True)]
+        bench.rows.append(row)
 
 
 def _rate(bench: Bench, name: str, count: int, drain: Callable[[], None], far: psutil.Process) -> None:
