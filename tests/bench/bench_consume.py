@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import struct
@@ -151,6 +152,7 @@ def _fill(mq: Connection, size: int) -> None:
     with Producer(mq, "bench", timeout=TIMEOUT) as producer, PullConsumer(mq, "bench") as consumer:
         for queue in consumer.queues(topic):
             producer.send_table(topic, table, "body", queue=queue)
+    os.sync()  # what the disk still has to take would be measured, too
 
 
 def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int, *, beside_a_socket: bool) -> None:

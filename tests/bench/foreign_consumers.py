@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import statistics
 import struct
 import sys
@@ -48,6 +49,7 @@ def kafka_rows(jars: str, sizes: list[int]) -> list[Row]:
             for number in range(count):
                 filler.produce(topic, bytes(size), partition=number % QUEUES)
             filler.flush(TIMEOUT)
+            os.sync()  # what the disk still has to take would be measured, too
             settings = {
                 "bootstrap.servers": address,
                 "group.id": "bench",
@@ -84,6 +86,7 @@ async def _drain_stream(port: int, size: int) -> Row:
         await producer.create_stream(stream)
         for _ in range(0, count, 500):
             await producer.send_batch(stream, [bytes(size)] * 500)
+    os.sync()
     seconds = []
     async with Consumer(**access) as consumer:
         for _ in range(ROUNDS + 1):
