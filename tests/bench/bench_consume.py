@@ -3,9 +3,10 @@ latency beside Redis Streams.
 
 Run by `make bench-consume`. Prints a table, with --json a JSON value; --size and --only leave out the rest. Servers run
 in processes of their own. Compare ratios, not times: the machine is shared. A backlog (80 and 400 MB) is drained once
-to warm up, then `ROUNDS` times; the median counts. The bare socket, `fetch_table` and `poll` take turns, so that a
-change of the machine's speed meets all of them. The socket is as a program opens it, with the system's congestion
-control. "CPU" is what one message costs this process and the broker's, and the listener's where that is another one.
+to warm up, then `ROUNDS` times; the median counts. Bare sockets, `fetch_table` and `poll` take turns, so that a change
+of the machine's speed meets all of them. One socket is as a program opens it, with the system's congestion control,
+the other one without pacing. "CPU" is what one message costs this process and the broker's, and the listener's where
+that is another one.
 """
 
 from __future__ import annotations
@@ -58,12 +59,18 @@ SIZES = (100, 1024)
 #: What a push consumer takes of them.
 PUSHED = 50_000
 
-SOCKET = "baseline: socket, out of a mapped file"
+#: As a program opens it, and with a congestion control that does not send by the clock (`raymq.actors.wire.same_host`).
+SOCKETS = {
+    "baseline: socket, out of a mapped file": "",
+    "baseline: unpaced socket, out of a mapped file": "reno",
+}
 SOCKET_BYTES = 512 << 20
 SENDER = """
 import mmap, socket, sys
 with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
     with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as out:
+        if sys.argv[3]:
+            out.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, sys.argv[3].encode())
         out.recv(1)
         out.sendall(mapped)
 """
@@ -76,6 +83,7 @@ RATIOS = (
     ("poll", ("baseline: Kafka", "baseline: RabbitMQ"), 1.0),
     ("fetch_table", ("baseline: Kafka", "baseline: RabbitMQ"), 2.0),
     ("fetch_table", ("baseline: socket",), 0.6),
+    ("fetch_table", ("baseline: unpaced socket",), 0.6),
 )
 
 
@@ -101,7 +109,7 @@ def run(sizes: list[int], parts: list[str]) -> list[Row]:
     sockets = "socket" in parts
     if sockets and "pull" not in parts:
         for size in sizes:
-            _rates(bench, size, {SOCKET: _socket_seconds(size)}, None)
+            _rates(bench, size, _sockets(size), None)
     drained = [system for system in ("kafka", "rabbitmq") if system in parts]
     bench.rows += foreign_rows("foreign_consumers.py", drained, list(map(str, sizes)))
     if {"pull", "push", "latency"} & set(parts):
@@ -122,7 +130,11 @@ def run(sizes: list[int], parts: list[str]) -> list[Row]:
     return bench.rows
 
 
-def _socket_seconds(size: int) -> Callable[[], float]:
+def _sockets(size: int) -> dict[str, Callable[[], float]]:
+    return {name: _socket_seconds(size, congestion_control) for name, congestion_control in SOCKETS.items()}
+
+
+def _socket_seconds(size: int, congestion_control: str) -> Callable[[], float]:
     """What this process takes to receive the backlog's bytes over TCP, of a file that another one has mapped."""
 
     def receive() -> float:
@@ -130,7 +142,8 @@ def _socket_seconds(size: int) -> Callable[[], float]:
             for _ in range(SOCKET_BYTES >> 20):
                 file.write(bytes(1 << 20))
             file.flush()
-            sender = subprocess.Popen([sys.executable, "-c", SENDER, file.name, str(listening.getsockname()[1])])
+            port = str(listening.getsockname()[1])
+            sender = subprocess.Popen([sys.executable, "-c", SENDER, file.name, port, congestion_control])
             receiving, _ = listening.accept()
             with receiving:
                 left, buffer = SOCKET_BYTES, bytearray(1 << 20)
@@ -170,7 +183,7 @@ def _pull(bench: Bench, mq: Connection, far: psutil.Process, size: int, *, besid
             return time.perf_counter() - began
 
         drains = {name: partial(drain, getattr(consumer, name)) for name in ("fetch_table", "poll")}
-        _rates(bench, size, ({SOCKET: _socket_seconds(size)} if beside_a_socket else {}) | drains, far)
+        _rates(bench, size, (_sockets(size) if beside_a_socket else {}) | drains, far)
 
 
 def _push(bench: Bench, mq: Connection, far: psutil.Process, size: int) -> None:

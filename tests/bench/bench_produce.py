@@ -50,6 +50,11 @@ ROUNDS = 4
 #: What is measured of each size, and how many pieces of touched memory a round takes.
 MODES = 4
 PIECES = {100: 1, 1024: 2}
+SOCKETS = {
+    "socket, 1 MiB writes": {},
+    "unpaced socket, 1 MiB writes": {"unpaced": True},
+    "unpaced socket, 1 MiB writes, into a mapped file": {"unpaced": True, "kept": True},
+}
 TIMEOUT = 30.0
 
 Row = dict[str, object]
@@ -115,9 +120,9 @@ def run(parts: Collection[str], sizes: Sequence[int]) -> list[Row]:
         bench.rows += foreign_rows("foreign_programs.py", ("kafka",))
     if "socket" in parts:
         bench.latency("baseline: bare asyncio echo, 1 KiB", echo_call())
-        for name, kept in (("socket, 1 MiB writes", False), ("socket, 1 MiB writes, into a mapped file", True)):
-            memory = TouchedMemory(ROUNDS * KEPT_PIECES if kept else 0)
-            rate = max(sent_bytes_per_second(memory, kept=kept) for _ in range(ROUNDS))
+        for name, how in SOCKETS.items():
+            memory = TouchedMemory(ROUNDS * KEPT_PIECES if "kept" in how else 0)
+            rate = max(sent_bytes_per_second(memory, **how) for _ in range(ROUNDS))
             bench.rows += [
                 {"name": f"baseline: {name}, {size} B", "value": round(rate / size), "unit": "messages/s"}
                 for size in sizes

@@ -20,11 +20,12 @@ _WRITE_BYTES = 1 << 20
 _MADV_POPULATE_WRITE = 23
 
 
-def sent_bytes_per_second(memory: TouchedMemory, *, kept: bool) -> float:
+def sent_bytes_per_second(memory: TouchedMemory, *, unpaced: bool = False, kept: bool = False) -> float:
     """How fast 1 MiB writes of as much memory are taken in by another process.
 
     Args:
         memory: gives `KEPT_PIECES` if need be.
+        unpaced: with a congestion control that does not send by the clock (`raymq.actors.wire.same_host`).
         kept: it keeps what it reads, in the mapping of a new file whose pages another thread of it prepares, as a log
             does at the least; else it reads into one buffer again and again.
     """
@@ -34,6 +35,8 @@ def sent_bytes_per_second(memory: TouchedMemory, *, kept: bool) -> float:
     block = memoryview(os.urandom(_WRITE_BYTES) * (TOTAL_BYTES // _WRITE_BYTES))
     try:
         with socket.create_connection(("127.0.0.1", ours.recv())) as out:
+            if unpaced:
+                out.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
             memory.give(KEPT_PIECES)
             out.sendall(b"1")
             began = time.perf_counter()
