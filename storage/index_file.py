@@ -188,11 +188,16 @@ class IndexFile:
         self._finish(file, number, end_physical, timestamp_ms)
 
     def _put_few(self, view: memoryview, number: int, hashes: list[int], physical_offset: int, seconds: int) -> None:
-        at = self._entries_at + number * _ENTRY.size
+        first, at = number, self._entries_at + number * _ENTRY.size
         for key_hash in hashes:
-            slot_at = HEADER.size + key_hash % self._slot_count * _SLOT.size
+            which = key_hash % self._slot_count
+            slot_at = HEADER.size + which * _SLOT.size
             previous = _SLOT.unpack_from(view, slot_at)[0]
-            if not 0 < previous < number:
+            # What points at a new entry does so since it was written, or is stale: then the entry is another slot's.
+            if not 0 < previous < number or (
+                previous >= first
+                and _ENTRY.unpack_from(view, self._entries_at + previous * _ENTRY.size)[0] % self._slot_count != which
+            ):
                 previous = 0
                 self._used_slots += 1
             _ENTRY.pack_into(view, at, key_hash, physical_offset, seconds, previous)

@@ -35,10 +35,7 @@ def put_keys(uint8_t[::1] slots not None, uint8_t[::1] entries not None, int64_t
     """
     cdef Py_ssize_t i, count = hashes.shape[0]
     cdef int64_t slot_count = slots.shape[0] // SLOT_BYTES
-    cdef int64_t empty = 0, first = number, which
-    cdef int32_t previous
-    cdef uint8_t *slot
-    cdef uint8_t *entry
+    cdef int64_t empty = 0, first = number
     if physical_offsets.shape[0] != count or seconds.shape[0] != count:
         raise ValueError("arrays of different lengths")
     if number < 1 or number + count > entries.shape[0] // ENTRY_BYTES or number + count > 0x7FFFFFFF or not slot_count:
@@ -49,22 +46,7 @@ def put_keys(uint8_t[::1] slots not None, uint8_t[::1] entries not None, int64_t
     for i in range(count):
         if i + AHEAD < count:
             RAYMQ_PREFETCH(&slots[hashes[i + AHEAD] % slot_count * SLOT_BYTES])
-        which = hashes[i] % slot_count
-        slot = &slots[which * SLOT_BYTES]
-        entry = &entries[number * ENTRY_BYTES]
-        previous = load_i32(slot)
-        # What points at a new entry does so since it was written, or is stale: then the entry is another slot's.
-        if not 0 < previous < number or (
-                previous >= first and load_i32(&entries[previous * ENTRY_BYTES]) % slot_count != which):
-            previous = 0
-            empty += 1
-        store_i32(entry, hashes[i])
-        store_i64(entry + 4, physical_offsets[i])
-        store_i32(entry + 12, seconds[i])
-        store_i32(entry + 16, previous)
-        RAYMQ_IN_ORDER()
-        store_i32(slot, <int32_t>number)
-        RAYMQ_IN_ORDER()
+        empty += enter(&slots[0], slot_count, &entries[0], number, first, hashes[i], physical_offsets[i], seconds[i])
         number += 1
     return empty
 
@@ -93,27 +75,33 @@ def put_few(file not None, int64_t slots_at, int64_t entries_at, int64_t size, i
 
 cdef int64_t put_into(uint8_t *slots, int64_t slot_count, uint8_t *entries, int64_t capacity, int64_t number,
                       list hashes, int64_t physical_offset, int32_t seconds) except -1:
-    cdef int64_t empty = 0
-    cdef int32_t hashed, previous
-    cdef uint8_t *slot
-    cdef uint8_t *entry
+    cdef int64_t empty = 0, first = number
+    cdef int32_t hashed
     if number < 1 or number + len(hashes) > capacity or number + len(hashes) > 0x7FFFFFFF or not slot_count:
         raise ValueError("entries outside of the file")
     for hashed in hashes:
         if hashed < 0:
             raise ValueError("a hash must be at least 0")
-        slot = slots + hashed % slot_count * SLOT_BYTES
-        entry = entries + number * ENTRY_BYTES
-        previous = load_i32(slot)
-        if not 0 < previous < number:
-            previous = 0
-            empty += 1
-        store_i32(entry, hashed)
-        store_i64(entry + 4, physical_offset)
-        store_i32(entry + 12, seconds)
-        store_i32(entry + 16, previous)
-        RAYMQ_IN_ORDER()
-        store_i32(slot, <int32_t>number)
-        RAYMQ_IN_ORDER()
+        empty += enter(slots, slot_count, entries, number, first, hashed, physical_offset, seconds)
         number += 1
+    return empty
+
+
+cdef inline bint enter(uint8_t *slots, int64_t slot_count, uint8_t *entries, int64_t number, int64_t first,
+                       int32_t hashed, int64_t physical_offset, int32_t seconds) noexcept nogil:
+    """Write entry `number`, of a call whose first one was `first`, and have its slot point at it; was that empty?"""
+    cdef int64_t which = hashed % slot_count
+    cdef uint8_t *slot = slots + which * SLOT_BYTES
+    cdef uint8_t *entry = entries + number * ENTRY_BYTES
+    cdef int32_t previous = load_i32(slot)
+    # What points at a new entry does so since it was written, or is stale: then the entry is another slot's.
+    cdef bint empty = not 0 < previous < number or (
+        previous >= first and load_i32(entries + previous * ENTRY_BYTES) % slot_count != which)
+    store_i32(entry, hashed)
+    store_i64(entry + 4, physical_offset)
+    store_i32(entry + 12, seconds)
+    store_i32(entry + 16, 0 if empty else previous)
+    RAYMQ_IN_ORDER()
+    store_i32(slot, <int32_t>number)
+    RAYMQ_IN_ORDER()
     return empty

@@ -11,10 +11,7 @@ from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
-from tests.unit.actors.timer_bench import TimerBench
-
-HOUR = 3_600.0
-DAY = 24 * HOUR
+from tests.unit.actors.timer_bench import DAY, HOUR, TimerBench
 
 
 @pytest.fixture

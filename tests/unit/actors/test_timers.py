@@ -20,10 +20,7 @@ from raymq.client import Message
 from raymq.storage.record import OFFSET_BODY
 from raymq.storage.timer_log import HOUR_MS, Kind, TimerLog, key_of
 from raymq.storage.topic_config import TopicConfig
-from tests.unit.actors.timer_bench import HOST, TimerBench
-
-HOUR = 3_600.0
-DAY = 24 * HOUR
+from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 
 
 @pytest.fixture

@@ -16,6 +16,9 @@ from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 from tests.unit.actors.clock import FakeClock
 
+#: Seconds.
+HOUR = 3_600.0
+DAY = 24 * HOUR
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 CONFIG = StoreConfig(
     commitlog_file_bytes=1 << 16,

@@ -1,0 +1,31 @@
+"""Entries of single records in an index file that a crash has left ahead of its header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.storage.index_file import IndexFile
+
+pytestmark = pytest.mark.usefixtures("batch_code")
+
+SLOTS = 9
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["one record", "a batch"])
+def test_a_slot_that_points_at_a_new_entry_of_another_slot_is_empty(tmp_path: Path, alone: bool) -> None:
+    """The entry's number is given anew, to the first key; the second one's slot still has it from before the crash."""
+    file = IndexFile(tmp_path / "1", SLOTS, 100, writable=True)
+    file.put_few([1], 10, 1_000, 10)
+    file.count = 1  # the header did not get there
+    if alone:
+        file.put_few([5, 1], 20, 2_000, 20)
+    else:
+        file.put(np.array([5, 1], np.int32), np.array([20, 20]), np.array([2_000, 2_000]), 20)
+    entries = np.frombuffer(file._mapped().view, ">i4", 15, 40 + SLOTS * 4).reshape(3, 5)
+    assert [list(entries[number, [0, 4]]) for number in (1, 2)] == [[5, 0], [1, 0]], "hash and the one before"
+    assert (list(file.find(5)), list(file.find(1))) == ([20], [20])
+    del entries
+    file.close()
