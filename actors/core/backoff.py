@@ -22,7 +22,10 @@ class Backoff:
 
     def next_delay(self) -> float:
         """Count a failure and return the wait that follows it: within +-`jitter` of first x factor^n, at most `cap`."""
-        delay = min(self.cap, self.first * self.factor**self.failures)
+        try:
+            delay = min(self.cap, self.first * self.factor**self.failures)
+        except OverflowError:  # after a thousand and more failures the power is no float any more
+            delay = self.cap
         self.failures += 1
         return min(self.cap, delay * (1.0 + self.rng.uniform(-self.jitter, self.jitter)))
 
