@@ -16,7 +16,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,19 +202,44 @@ class BrokerService:
         return service
 
     async def stop(self) -> None:
-        """A clean stop: leave the routes, close the socket, flush and close the store."""
+        """A clean stop: leave the routes, close the socket, flush and close the store.
+
+        Every step is done, whatever becomes of those before it.
+
+        Raises:
+            the first error of any step.
+        """
+        steps: Sequence[Callable[[], Awaitable[None] | None]] = (
+            self._cancel_duties,
+            self._server.drain,
+            self.polls.close,
+            self._registration.leave,
+            self._server.stop,
+            self._pool.close,
+            self._save_producers,
+            self._close_timers,
+            self.store.close,
+        )
+        failures: list[Exception] = []
+        for step in steps:
+            try:
+                done = step()
+                if done is not None:
+                    await done
+            except Exception as error:  # noqa: BLE001 - the steps behind it are done all the same
+                _log.exception("%s: a step of the stop failed", self.spec.name)
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _cancel_duties(self) -> None:
         for duty in self._duties:
             duty.cancel()
         self._beating.cancel()
-        self._server.drain()
-        self.polls.close()
-        await self._registration.leave()
-        await self._server.stop()
-        await self._pool.close()
-        await self._save_producers()
+
+    def _close_timers(self) -> None:
         with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
             self.core.timers.close()
-        self.store.close()
 
     async def invoke(self, session: str, request: Command) -> Command:
         """Carry out a command that did not come over a socket; see `InvokeDoor`."""

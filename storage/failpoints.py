@@ -41,6 +41,8 @@ NAMES: Final = (
     "replace.after_rename",
     "journal.before_write",
     "journal.after_write",
+    "journal.before_rename",
+    "journal.after_rename",
     "fold.before_delays",
     "fold.before_clear",
     "settings.before_backup",

@@ -6,6 +6,7 @@ to do: StoreFull where there is no room and nothing is in doubt, StoreFailed for
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
+from weakref import WeakValueDictionary
 
 from raymq.storage import file_calls
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull, StoreLocked
@@ -40,14 +42,27 @@ def fdatasync(fd: int, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable; StoreFailed as `fdatasync`."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Make the names in `directory` durable; StoreFull, StoreFailed: they may not be."""
+    with opened_directory(directory) as fd:
+        sync_opened_directory(fd, directory)
+
+
+@contextlib.contextmanager
+def opened_directory(directory: Path) -> Iterator[int]:
+    """A descriptor for `sync_opened_directory`, for who must not fail for want of one later; raises as `replace`."""
+    fd = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync_opened_directory(fd: int, directory: Path) -> None:
+    """`sync_directory` of one that is open; StoreFailed as `fdatasync`."""
     try:
         file_calls.current.fsync(fd)
     except OSError as error:
         raise _failed("fsync", directory, error) from error
-    finally:
-        os.close(fd)
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:
@@ -77,38 +92,85 @@ def open_for_append(path: Path) -> int:
     return _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
+class _Turn:
+    """Who replaces a file; others who want to replace the same one wait."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+_taking_turns: Final = threading.Lock()
+
+
 def replace(path: Path, content: bytes) -> None:
     """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
+
+    Any thread: two that replace the same file do so one after the other.
 
     Raises:
         StoreFull: the disk has no room; the old content stays.
         StoreFailed: the disk fails; the old content stays, or the new one is there and may not outlive the machine.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    with _taking_turns:
+        turn = _turns.setdefault(str(path), _Turn())
+    with turn.lock:
+        close(write_successor(path, content))
+        failpoint("replace.before_rename")
+        rename(_successor_of(path), path)
+
+
+def write_successor(path: Path, content: bytes) -> int:
+    """The first half of `replace`: a descriptor, for appending, of a durable file that is to take the place of `path`.
+
+    Raises:
+        StoreFull, StoreFailed: it could not be made.
+    """
+    successor = _successor_of(path)
     failpoint("replace.before_write")
-    fd = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = _open(successor, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     try:
-        write_all(fd, content, temporary)
+        write_all(fd, content, successor)
         failpoint("replace.before_sync")
-        file_calls.current.fsync(fd)
-    except OSError as error:
-        raise _failed("fsync", temporary, error) from error
-    finally:
+        try:
+            file_calls.current.fsync(fd)
+        except OSError as error:
+            raise _failed("fsync", successor, error) from error
+    except BaseException:
         os.close(fd)
-    failpoint("replace.before_rename")
-    rename(temporary, path)
+        raise
+    return fd
+
+
+def give_place(path: Path) -> None:
+    """The second half of `replace`, not durable yet: the successor is the file from now on.
+
+    Raises:
+        StoreFull, StoreFailed: it is not, the old file stays.
+    """
+    _rename(_successor_of(path), path)
+
+
+def _successor_of(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
 
 
 def rename(source: Path, target: Path) -> None:
     """Rename a file or folder and make that durable; StoreFull, StoreFailed as `replace`."""
+    with contextlib.ExitStack() as stack:  # Opened first: the rename is not done if there is no descriptor left.
+        folders = dict.fromkeys((target.parent, source.parent))
+        opened = [(stack.enter_context(opened_directory(folder)), folder) for folder in folders]
+        _rename(source, target)
+        failpoint("replace.after_rename")
+        for fd, folder in opened:
+            sync_opened_directory(fd, folder)
+
+
+def _rename(source: Path, target: Path) -> None:
     try:
         file_calls.current.rename(source, target)
     except OSError as error:
         raise _not_done("rename", source, error) from error
-    failpoint("replace.after_rename")
-    sync_directory(target.parent)
-    if source.parent != target.parent:
-        sync_directory(source.parent)
 
 
 def remove(path: Path) -> None:

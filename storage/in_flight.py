@@ -8,13 +8,13 @@ prefix followed by all of the journal gives the same. A journal that has grown i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from raymq.storage.errors import StoreError
-from raymq.storage.progress import Journal
+from raymq.storage.progress import Journal, ignore_failure
 
 #: group, topic, queue id
 GroupQueue = tuple[str, str, int]
@@ -52,9 +52,12 @@ class Outstanding:
 class InFlight:
     """The table and its journal. One thread, but for `sync`. Each change raises as `Journal.append` does."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
+    def __init__(
+        self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
+    ) -> None:
+        """Read what is there; `on_failure` as in `Journal`."""
         self._queues: dict[GroupQueue, Outstanding] = {}
-        self._journal = Journal(path, writable=writable)
+        self._journal = Journal(path, writable=writable, on_failure=on_failure)
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
         self._rewrite_at = _REWRITE_BYTES
@@ -99,6 +102,7 @@ class InFlight:
             self._rewrite_at = self._journal.length + _REWRITE_BYTES
             with contextlib.suppress(StoreError):
                 self._rewrite()
+            self._journal.check()
 
     def _apply(self, kind: str, queue: GroupQueue, rest: Iterable[Any]) -> None:
         if kind == _DELIVERED:

@@ -238,10 +238,14 @@ class IndexFile:
         return (*begin, self._used_slots, self.count)
 
     def restore(self, header: tuple[int, int, int, int, int, int]) -> None:
-        """Back to a header whose entries are on disk: the slots are made anew from them."""
+        """Back to a header whose entries are on disk: the slots are made anew from them. StoreFull if there is no room.
+
+        A slot in a hole of the file has no block yet, and a full disk would kill who writes it through the mapping.
+        """
         self.begin_ms, end_ms, self.begin_physical, end_physical, _, count = header
         numbers = np.arange(1, count, dtype=np.int32)
         file = self._mapped()
+        file.allocate(0, self._entries_at + count * _ENTRY.size)
         slots = self._slots_of(file)
         slots[:] = 0
         slots[self._entries_of(file)["hash"][1:count] % self._slot_count] = numbers  # Of equal slots the last one wins.

@@ -107,9 +107,9 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             same_boot=same_boot,
             aside=None if read_only else paths.damaged,
         )
-        progress = Progress(paths.config, paths.journal, writable=not read_only)
+        progress = Progress(paths.config, paths.journal, writable=not read_only, on_failure=health.fail)
         resources.callback(progress.close, fold=False)
-        in_flight = InFlight(paths.in_flight, writable=not read_only)
+        in_flight = InFlight(paths.in_flight, writable=not read_only, on_failure=health.fail)
         resources.callback(in_flight.close, rewrite=False)
         return Parts(
             paths,

@@ -12,14 +12,14 @@ import contextlib
 import struct
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 
 from raymq.storage import fileutil, json_file
-from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed
 from raymq.storage.failpoints import failpoint
 from raymq.storage.json_file import DataVersion
 
@@ -32,12 +32,24 @@ _HEEDED: Final = "h"
 _DELAY: Final = "d"
 
 
+def ignore_failure(_: StoreError) -> None:
+    """What a failure means to a journal of its own."""
+
+
 class Journal:
     """The file of frames. One thread, but for `sync`."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
-        """Read what is there (`entries`) and, if writable, cut off a torn end."""
+    def __init__(
+        self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
+    ) -> None:
+        """Read what is there (`entries`) and, if writable, cut off a torn end.
+
+        Args:
+            on_failure: told when the disk has failed so that what is appended from then on might be lost.
+        """
         self._path = path
+        self._on_failure = on_failure
+        self._failure: StoreError | None = None
         self._fd = -1
         self._torn = False
         self._descriptor = threading.Lock()
@@ -61,6 +73,7 @@ class Journal:
         """
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
+        self.check()
         frame = _framed(entry)
         if self._torn:
             self._cut()
@@ -80,16 +93,40 @@ class Journal:
         fileutil.truncate(self._fd, self.length, self._path)
         self._torn = False
 
+    def check(self) -> None:
+        """StoreFailed if the journal cannot be relied on any more."""
+        if self._failure is not None:
+            raise StoreFailed(f"the store failed before: {self._failure}") from self._failure
+
     def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> None:
-        """Drop all frames for these, which say the same in less. StoreFull, StoreFailed: they are still there."""
-        # By a new file: after a loss of power an old page behind new ones would bring back old frames.
+        """Drop all frames for these, which say the same in less.
+
+        Raises:
+            StoreFull, StoreFailed: not done, the frames are still there. If the new file has taken the old one's
+                place and that may not outlive the machine, nothing is appended any more (`check`).
+        """
+        # By a new file: after a loss of power an old page behind new ones would bring back old frames. Everything
+        # that can be refused comes before the rename; frames go to the file that has the name, from then on.
         content = b"".join(map(_framed, entries))
-        fileutil.replace(self._path, content)
-        fd = fileutil.open_for_append(self._path)
-        with self._descriptor:
-            fileutil.close(self._fd)
-            self._fd = fd
-        self.entries, self.length, self._torn = [], len(content), False
+        with fileutil.opened_directory(self._path.parent) as folder:
+            fd = fileutil.write_successor(self._path, content)
+            failpoint("journal.before_rename")
+            try:
+                fileutil.give_place(self._path)
+            except BaseException:
+                fileutil.close(fd)
+                raise
+            with self._descriptor:
+                old, self._fd = self._fd, fd
+            failpoint("journal.after_rename")
+            fileutil.close(old)
+            self.entries, self.length, self._torn = [], len(content), False
+            try:
+                fileutil.sync_opened_directory(folder, self._path.parent)
+            except StoreError as error:
+                self._failure = error
+                self._on_failure(error)
+                raise
 
     def sync(self) -> None:
         """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
@@ -127,8 +164,15 @@ def _read(content: bytes) -> tuple[list[tuple[Any, ...]], int]:
 class Progress:
     """Both kinds of progress over one journal; `consumer_offsets` and `delay_progress` are its two faces."""
 
-    def __init__(self, config: Path, journal: Path, *, writable: bool) -> None:
-        """Load the JSON files and replay the journal over them.
+    def __init__(
+        self,
+        config: Path,
+        journal: Path,
+        *,
+        writable: bool,
+        on_failure: Callable[[StoreError], None] = ignore_failure,
+    ) -> None:
+        """Load the JSON files and replay the journal over them; `on_failure` as in `Journal`.
 
         Raises:
             StoreCorrupt: a JSON file and its .bak are unreadable.
@@ -156,7 +200,7 @@ class Progress:
             self.delays = {int(level): int(offset) for level, offset in (raw_delay.get("offsetTable") or {}).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise StoreCorrupt(str(config), 0, f"an offset table of another form: {error}") from None
-        self.journal = Journal(journal, writable=writable)
+        self.journal = Journal(journal, writable=writable, on_failure=on_failure)
         for entry in self.journal.entries:
             self._apply(entry)
         self.consumer_offsets = ConsumerOffsets(self)
@@ -165,7 +209,12 @@ class Progress:
             self.fold()
 
     def commit(self, entry: tuple[Any, ...]) -> None:
-        """Write an entry to the journal, then apply it. Raises as `Journal.append`: nothing was committed."""
+        """Write an entry to the journal, then apply it.
+
+        Raises:
+            as `Journal.append`: nothing was committed; but StoreFailed, too, if the disk fails while the journal is
+            rewritten: then nobody knows whether the entry outlives the machine, and nothing is committed any more.
+        """
         self.journal.append(entry)
         self._apply(entry)
         if self.journal.length >= self._fold_at:
@@ -173,6 +222,7 @@ class Progress:
             # The entry is safe in the journal; a failed fold is tried again when as much has come in.
             with contextlib.suppress(StoreError):
                 self.fold()
+            self.journal.check()
 
     def _apply(self, entry: tuple[Any, ...]) -> None:
         kind, *rest = entry

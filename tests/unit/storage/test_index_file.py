@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from raymq.storage.errors import StoreFull
+from raymq.storage.file_calls import replaced
 from raymq.storage.index_file import IndexFile
+from tests.faulty_calls import FaultyCalls
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
@@ -29,3 +34,24 @@ def test_a_slot_that_points_at_a_new_entry_of_another_slot_is_empty(tmp_path: Pa
     assert (list(file.find(5)), list(file.find(1))) == ([20], [20])
     del entries
     file.close()
+
+
+def test_slots_are_allocated_before_they_are_made_anew(tmp_path: Path) -> None:
+    """Fault 13.12: a full disk killed, with SIGBUS, who restored an index file after a loss of power."""
+    file = IndexFile(tmp_path / "1", 2_000, 100, writable=True)
+    file.put_few([1], 10, 1_000, 10)
+    file.sync()
+    header = file.header
+    file.close()
+    content = (tmp_path / "1").read_bytes()
+    with (tmp_path / "1").open("r+b") as stream:  # after the loss: slots are a hole, as if never allocated
+        stream.truncate(40)
+        stream.truncate(len(content))
+    file = IndexFile(tmp_path / "1", 2_000, 100, writable=True)
+    disk = FaultyCalls("allocate", 1, errno.ENOSPC)
+    with replaced(disk), pytest.raises(StoreFull):
+        file.restore(header)
+    assert (tmp_path / "1").read_bytes()[40:] == bytes(len(content) - 40), "nothing was written through the mapping"
+    file.restore(header)
+    file.close()
+    assert len(content) - 40 <= os.stat(tmp_path / "1").st_blocks * 512

@@ -1,0 +1,75 @@
+"""Commits offsets through a journal that is rewritten often, on a disk that fails once; says what was committed.
+
+    python -m tests.crash.journal_writer DIRECTORY progress|in_flight KIND NTH ERROR
+
+At its end it kills itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from raymq.storage import in_flight as in_flight_module
+from raymq.storage import progress as progress_module
+from raymq.storage.errors import StoreError
+from raymq.storage.file_calls import replaced
+from raymq.storage.in_flight import Delivery, InFlight
+from raymq.storage.progress import Progress
+from tests.faulty_calls import FaultyCalls, UnsyncedCalls
+
+COMMITS = 12
+#: So small that every second commit or so rewrites the journal.
+REWRITE_BYTES = 60
+QUEUE = ("g", "t", 0)
+
+
+def table(directory: Path, which: str, failures: list[StoreError]) -> Progress | InFlight:
+    """The table whose journal is looked at."""
+    if which == "progress":
+        return Progress(directory / "config", directory / "journal", writable=True, on_failure=failures.append)
+    return InFlight(directory / "journal", writable=True, on_failure=failures.append)
+
+
+def commit(opened: Progress | InFlight, number: int) -> None:
+    """Make `number` the newest that is known."""
+    if isinstance(opened, Progress):
+        opened.consumer_offsets.commit(*QUEUE, number)
+    else:
+        opened.deliver(QUEUE, number, {0: Delivery(1, 2, 3, 4)})
+
+
+def newest(opened: Progress | InFlight) -> int:
+    """The newest that is known; 0 without."""
+    if isinstance(opened, Progress):
+        return opened.consumer_offsets.get(*QUEUE) or 0
+    return opened.queues[QUEUE].next_offset if QUEUE in opened.queues else 0
+
+
+def write(directory: Path, which: str, calls: FaultyCalls) -> tuple[list[int], list[StoreError], list[StoreError]]:
+    """The numbers that were committed, the errors of those that were not, and what the store's health was told."""
+    committed, refused, failures = [], [], []
+    with replaced(UnsyncedCalls()):
+        opened = table(directory, which, failures)
+        commit(opened, 1)
+    with replaced(calls):
+        for number in range(2, COMMITS + 1):
+            try:
+                commit(opened, number)
+                committed.append(number)
+            except StoreError as error:
+                refused.append(error)
+    return committed, refused, failures
+
+
+if __name__ == "__main__":
+    progress_module._FOLD_BYTES = in_flight_module._REWRITE_BYTES = REWRITE_BYTES  # type: ignore[misc]
+    folder, which, kind, nth, error = sys.argv[1:]
+    faulty = FaultyCalls(kind, int(nth), int(error), real=UnsyncedCalls())
+    with contextlib.redirect_stderr(None):
+        committed, refused, failures = write(Path(folder), which, faulty)
+    print(int(faulty.failed), committed[-1] if committed else 1, len(refused), len(failures), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
