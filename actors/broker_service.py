@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import socket
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from raymq.actors.core import producer_history
 from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
-from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.groups import GRACE_SECONDS, GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.name_server import HEARTBEAT_SECONDS
 from raymq.actors.core.statistics import Statistics
@@ -61,6 +60,7 @@ from raymq.actors.wire.invoke import InvokeDoor
 from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
+from raymq.storage.clock import boottime
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
@@ -114,7 +114,9 @@ class BrokerService:
         self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
         self._producers_saved_to = -1
         producer_history.restore(self.core.producers, store, self._producers_file)
-        self.groups = GroupTable(time.monotonic)
+        if identity.epoch > 1:
+            self.core.locks.rest(GRACE_SECONDS)
+        self.groups = GroupTable(boottime)
         self.polls = LongPolls(self._loop.time)
         self.core.on_arrival = self.polls.arrived
         self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 from raymq.actors.core.key_values import ORDER_TOPICS, KeyValues
@@ -21,6 +20,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server, ServerConnection, bind
 from raymq.actors.wire.tls import server_context
 from raymq.storage import json_file
+from raymq.storage.clock import boottime
 
 _SWEEP_SECONDS = 0.5
 
@@ -31,7 +31,7 @@ class NameServerService:
     def __init__(self, spec: NameServerSpec, port: int) -> None:
         """Raises StoreCorrupt if its entries or settings cannot be read."""
         self.address = f"{spec.host}:{port}"
-        self.table = RouteTable(time.monotonic)
+        self.table = RouteTable(boottime)
         self._tells_order = False
         files = Path(spec.directory) / f"name-server-{spec.index}"
         self._entries = KeyValues(files.with_suffix(".kv.json"))

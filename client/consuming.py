@@ -15,7 +15,6 @@ from typing import Any
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.core.locks import LEASE_SECONDS
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, RayMQError
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
@@ -33,11 +32,12 @@ from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
-from raymq.client.queue_locks import RENEW_SECONDS, QueueLocks
+from raymq.client.queue_locks import QueueLocks
 from raymq.client.rebalance import strategy_named
 from raymq.client.received import received, received_one
 from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
+from raymq.storage.clock import boottime
 from raymq.storage.errors import StoreCorrupt
 
 REBALANCE_SECONDS = 20.0
@@ -73,7 +73,7 @@ class Consuming:
             consume_type="CONSUME_PASSIVELY",
             model=settings.model.value,
             start=settings.consume_from.value,
-            clock=time.monotonic,
+            clock=boottime,
             retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
             owners=self._sticky,
         )
@@ -87,12 +87,12 @@ class Consuming:
             send_back=SendBack(mq, settings.group),
             on_room=self._has_room,
             run_aside=mq.run_aside,
+            gate=self._locks if self._locking else None,
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
         #: Queues that went away with their broker, before it knew how far they were done.
         self._unsaved: dict[MessageQueue, ProcessQueue] = {}
-        self._locked_at: dict[MessageQueue, float] = {}
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._fetchers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
@@ -117,7 +117,7 @@ class Consuming:
         self._spawn(self._repeat(_COMMIT_SECONDS, self._begin_commits))
         self._spawn(self._repeat(min(_TICK_SECONDS, self._settings.consume_timeout), self._expire_calls))
         if self._locking:
-            self._spawn(self._repeat(RENEW_SECONDS, self._renew_locks))
+            self._spawn(self._locks.keep(lambda: self._queues, self._heard_of_locks))
 
     async def stop(self, timeout: float) -> None:
         """Let running listeners end (at most `timeout` seconds), commit, leave the group."""
@@ -186,8 +186,7 @@ class Consuming:
         new = mine - set(self._queues)
         may_take = {queue for queue in new if queue not in self._leaving}
         if self._locking and may_take:
-            may_take, _ = await self._locks.lock(may_take)
-            self._locked_at |= dict.fromkeys(may_take, time.monotonic())
+            may_take = await self._locks.lock(may_take)
         taken = await asyncio.gather(*(self._take(queue) for queue in sorted(may_take)))
         self._wake_fetchers({queue.broker for queue in mine})
         return settled and all(taken) and may_take == new
@@ -209,32 +208,34 @@ class Consuming:
         return True
 
     async def _let_go(self, queue: MessageQueue) -> None:
+        if self._locking:  # the next owner must not begin while a call of ours runs
+            self._let_go_later(queue)
+        else:
+            process = self._queues.pop(queue)
+            self.delivery.drop(queue)
+            await self._commit_last(process)
+
+    def _let_go_later(self, queue: MessageQueue) -> None:
         process = self._queues.pop(queue)
         self.delivery.drop(queue)
-        if self._locking:  # the next owner must not begin while a call of ours runs
-            task = asyncio.get_running_loop().create_task(self._hand_over(process))
-            self._leaving[queue] = task
-            task.add_done_callback(lambda _: self._leaving.pop(queue, None))
-        else:
-            await self._commit_last(process)
+        task = asyncio.get_running_loop().create_task(self._hand_over(process))
+        self._leaving[queue] = task
+        task.add_done_callback(lambda _: self._leaving.pop(queue, None))
 
     async def _hand_over(self, process: ProcessQueue) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LET_GO_SECONDS):
                 await self.delivery.idle(process.queue)
         await self._commit_last(process)
-        self._locked_at.pop(process.queue, None)
         await self._locks.unlock([process.queue])
 
-    async def _renew_locks(self) -> None:
-        now = time.monotonic()
-        held, refused = await self._locks.lock(self._queues)
-        self._locked_at |= dict.fromkeys(held, now)
-        expired = {queue for queue in self._queues if now - self._locked_at[queue] > LEASE_SECONDS}
-        for queue in (refused | expired) & set(self._queues):
+    def _heard_of_locks(self, kept: set[MessageQueue], lost: set[MessageQueue]) -> None:
+        """Locks were renewed, and others were not: somebody else may have had those queues."""
+        for queue in lost & set(self._queues):
             _log.warning("the lock of %s is lost", queue)
-            await self._let_go(queue)
+            self._let_go_later(queue)
             self._rebalance_now.set()
+        self.delivery.gate_opened(kept)
 
     # -- fetching -------------------------------------------------------------------------------------------------
 

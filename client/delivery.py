@@ -17,8 +17,9 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
@@ -49,8 +50,20 @@ class _Call:
     probe: bool
     started: float | None = None
     abandoned: bool = False
+    #: It was not begun, since the gate was shut by then; set by its thread.
+    barred: bool = False
     #: Done when it has ended, for who waits for it.
     over: asyncio.Future[None] | None = None
+
+
+class Gate(Protocol):
+    """Whether the calls of a queue may begin, asked before each of them: an ordered consumer's locks."""
+
+    def may_begin(self, queue: MessageQueue) -> bool:
+        """Any thread may ask."""
+
+    def want(self, queue: MessageQueue) -> None:
+        """On the loop: a call waits; `Delivery.gate_opened` is called when it may begin."""
 
 
 class Delivery:
@@ -61,6 +74,7 @@ class Delivery:
             back only when that has succeeded or cannot any more.
         on_room: called with a queue that `waits_for_room` when it has some.
         run_aside: lets the loop's thread make a call by itself, if it can (`EventLoopThread.run_aside`).
+        gate: has to let each call pass; None: nothing does.
     """
 
     def __init__(
@@ -71,11 +85,13 @@ class Delivery:
         send_back: Callable[[ReceivedMessage, int], Awaitable[bool]],
         on_room: Callable[[ProcessQueue], None],
         run_aside: Callable[[Callable[[], None]], bool] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._settings = settings
         self._runner = runner
         self._send_back = send_back
         self._on_room = on_room
+        self._gate = gate
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run)
@@ -167,9 +183,15 @@ class Delivery:
         while self._ended:
             call, levels = self._ended.popleft()
             if levels is None:
-                self._end(call)
+                self._not_begun(call)
             elif not call.abandoned:
                 self._finish(call, levels)
+        self._pump()
+
+    def gate_opened(self, queues: Iterable[MessageQueue]) -> None:
+        """The gate lets calls of these queues begin again."""
+        for lane in [self._lanes[queue] for queue in queues if queue in self._lanes]:
+            self._take_turn(lane)
         self._pump()
 
     def pause(self) -> None:
@@ -217,7 +239,10 @@ class Delivery:
         if wait is None or lane.process.dropped:
             return
         if wait <= 0:
-            self._turns[lane.process] = lane
+            if self._gate is None or self._gate.may_begin(lane.process.queue):
+                self._turns[lane.process] = lane
+            else:
+                self._gate.want(lane.process.queue)
         else:
             self._loop.call_later(wait, self._wake, lane)
 
@@ -267,7 +292,11 @@ class Delivery:
         """On a thread of its own, or beside the loop."""
         levels: Levels | None = None
         # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
-        if not (call.lane.process.dropped or self._stopping) and threading.main_thread().is_alive():
+        if call.lane.process.dropped or self._stopping or not threading.main_thread().is_alive():
+            pass
+        elif self._gate is not None and not self._gate.may_begin(call.lane.process.queue):
+            call.barred = True
+        else:
             call.started = self._clock()
             levels = self._runner.call(call.messages)
             self._pace.took(self._clock() - call.started)
@@ -302,6 +331,12 @@ class Delivery:
         if lane is not None and lane is not call.lane and lane.blocked:
             lane.blocked = False
             self._take_turn(lane)
+
+    def _not_begun(self, call: _Call) -> None:
+        self._end(call)
+        if call.barred and not call.lane.process.dropped:
+            call.lane.put_back(call.messages)
+            self._take_turn(call.lane)
 
     def _finish(self, call: _Call, levels: Levels) -> None:
         self._end(call)

@@ -37,6 +37,7 @@ from raymq.client.membership import Membership
 from raymq.client.message import ReceivedMessage
 from raymq.client.receipt import Receipt
 from raymq.client.subscription import SqlWanted, TagFilter
+from raymq.storage.clock import boottime
 from raymq.storage.record import decode
 
 _TICK_SECONDS = 1.0
@@ -77,7 +78,7 @@ class Popping:
             consume_type="CONSUME_POP",
             model="CLUSTERING",
             start="CONSUME_FROM_FIRST_OFFSET",
-            clock=time.monotonic,
+            clock=boottime,
         )
         self._turn = itertools.count()
         self._notifications: dict[Source, asyncio.Task[None]] = {}

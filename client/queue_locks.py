@@ -1,58 +1,113 @@
 """The locks of an ordered consumer: a queue belongs to one member at a time, by a lease that its broker keeps.
 
-Runs on the connection's event loop.
+Runs on the connection's event loop, `may_begin` apart. How long a lock is trusted, `raymq.client.lock_table` says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import lock as wire_lock
 from raymq.client.connection import Connection
 from raymq.client.fetching import address_of
+from raymq.client.lock_table import Grant, LockTable
+from raymq.storage.clock import boottime
 
-#: Leases last 60 s (`raymq.actors.core.locks`) and are renewed this often.
-RENEW_SECONDS = 20.0
 _REQUEST_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
 
 
 class QueueLocks:
-    """The locks of one member of one group."""
+    """The locks of one member of one group. It is the gate of the calls that `Delivery` begins."""
 
     def __init__(self, mq: Connection, client_id: str, group: str) -> None:
         self._mq = mq
         self._client_id = client_id
         self._group = group
+        self._table = LockTable(boottime)
+        self._wanted = asyncio.Event()
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+        #: Any thread: whether a call with messages of a queue may begin now.
+        self.may_begin = self._table.may_begin
 
-    async def lock(self, queues: Iterable[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """Take, or renew, the locks of `queues`: those that are held now, and those that their broker refused.
+    def want(self, queue: MessageQueue) -> None:
+        """A call waits for its queue's lock; `keep` tells when it may begin."""
+        self._table.want(queue)
+        self._wanted.set()
 
-        A queue in neither is of a broker that did not answer; its lease, if there was one, still runs.
-        """
-        answers = await asyncio.gather(*(self._lock(*each) for each in _by_broker(queues)))
-        held = {queue for granted, _ in answers for queue in granted}
-        return held, {queue for _, refused in answers for queue in refused}
+    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Take the locks of `queues`: those that are held now."""
+        answers = await asyncio.gather(*(self._ask(*each) for each in _by_broker(queues)))
+        held = {queue: grant for grants in answers if grants is not None for queue, grant in grants.items()}
+        for queue, grant in held.items():
+            self._table.granted(queue, grant)
+        return set(held)
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Give the locks back; where that fails, the lease ends by itself."""
-        await asyncio.gather(*(self._unlock(*each) for each in _by_broker(queues)))
+        for queue in (given := list(queues)):
+            self._table.forget(queue)
+        await asyncio.gather(*(self._unlock(*each) for each in _by_broker(given)))
 
-    async def _lock(self, broker: str, queues: list[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue]]:
+    async def keep(
+        self,
+        owned: Callable[[], Collection[MessageQueue]],
+        heard: Callable[[set[MessageQueue], set[MessageQueue]], None],
+    ) -> None:
+        """Renew the locks of the queues in `owned()`, without end.
+
+        Args:
+            heard: told which locks were renewed, so that their calls may begin, and which are lost.
+        """
+        try:
+            while True:
+                if ended := self._table.ended(owned()):
+                    heard(set(), ended)
+                due = self._table.due(owned())
+                self._table.tried(due)
+                for broker, queues in _by_broker(due):
+                    if broker not in self._renewals:  # one that hangs holds up no other
+                        task = asyncio.get_running_loop().create_task(self._renew(broker, queues, heard))
+                        self._renewals[broker] = task
+                        task.add_done_callback(lambda _, broker=broker: self._renewals.pop(broker))  # type: ignore[misc]
+                self._wanted.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._table.seconds_until_due(owned())):
+                        await self._wanted.wait()
+        finally:
+            for task in self._renewals.values():
+                task.cancel()
+
+    async def _renew(
+        self,
+        broker: str,
+        queues: list[MessageQueue],
+        heard: Callable[[set[MessageQueue], set[MessageQueue]], None],
+    ) -> None:
+        grants = await self._ask(broker, queues)
+        if grants is not None:
+            kept = {queue for queue, grant in grants.items() if self._table.granted(queue, grant)}
+            heard(kept, set(queues) - kept)
+
+    async def _ask(self, broker: str, queues: list[MessageQueue]) -> dict[MessageQueue, Grant] | None:
+        """What a broker gives of these locks; None if it does not answer."""
         try:
             address = await address_of(self._mq, queues[0].topic, broker)
+            connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
             command = wire_lock.lock_command(self._client_id, self._group, queues)
-            held = set(wire_lock.read_locked(await self._mq.pool.request(address, command, _REQUEST_SECONDS)))
+            asked_at = boottime()
+            terms = wire_lock.read_terms(await connection.request(command, _REQUEST_SECONDS))
         except RayMQError as error:
             _log.debug("locks at %s: %s", broker, error)
-            return set(), set()
-        return held & set(queues), set(queues) - held
+            return None
+        return {queue: Grant(asked_at, terms[queue], connection) for queue in queues if queue in terms}
 
     async def _unlock(self, broker: str, queues: list[MessageQueue]) -> None:
         try:

@@ -42,6 +42,7 @@ from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage import producer_sequence
 from raymq.storage import properties as names
 from raymq.storage.checking import Single
+from raymq.storage.clock import boottime
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.json_file import DataVersion
 from raymq.storage.record import Record, decode
@@ -64,7 +65,7 @@ def _nobody_waits(_: Sequence[tuple[str, int]]) -> None:
 
 
 class BrokerCore:
-    """One broker over its open store. `clock` is wall time in seconds, `monotonic` measures leases."""
+    """One broker over its open store. `clock` is wall time in seconds, `elapsed` measures leases."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class BrokerCore:
         auto_create_topics: bool = False,
         limits: AdmissionLimits | None = None,
         clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        elapsed: Callable[[], float] = boottime,
     ) -> None:
         self.name = name
         self.store = store
@@ -87,7 +88,7 @@ class BrokerCore:
         self.timers = Timers(name, store, clock, self._append)
         self.recall = Recall(name, store, self.timers, clock, self._append).recall
         self.dead_letters = DeadLetters(store, self.ensure_group, self._append)
-        self.locks = QueueLocks(monotonic)
+        self.locks = QueueLocks(elapsed)
         self.group_settings = GroupSettings(store, self.ensure_group)
         self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)

@@ -79,7 +79,7 @@ class Gone:
 
 @dataclass(slots=True)
 class GroupTable:
-    """All clients of a broker. `clock` is monotonic seconds; connections are any hashable objects."""
+    """All clients of a broker. `clock` is seconds that nobody sets; connections are any hashable objects."""
 
     clock: Callable[[], float]
     _clients: dict[str, Client] = field(default_factory=dict)

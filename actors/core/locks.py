@@ -2,11 +2,19 @@
 
 A lock belongs to a client id of a group. It lasts `LEASE_SECONDS` from the last time it was asked for, and ends at once
 when the client gives it back, leaves its group or is forgotten by the broker.
+
+Each time a lock passes to a client it has a term, a number that it never had before. A client that is given its lock
+again, and sees another term, knows that somebody else may have had the queue meanwhile.
+
+Locks are kept in memory. A broker that was here before may have given some that are still trusted, so nobody is given
+one until they have run out (`rest`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 LEASE_SECONDS = 60.0
@@ -15,29 +23,50 @@ LEASE_SECONDS = 60.0
 Queue = tuple[str, int]
 
 
+def _terms() -> Iterator[int]:
+    """Numbers that no other life of a broker has given."""
+    return itertools.count(secrets.randbits(60))
+
+
 @dataclass(slots=True)
 class _Lock:
     client_id: str
     expires_at: float
+    term: int
 
 
 @dataclass(slots=True)
 class QueueLocks:
-    """The locks of one broker's queues. `clock` is monotonic seconds."""
+    """The locks of one broker's queues. `clock` is seconds that nobody sets."""
 
     clock: Callable[[], float]
     _groups: dict[str, dict[Queue, _Lock]] = field(default_factory=dict)
+    _terms: Iterator[int] = field(default_factory=_terms)
+    _rests_until: float = 0.0
 
-    def lock(self, group: str, client_id: str, queues: Iterable[Queue]) -> set[Queue]:
-        """Take or renew what is free or the client's own; those of `queues` that it holds now."""
+    def rest(self, seconds: float) -> None:
+        """Give no lock for so long: those of an earlier life of this broker may be trusted until then."""
+        self._rests_until = self.clock() + seconds
+
+    @property
+    def rest_seconds(self) -> float:
+        """How long who asks for a lock has to wait; 0: not at all."""
+        return max(0.0, self._rests_until - self.clock())
+
+    def lock(self, group: str, client_id: str, queues: Iterable[Queue]) -> dict[Queue, int]:
+        """Take or renew what is free or the client's own; those of `queues` that it holds now, and their terms."""
         now = self.clock()
         locks = self._groups.setdefault(group, {})
-        held = set()
+        held = {}
         for queue in queues:
             known = locks.get(queue)
-            if known is None or known.client_id == client_id or known.expires_at <= now:
-                locks[queue] = _Lock(client_id, now + LEASE_SECONDS)
-                held.add(queue)
+            if known is not None and known.client_id == client_id:
+                known.expires_at = now + LEASE_SECONDS
+            elif known is None or known.expires_at <= now:
+                known = locks[queue] = _Lock(client_id, now + LEASE_SECONDS, next(self._terms))
+            else:
+                continue
+            held[queue] = known.term
         if not locks:
             del self._groups[group]
         return held
@@ -74,3 +103,5 @@ class QueueLocks:
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
         assert all(self._groups.values()), "a group without locks stays listed"
+        terms = [lock.term for locks in self._groups.values() for lock in locks.values()]
+        assert len(terms) == len(set(terms)), "two locks have one term"

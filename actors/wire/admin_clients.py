@@ -24,6 +24,7 @@ from raymq.actors.wire.headers.admin import (
 )
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.storage import message_id as message_ids
+from raymq.storage.clock import boottime
 
 #: How long a client may take to answer what is passed on to it (RocketMQ's 10 s).
 CLIENT_SECONDS = 10.0
@@ -142,7 +143,7 @@ def _producer_object(member: Membership) -> dict[str, Any]:
     return {
         "clientId": client.client_id,
         "language": client.language,
-        "lastUpdateTimestamp": int((time.time() - (time.monotonic() - member.last_seen)) * 1000),
+        "lastUpdateTimestamp": int((time.time() - (boottime() - member.last_seen)) * 1000),
         "remoteIP": _address(client),
         "version": client.version or VERSION,
     }

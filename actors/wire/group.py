@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from raymq.actors.core.filters import ALL, TAG, Subscription, filter_of
-from raymq.actors.core.groups import Consumer
+from raymq.actors.core.groups import Consumer, GroupTable
 from raymq.actors.errors import GroupNotFound, InvalidInput
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
@@ -90,6 +90,12 @@ def read_owners(answer: Command) -> dict[MessageQueue, str]:
     return {MessageQueue(topic, broker, queue_id): owner for topic, broker, queue_id, owner in told}
 
 
+def greet(groups: GroupTable, client_id: str, connection: ServerConnection, request: Command) -> None:
+    """A client said over this connection that it lives: from now on the broker sees when the connection ends."""
+    if groups.greet(client_id, connection, request.language, request.version):
+        connection.on_close.append(partial(groups.connection_closed, connection))
+
+
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     return {**_membership(context), **_questions(context)}
@@ -106,8 +112,7 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
         strict = HeartBeat.read(request).strict
         consumers = [_consumer(told, data) for told in _objects(data, "consumerDataSet")]
         producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
-        if groups.greet(client_id, connection, request.language, request.version):
-            connection.on_close.append(partial(groups.connection_closed, connection))
+        greet(groups, client_id, connection, request)
         for group in filter(None, producers):
             groups.produce(client_id, group)
         new_retry_topics = []

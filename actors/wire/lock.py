@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
@@ -12,13 +13,14 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.group import greet
 from raymq.actors.wire.json_body import answer, queue_object, read_object
 from raymq.actors.wire.server import Handler, ServerConnection
 
 
 def lock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -> Command:
     """LOCK_BATCH_MQ: take or renew the locks of queues of one broker."""
-    return Command(RequestCode.LOCK_BATCH_MQ, body=_body(client_id, group, queues))
+    return Command(RequestCode.LOCK_BATCH_MQ, body=_body(client_id, group, queues, raymqTerms=True))
 
 
 def unlock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -> Command:
@@ -32,15 +34,34 @@ def read_locked(answer: Command) -> list[MessageQueue]:
     return [MessageQueue(each["topic"], each["brokerName"], each["queueId"]) for each in held]
 
 
+def read_terms(answer: Command) -> dict[MessageQueue, int]:
+    """As `read_locked`, with the term of each lock: see `raymq.actors.core.locks`."""
+    return dict(zip(read_locked(answer), json.loads(bytes(answer.body))["raymqTerms"], strict=True))
+
+
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     locks = context.core.locks
 
-    def lock(_: ServerConnection, request: Command) -> Command:
-        group, client_id, queues = _read(read_object(request.body))
-        held = locks.lock(group, client_id, [(queue.topic, queue.queue_id) for queue in queues])
-        granted = [queue_object(queue) for queue in queues if (queue.topic, queue.queue_id) in held]
-        return answer(request, {"lockOKMQSet": granted})
+    def lock(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        told = read_object(request.body)
+        group, client_id, queues = _read(told)
+        # A lock falls with the client's last connection, so the broker has to know the one that this came over.
+        greet(context.groups, client_id, connection, request)
+
+        def give() -> Command:
+            held = locks.lock(group, client_id, [(queue.topic, queue.queue_id) for queue in queues])
+            granted = [queue for queue in queues if (queue.topic, queue.queue_id) in held]
+            body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
+            if told.get("raymqTerms"):
+                body["raymqTerms"] = [held[queue.topic, queue.queue_id] for queue in granted]
+            return answer(request, body)
+
+        async def give_later() -> Command:
+            await asyncio.sleep(locks.rest_seconds)
+            return give()
+
+        return give_later() if locks.rest_seconds > 0 else give()
 
     def unlock(_: ServerConnection, request: Command) -> Command:
         group, client_id, queues = _read(read_object(request.body))
@@ -50,9 +71,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return {RequestCode.LOCK_BATCH_MQ: lock, RequestCode.UNLOCK_BATCH_MQ: unlock}
 
 
-def _body(client_id: str, group: str, queues: Iterable[MessageQueue]) -> bytes:
+def _body(client_id: str, group: str, queues: Iterable[MessageQueue], **ours: bool) -> bytes:
     told = [queue_object(queue) for queue in queues]
-    body = {"clientId": client_id, "consumerGroup": group, "mqSet": told, "onlyThisBroker": False}
+    body = {"clientId": client_id, "consumerGroup": group, "mqSet": told, "onlyThisBroker": False, **ours}
     return json.dumps(body).encode()
 
 

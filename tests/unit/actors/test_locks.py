@@ -25,22 +25,22 @@ def locks(clock: FakeClock) -> Iterator[QueueLocks]:
 
 
 def test_only_what_is_free_is_given(locks: QueueLocks) -> None:
-    assert locks.lock("g", "x", [Q0, Q1]) == {Q0, Q1}
-    assert locks.lock("g", "y", [Q1, Q2]) == {Q2}
-    assert locks.lock("h", "y", [Q0]) == {Q0}, "another group has locks of its own"
+    assert set(locks.lock("g", "x", [Q0, Q1])) == {Q0, Q1}
+    assert set(locks.lock("g", "y", [Q1, Q2])) == {Q2}
+    assert set(locks.lock("h", "y", [Q0])) == {Q0}, "another group has locks of its own"
     assert [locks.holder("g", *queue) for queue in (Q0, Q1, Q2)] == ["x", "x", "y"]
 
 
 def test_asking_again_renews(locks: QueueLocks, clock: FakeClock) -> None:
     locks.lock("g", "x", [Q0])
     clock.advance(LEASE_SECONDS - 1)
-    assert locks.lock("g", "x", [Q0]) == {Q0}
+    assert set(locks.lock("g", "x", [Q0])) == {Q0}
     clock.advance(LEASE_SECONDS - 1)
-    assert locks.lock("g", "y", [Q0]) == set()
+    assert set(locks.lock("g", "y", [Q0])) == set()
     clock.advance(1)
     assert locks.holder("g", *Q0) is None
-    assert locks.lock("g", "y", [Q0]) == {Q0}
-    assert locks.lock("g", "x", [Q0]) == set()
+    assert set(locks.lock("g", "y", [Q0])) == {Q0}
+    assert set(locks.lock("g", "x", [Q0])) == set()
 
 
 def test_only_the_holder_gives_back(locks: QueueLocks) -> None:
@@ -71,6 +71,27 @@ def test_a_group_consumes_in_order_while_a_lock_lasts(locks: QueueLocks, clock: 
     assert not locks.any_held("g")
 
 
+def test_a_lock_has_another_term_whenever_it_passes_to_a_client(locks: QueueLocks, clock: FakeClock) -> None:
+    first = locks.lock("g", "x", [Q0, Q1])
+    assert first[Q0] != first[Q1]
+    clock.advance(LEASE_SECONDS + 1)
+    assert locks.lock("g", "x", [Q0]) == {Q0: first[Q0]}, "nobody had it meanwhile"
+    clock.advance(LEASE_SECONDS)
+    locks.lock("g", "y", [Q0])
+    locks.unlock("g", "y", [Q0])
+    assert locks.lock("g", "x", [Q0])[Q0] not in first.values()
+    assert QueueLocks(clock).lock("g", "x", [Q0])[Q0] not in first.values(), "a broker that started anew"
+
+
+def test_a_broker_that_was_here_before_rests_until_its_old_locks_are_over(locks: QueueLocks, clock: FakeClock) -> None:
+    assert locks.rest_seconds == 0
+    locks.rest(2.0)
+    clock.advance(0.5)
+    assert locks.rest_seconds == 1.5
+    clock.advance(2.0)
+    assert locks.rest_seconds == 0
+
+
 def test_nothing_asked_nothing_kept(locks: QueueLocks) -> None:
-    assert locks.lock("g", "x", []) == set()
+    assert set(locks.lock("g", "x", [])) == set()
     locks.unlock("nobody", "x", [Q0])

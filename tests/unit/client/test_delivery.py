@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
+from raymq.actors.protocol import MessageQueue
 from raymq.client.consumer_settings import ConsumerSettings
 from raymq.client.delivery import Delivery
 from raymq.client.listener import Answer, ConsumeResult, ListenerRunner
@@ -177,6 +179,48 @@ def test_stopping_waits_for_what_runs_and_begins_no_more() -> None:
         assert (bench.begun, bench.process.commit_offset) == ([0], 1)
 
     run(scenario)
+
+
+class FakeGate:
+    """Shut for the queues in `shut`."""
+
+    def __init__(self) -> None:
+        self.shut: set[MessageQueue] = set()
+        self.wanted: list[MessageQueue] = []
+
+    def may_begin(self, queue: MessageQueue) -> bool:
+        return queue not in self.shut
+
+    def want(self, queue: MessageQueue) -> None:
+        self.wanted.append(queue)
+
+
+@pytest.mark.parametrize("shut_when", ["before it arrives", "when it is handed over to a thread"])
+def test_a_call_whose_lock_is_not_to_be_trusted_waits_and_is_made_once(shut_when: str) -> None:
+    """Fault 13.19: it is looked at right before the call, whatever was known when it was handed over."""
+
+    async def scenario(bench: Bench) -> None:
+        gate = bench.delivery._gate = FakeGate()
+        other = MessageQueue("t", "b", 1)
+        process = bench.delivery.open(other, 0)
+        bench.add(0)  # occupies the only thread
+        if shut_when == "before it arrives":
+            gate.shut.add(other)
+        bench.delivery.add(process, [replace(message(5), queue=other)], [10])
+        gate.shut.add(other)
+        bench.end_a_call()
+        await turns()
+        if shut_when != "before it arrives":
+            await asyncio.to_thread(bench._ended.acquire, timeout=SECONDS)
+            await turns()
+        assert (bench.begun, process.ready, gate.wanted) == ([0], 1, [other])
+        gate.shut.clear()
+        bench.delivery.gate_opened({other})
+        bench.end_a_call()
+        bench.delivery.settle()
+        assert (bench.begun, process.in_flight) == ([0, 5], 0)
+
+    run(scenario, ordered=True)
 
 
 # -- beside the loop -----------------------------------------------------------------------------------------------

@@ -1,0 +1,195 @@
+"""A queue is in one ordered member's hands at a time, also when its owner's sockets are cut while it lives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from raymq.actors.protocol import TopicRoute
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+)
+from tests.integration.cable import Cable
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True)
+class Call:
+    member: str
+    queue: MessageQueue
+    offset: int
+    begun: float
+    ended: float
+
+
+@dataclass
+class Calls:
+    """Every call of every member, by the clock of this machine."""
+
+    all: list[Call] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def listener(self, member: str) -> object:
+        def listen(messages: list[ReceivedMessage]) -> ConsumeResult:
+            begun = time.monotonic()
+            time.sleep(0.005)
+            with self._lock:
+                (message,) = messages
+                self.all.append(Call(member, message.queue, message.queue_offset, begun, time.monotonic()))
+            return ConsumeResult.SUCCESS
+
+        return listen
+
+    def since(self, seconds: float, member: str) -> list[Call]:
+        return [call for call in list(self.all) if call.member == member and call.begun >= seconds]
+
+    def by_queue(self) -> dict[MessageQueue, list[Call]]:
+        found: dict[MessageQueue, list[Call]] = {}
+        for call in sorted(self.all, key=lambda call: call.begun):
+            found.setdefault(call.queue, []).append(call)
+        return found
+
+
+class Cut:
+    """A connection to the cluster whose ways to the brokers can be cut."""
+
+    def __init__(self, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._loop = services.loop
+        self._cables: dict[str, Cable] = {}
+        for name, broker in services.brokers.items():
+            host, _, port = broker.address.rpartition(":")
+            self._cables[name] = Cable((host, int(port)))
+            self._loop.run(self._cables[name].start())
+        self.mq = Connection([services.name_server.address])
+        get = self.mq.routes.get
+
+        async def through_the_cables(topic: str, **options: object) -> TopicRoute:
+            route = await get(topic, **options)  # type: ignore[arg-type]
+            return TopicRoute(route.topic, route.queues, {name: self._cables[name].address for name in route.addresses})
+
+        monkeypatch.setattr(self.mq.routes, "get", through_the_cables)
+
+    def cut(self, *, tell_client: bool) -> None:
+        for cable in self._cables.values():
+            self._loop.run(cable.cut(tell_near=tell_client))
+
+    def mend(self) -> None:
+        for cable in self._cables.values():
+            self._loop.run(cable.mend())
+
+    def close(self) -> None:
+        self.mq.close()
+        for cable in self._cables.values():
+            self._loop.run(cable.stop())
+
+
+@pytest.fixture
+def cut(services: Services, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
+    made = Cut(services, monkeypatch)
+    yield made
+    made.close()
+
+
+@contextmanager
+def traffic(mq: Connection, queues: list[MessageQueue]) -> Iterator[dict[MessageQueue, int]]:
+    """Messages to all queues, without end; how many each has."""
+    sent = dict.fromkeys(queues, 0)
+    over = threading.Event()
+
+    def send() -> None:
+        with Producer(mq, "p", timeout=20.0) as producer:
+            while not over.wait(0.02):
+                for queue in queues:
+                    producer.send(Message("t", b"x"), queue=queue)
+                    sent[queue] += 1
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("tell_client", [True, False], ids=["both see it", "only the brokers see it"])
+def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_locks_away(
+    services: Services, mq: Connection, admin: Admin, cut: Cut, tell_client: bool
+) -> None:
+    """Fault 13.19."""
+    del services, admin
+    queues = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
+    calls = Calls()
+    first = PushConsumer(cut.mq, "g", {"t": "*"}, calls.listener("first"), ordered=True)  # type: ignore[arg-type]
+    second = PushConsumer(mq, "g", {"t": "*"}, calls.listener("second"), ordered=True)  # type: ignore[arg-type]
+
+    def taken(member: str, since: float) -> set[MessageQueue]:
+        return {call.queue for call in calls.since(since, member)}
+
+    with traffic(mq, queues) as sent, first, second:
+        began = time.monotonic()
+        poll_until(lambda: len(taken("first", began)) >= 2 and len(taken("second", began)) >= 2, 20)
+        shared = time.monotonic()
+        poll_until(lambda: taken("first", shared) and taken("second", shared), 10)
+        cut.cut(tell_client=tell_client)
+        cut_at = time.monotonic()
+        poll_until(lambda: taken("second", time.monotonic() - 0.5) == set(queues), 30, "the other member takes all")
+        taken_at = time.monotonic()
+        poll_until(lambda: len(calls.since(taken_at, "second")) > 50, 20)
+        cut.mend()
+        mended_at = time.monotonic()
+        poll_until(lambda: len(taken("first", mended_at)) == 2, 40, "it is given its share again")
+        goal = dict(sent)
+        poll_until(lambda: all(any(c.offset >= goal[q] - 1 for c in each) for q, each in calls.by_queue().items()), 30)
+
+    assert not [call for call in calls.since(taken_at, "first") if call.begun < mended_at], "it called while it was cut"
+    for queue, each in calls.by_queue().items():
+        ordered = sorted(each, key=lambda call: call.begun)
+        for earlier, later in pairwise(ordered):
+            assert earlier.ended <= later.begun, f"two calls of {queue} at a time: {earlier}, {later}"
+        offsets = [call.offset for call in ordered]
+        assert set(offsets) >= set(range(goal[queue])), "something is missing"
+        # What its owner had done last, and could not commit any more, comes again, and nothing else does.
+        again = [call for n, call in enumerate(ordered) if call.offset in offsets[:n]]
+        done_last = {call.offset for call in ordered if call.member == "first" and call.begun > cut_at - 2.0}
+        assert {call.offset for call in again} <= done_last
+        assert not [call for call in again if call.begun > mended_at]
+
+
+@pytest.mark.timeout(60)
+def test_a_restarted_broker_gives_no_lock_that_a_member_may_still_trust(services: Services, mq: Connection) -> None:
+    """Locks are in memory: who held one before the restart trusts it for a while."""
+    Admin(mq).create_topic("t", queues=1)
+    services.crash_broker("broker-a")
+    services.start_broker("broker-a")
+    locks = services.brokers["broker-a"].core.locks
+
+    async def rest() -> float:
+        return locks.rest_seconds
+
+    assert services.loop.run(rest()) > 0
+    calls = Calls()
+    with (
+        PushConsumer(mq, "g", {"t": "*"}, calls.listener("only"), ordered=True),  # type: ignore[arg-type]
+        Producer(mq, "p", timeout=20.0) as producer,
+    ):
+        assert services.loop.run(rest()) == 0, "it waited for its lock, and began with it"
+        producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 0))
+        poll_until(lambda: calls.all, 20)

@@ -1,0 +1,114 @@
+"""Which queue locks an ordered member may trust, and which it has to renew: a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from raymq.actors.core.groups import GRACE_SECONDS
+from raymq.actors.core.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.protocol import MessageQueue
+from raymq.client.lock_table import BUSY_RENEW_SECONDS, IDLE_RENEW_SECONDS, TRUST_SECONDS, Grant, LockTable
+from tests.unit.actors.clock import FakeClock
+
+QUEUE, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+
+
+@dataclass
+class FakeLink:
+    is_open: bool = True
+
+
+@pytest.mark.parametrize(
+    ("answered_after", "asked_to_call", "open_", "may"),
+    [
+        (0.0, 0.0, True, True),
+        (0.5, 1.0, True, True),
+        (0.0, TRUST_SECONDS - 0.01, True, True),
+        (0.0, TRUST_SECONDS, True, False),  # the broker may have seen the connection end just after the request
+        (TRUST_SECONDS, TRUST_SECONDS, True, False),  # an answer that took too long: it counts from the request
+        (0.0, 0.1, False, False),  # what is done without a connection will be done again by the next owner
+        (0.0, LEASE_SECONDS * 2, True, False),  # the process was stopped meanwhile
+    ],
+)
+def test_when_a_call_may_begin(answered_after: float, asked_to_call: float, open_: bool, may: bool) -> None:
+    """Fault 13.19: the lock's age and its connection are checked before each call."""
+    clock, link = FakeClock(), FakeLink()
+    table = LockTable(clock)
+    assert not table.may_begin(QUEUE)
+    asked_at = clock()
+    clock.advance(answered_after)
+    table.granted(QUEUE, Grant(asked_at, 1, link))
+    clock.advance(asked_to_call - answered_after)
+    link.is_open = open_
+    assert table.may_begin(QUEUE) is may
+
+
+def test_it_gives_up_before_the_broker_gives_the_lock_away() -> None:
+    assert TRUST_SECONDS < GRACE_SECONDS < LEASE_SECONDS
+    assert 2 * BUSY_RENEW_SECONDS < TRUST_SECONDS, "one lost answer does not stop a member"
+
+
+def test_a_lock_that_another_may_have_had_is_not_the_same() -> None:
+    clock = FakeClock()
+    table, brokers = LockTable(clock), QueueLocks(clock)
+    key = (QUEUE.topic, QUEUE.queue_id)
+
+    def ask() -> bool:
+        return table.granted(QUEUE, Grant(clock(), brokers.lock("g", "me", [key])[key], FakeLink()))
+
+    assert not ask(), "nothing was held before"
+    assert ask()
+    clock.advance(LEASE_SECONDS + 1)
+    assert ask(), "nobody asked for it meanwhile"
+    brokers.forget("me")
+    assert not ask(), "the broker had given it up"
+    assert ask()
+    clock.advance(LEASE_SECONDS)
+    assert brokers.lock("g", "other", [key])
+    brokers.unlock("g", "other", [key])
+    assert not ask(), "another had it"
+
+
+def test_an_older_answer_does_not_make_a_lock_older() -> None:
+    clock, link = FakeClock(), FakeLink()
+    table = LockTable(clock)
+    table.granted(QUEUE, Grant(clock() - 0.1, 1, link))
+    assert table.granted(QUEUE, Grant(clock() - 5.0, 1, link))
+    assert table.may_begin(QUEUE)
+
+
+def test_locks_in_use_are_renewed_often_and_idle_ones_now_and_then() -> None:
+    clock, link = FakeClock(), FakeLink()
+    table = LockTable(clock)
+    both = [QUEUE, OTHER]
+    for queue in both:
+        table.granted(queue, Grant(clock(), 1, link))
+    assert table.due(both) == set()
+    clock.advance(BUSY_RENEW_SECONDS)
+    assert table.due(both) == set(both), "just taken over: in use"
+    table.tried(both)
+    assert table.due(both) == set(), "asked for already"
+    clock.advance(12.0)
+    table.tried(both)
+    assert table.seconds_until_due(both) == IDLE_RENEW_SECONDS
+    clock.advance(5.0)
+    assert not table.may_begin(QUEUE)
+    table.want(QUEUE)
+    assert table.seconds_until_due(both) == 0
+    assert table.due(both) == {QUEUE}
+    assert table.due([OTHER]) == set()
+    clock.advance(IDLE_RENEW_SECONDS)
+    assert table.due(both) == set(both)
+
+
+def test_a_lock_that_was_not_renewed_has_ended() -> None:
+    clock = FakeClock()
+    table = LockTable(clock)
+    table.granted(QUEUE, Grant(clock(), 1, FakeLink()))
+    assert table.ended([QUEUE, OTHER]) == {OTHER}
+    clock.advance(LEASE_SECONDS)
+    assert table.ended([QUEUE]) == {QUEUE}
+    table.forget(QUEUE)
+    assert not table.may_begin(QUEUE)
