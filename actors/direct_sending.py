@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from raymq.actors.core.producing import SendPlan
+from raymq.actors.core.producing import SendPlan, try_seconds
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
@@ -140,4 +140,4 @@ def only(sent: Sent) -> SentOne:
 
 def first_share(terms: Terms) -> float:
     """What the first try may take of the budget, seconds: the rule of `SendPlan.try_timeout`."""
-    return terms.timeout / (1 + terms.retries)
+    return try_seconds(terms.timeout, 1 + terms.retries)

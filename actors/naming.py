@@ -24,6 +24,8 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 #: The model of topics that a first message makes.
 AUTO_CREATE_TOPIC = "TBW102"
+#: The most queues that a topic may have on one broker.
+MAX_QUEUES = 1024
 #: How many queues such a topic gets on each broker (RocketMQ's defaultTopicQueueNums of a producer).
 AUTO_CREATED_QUEUES = 4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from raymq.actors.errors import InvalidInput, MessageNotFound
+from raymq.actors.errors import MessageNotFound
 from raymq.actors.naming import check_topic
 from raymq.actors.wire import query as wire_query
-from raymq.client import asking
+from raymq.client import arguments, asking
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.timestamps import FAR_FUTURE_MS, milliseconds
@@ -19,7 +19,7 @@ _COPIES = 32
 
 async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
     """The one at the place that the id names."""
-    host, port, physical_offset = message_ids.decode(message_id)
+    host, port, physical_offset = message_ids.decode(arguments.text("message_id", message_id))
     address = f"{host}:{port}"
     answer = await mq.pool.request(address, wire_query.view_command(physical_offset), asking.REQUEST_SECONDS)
     masters = (await mq.routes.cluster()).masters
@@ -39,8 +39,7 @@ async def by_key(
     mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int
 ) -> list[ReceivedMessage]:
     """The newest ones, newest first."""
-    if limit < 1:
-        raise InvalidInput("limit", "at least 1", limit)
+    arguments.whole("limit", limit, 1)
     found = await _query(mq, topic, key, begin, end, limit, unique=False)
     return [message for message in found if key in message.keys][:limit]
 
@@ -49,6 +48,7 @@ async def _query(
     mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int, *, unique: bool
 ) -> list[ReceivedMessage]:
     check_topic(topic)
+    arguments.text("unique_key" if unique else "key", key)
     begin_ms = 0 if begin is None else milliseconds("begin", begin) // 1000 * 1000
     end_ms = FAR_FUTURE_MS if end is None else milliseconds("end", end) // 1000 * 1000 + 999
     addresses = (await mq.routes.get(topic)).addresses

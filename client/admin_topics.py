@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.naming import check_sendable, check_topic, is_system_topic, reply_topic
+from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, MessageQueue
 from raymq.actors.wire import admin as wire_admin
-from raymq.client import asking
+from raymq.client import arguments, asking
 from raymq.client.connection import Connection
 from raymq.client.results import QueueStats
 
@@ -16,9 +16,30 @@ from raymq.client.results import QueueStats
 async def create(mq: Connection, topic: str, queues: int, *, ordered: bool) -> None:
     """On every broker."""
     check_sendable(topic)
+    arguments.whole("queues", queues, 1, MAX_QUEUES)
+    arguments.flag("ordered", ordered)
     command = partial(wire_admin.create_topic_command, topic, queues, ordered=ordered)
     asking.unless_refused(await asking.ask_all(mq, command))
     mq.routes.forget(topic)
+
+
+def check_change(
+    topic: str,
+    *,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: int | None,
+    ordered: bool | None,
+) -> None:
+    """Raise InvalidInput if no topic could be changed so."""
+    check_sendable(topic)
+    for field, queues in (("read_queues", read_queues), ("write_queues", write_queues)):
+        if queues is not None:
+            arguments.whole(field, queues, 1, MAX_QUEUES)
+    if permission is not None and permission not in (0, PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE):
+        raise InvalidInput("permission", "a sum of 4 (read) and 2 (write)", permission)
+    if ordered is not None:
+        arguments.flag("ordered", ordered)
 
 
 async def update(
@@ -31,9 +52,7 @@ async def update(
     ordered: bool | None,
 ) -> None:
     """On every broker that has the topic, each from what it has there."""
-    check_sendable(topic)
-    if permission is not None and permission not in (0, PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE):
-        raise InvalidInput("permission", "a sum of 4 (read) and 2 (write)", permission)
+    check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
     known = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_config_command, topic))
     addresses = (await mq.routes.get(topic)).addresses
     for broker, answer in known.items():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
+from raymq.client import arguments
 from raymq.client.offsets import ConsumeFrom
 from raymq.client.process_queue import MAX_MESSAGES
 from raymq.client.rebalance import strategy_named
@@ -17,6 +18,8 @@ from raymq.client.trace import Trace
 #: What an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
 LEAST_RETRY_SECONDS = 0.01
 MOST_RETRY_SECONDS = 30.0
+#: More threads of one consumer are surely a mistake.
+MOST_THREADS = 10_000
 
 
 class MessageModel(enum.Enum):
@@ -57,23 +60,25 @@ class ConsumerSettings:
             raise TypeError("model must be a MessageModel")
         if not isinstance(self.consume_from, ConsumeFrom):
             raise TypeError("consume_from must be a ConsumeFrom")
-        if self.consume_from is ConsumeFrom.TIMESTAMP and self.consume_timestamp is None:
+        if self.consume_timestamp is not None:
+            arguments.timestamp("consume_timestamp", self.consume_timestamp)
+        elif self.consume_from is ConsumeFrom.TIMESTAMP:
             raise InvalidInput("consume_timestamp", "seconds since the epoch with ConsumeFrom.TIMESTAMP", None)
-        for name, least in (("threads", 1), ("batch_size", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise InvalidInput(name, f"a whole number, at least {least}", value)
-        limit = self.max_reconsume_times
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise InvalidInput("max_reconsume_times", "None, or a whole number, at least 0", limit)
+        arguments.whole("threads", self.threads, 1, MOST_THREADS)
+        arguments.whole("batch_size", self.batch_size, 1)
+        if self.max_reconsume_times is not None:
+            arguments.whole("max_reconsume_times", self.max_reconsume_times, 0)
         strategy_named(self.strategy)
-        if not self.consume_timeout > 0:
-            raise InvalidInput("consume_timeout", "more than 0 seconds", self.consume_timeout)
-        if not LEAST_RETRY_SECONDS <= self.ordered_retry_interval <= MOST_RETRY_SECONDS:
-            allowed = f"{LEAST_RETRY_SECONDS}..{MOST_RETRY_SECONDS} seconds"
-            raise InvalidInput("ordered_retry_interval", allowed, self.ordered_retry_interval)
-        if self.rate_limit is not None and not self.rate_limit > 0:
-            raise InvalidInput("rate_limit", "None, or more than 0 messages per second", self.rate_limit)
+        arguments.duration("consume_timeout", self.consume_timeout, above=True)
+        least, most = LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS
+        interval = self.ordered_retry_interval
+        arguments.number("ordered_retry_interval", interval, f"{least}..{most} seconds", least=least, most=most)
+        if self.rate_limit is not None:
+            arguments.per_second("rate_limit", self.rate_limit)
+        for name in ("ordered", "park_failed_keys"):
+            arguments.flag(name, getattr(self, name))
+        if self.trace is not None and not callable(self.trace):
+            raise InvalidInput("trace", "None, or something to call with each event", self.trace)
         if self.on_outage not in (None, "pause"):
             raise InvalidInput("on_outage", 'None or "pause"', self.on_outage)
         if self.park_failed_keys and not self.ordered:

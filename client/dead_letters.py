@@ -13,6 +13,7 @@ from raymq.actors.errors import InvalidInput, TopicNotFound
 from raymq.actors.naming import dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
 from raymq.actors.wire.dead_letters import read_redriven, redrive_command
+from raymq.client import arguments
 from raymq.client.admin_groups import check_exists
 from raymq.client.connection import Connection
 from raymq.client.fetching import CHUNK_BYTES, address_of, fetch, patiently
@@ -75,8 +76,7 @@ async def read(mq: Connection, group: str, limit: int | None = None) -> AsyncGen
 
 async def first(mq: Connection, group: str, limit: int) -> list[DeadMessage]:
     """See `Admin.dlq_list`."""
-    if limit < 1:
-        raise InvalidInput("limit", "at least 1", limit)
+    arguments.whole("limit", limit, 1)
     await check_exists(mq, group)
     found = [message async for message in read(mq, group, limit)]
     return sorted(found, key=lambda message: (message.dead_at, message.queue, message.queue_offset))[:limit]
@@ -112,10 +112,12 @@ async def redrive(
     mq: Connection, group: str, ids: Iterable[str] | None, rate: float | None, *, dry_run: bool, force: bool
 ) -> RedriveResult:
     """See `Admin.dlq_redrive`. Of a message that died several times its newest entry counts."""
-    await check_exists(mq, group)
     wanted = None if ids is None else _checked(ids)
-    if rate is not None and not rate > 0:
-        raise InvalidInput("rate", "more than 0 messages per second", rate)
+    if rate is not None:
+        arguments.per_second("rate", rate)
+    arguments.flag("dry_run", dry_run)
+    arguments.flag("force", force)
+    await check_exists(mq, group)
     entries: dict[str, DeadMessage] = {}
     async for message in read(mq, group):
         known = entries.get(message.message_id)
@@ -146,4 +148,6 @@ async def _redrive_part(
 def _checked(ids: Iterable[str]) -> list[str]:
     if isinstance(ids, str):
         raise TypeError("ids must be a list of message ids, not one str")
-    return list(dict.fromkeys(each.upper() for each in ids))
+    if not isinstance(ids, Iterable):
+        raise InvalidInput("ids", "None, or a list of message ids", ids)
+    return list(dict.fromkeys(arguments.text("ids", each).upper() for each in ids))

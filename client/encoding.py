@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Final
 
@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.client import unique_key
+from raymq.client import arguments, unique_key
 from raymq.client.message import Message
 from raymq.storage import compiled
 from raymq.storage.record import MIN_RECORD_BYTES, pack_host
 from raymq.storage.record_columns import join_messages
-from raymq.storage.record_table import records_from_table
+from raymq.storage.record_table import Rows, checked_rows
+from raymq.storage.unique_keys import PAIR_BYTES
 
 Sizes = npt.NDArray[np.int32]
 
@@ -80,7 +81,7 @@ def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int],
     """Encode messages of one topic part by part, each when it is asked for; the arguments are `encode_messages`'s."""
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
     sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
-    sizes += MIN_RECORD_BYTES + len(messages[0].topic) + unique_key.PAIR_BYTES
+    sizes += MIN_RECORD_BYTES + len(messages[0].topic) + PAIR_BYTES
     for which, _ in _cut(sizes):
         records, exact = encode_messages(messages[which], key_numbers[which], born_host)
         yield Part(which, records, exact)
@@ -89,21 +90,27 @@ def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int],
 def table_parts(
     table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
 ) -> Iterator[Part]:
-    """Encode the rows of a table part by part, each when it is asked for; InvalidInput as `records_from_table`."""
-    row_bytes = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + unique_key.PAIR_BYTES
-    rows = max(1, _STEP_BYTES // row_bytes)
-    for start in range(0, table.num_rows, rows):
-        records, sizes = records_from_table(
-            table.slice(start, rows),
-            topic=topic,
-            queue_id=0,
-            body=body,
-            keys=keys,
-            tags=tags,
-            properties=properties,
-            unique_keys=unique_key.process_unique_keys(),
-            born_host=(host, 0),
-        )
+    """Check all rows of a table, then encode them part by part, each when it is asked for.
+
+    Raises:
+        InvalidInput: by the call itself, as `records_from_table`; no part was made.
+    """
+    arguments.instance("table", table, pa.Table)
+    row_bytes = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
+    count = max(1, _STEP_BYTES // row_bytes)
+    check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
+    steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
+    if pa.types.is_struct(table.column(body).type):  # what these are packed into would be a second table in memory
+        starts = [start for start, _ in steps]
+        return _encoded(((start, check(table.slice(start, count))) for start in starts), topic, host)
+    return _encoded(iter(steps), topic, host)
+
+
+def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterator[Part]:
+    """The parts of checked rows; each step begins at a row of the table."""
+    keys = unique_key.process_unique_keys()
+    for start, rows in steps:
+        records, sizes = rows.encode(topic, 0, unique_keys=keys, born_host=(host, 0))
         for which, octets in _cut(sizes):
             part = records if octets.stop - octets.start == len(records) else records[octets]
             yield Part(slice(start + which.start, start + which.stop), part, sizes[which])

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
+from raymq.client import arguments
 from raymq.client import unique_key as unique_keys
 from raymq.client.receipt import Receipt
 from raymq.client.undecoded import Around
@@ -33,13 +34,12 @@ from raymq.storage.record import (
     encode_properties,
 )
 from raymq.storage.record_template import record_template
+from raymq.storage.unique_keys import PAIR_BYTES
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
 _attributes = attrgetter("__dict__")
-#: What a time in milliseconds can express.
-_END_OF_TIME_SECONDS: Final = float(1 << 52)
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -103,11 +103,13 @@ class Message:
             raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body))
         if unique_key is not None:
             _check_text("unique_key", unique_key)
+            if not unique_key:
+                raise InvalidInput("unique_key", "at least one character", unique_key)
             own["_key"] = unique_key
         if delay_level != 0 or deliver_at is not None:
             self._delay(delay_level, deliver_at)
-        if tags is not None or keys != () or properties or self.is_delayed:
-            self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), dict(properties or {}))
+        if tags is not None or keys != () or properties is not None or self.is_delayed:
+            self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), properties)
         if compiled.kernels is not None and type(self) is Message:
             # It refers to texts and bytes alone. Looking at each of thousands again and again, whether it is part of a
             # circle, takes the garbage collector longer than all else that is done for them.
@@ -149,21 +151,25 @@ class Message:
         if deliver_at is not None:
             if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
                 raise TypeError(f"deliver_at must be a number, not {type(deliver_at).__name__}")
-            if not 0 <= deliver_at < _END_OF_TIME_SECONDS:
-                raise InvalidInput("deliver_at", "seconds since the epoch", deliver_at)
+            arguments.timestamp("deliver_at", deliver_at)
             if delay_level:
                 raise InvalidInput("deliver_at", "not together with delay_level", deliver_at)
         waits = delay_level > 0 or deliver_at is not None
         self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at, is_delayed=waits)
 
-    def _describe(self, tags: str | None, keys: tuple[str, ...], own: dict[str, str]) -> None:
+    def _describe(self, tags: str | None, keys: tuple[str, ...], given: Mapping[str, str] | None) -> None:
         """Check and set what most messages do not have."""
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidInput("properties", "a mapping of text to text", given)
+        own = dict(given or {})
         stored = dict(own)
         for name, value in own.items():
             _check_text("properties", name)
             _check_text("properties", value)
             if not name or name in properties.SYSTEM_PROPERTIES:
                 raise InvalidInput("properties", "a name that is not empty and not one of the system's own", name)
+            if not value:  # RocketMQ's readers would leave it out, its producers refuse it
+                raise InvalidInput("properties", "a value that is not empty", {name: value}, remedy="leave it out")
         if keys:
             for key in keys:
                 _check_text("keys", key)
@@ -180,7 +186,7 @@ class Message:
         if self.deliver_at is not None:
             stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
         encoded = encode_properties(stored)
-        size = len(encoded) + unique_keys.PAIR_BYTES
+        size = len(encoded) + PAIR_BYTES
         if size > MAX_PROPERTIES_BYTES:
             raise InvalidInput("properties", f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included", size)
         described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}
@@ -203,6 +209,8 @@ def _check_text(name: str, value: object) -> None:
         raise TypeError(f"{name} must be str, not {type(value).__name__}")
     if _find_forbidden(value) is not None:
         raise InvalidInput(name, "none of the characters \\x00 \\x01 \\x02", value)
+    if not value.isascii():
+        arguments.encodable(name, value)
 
 
 class _Late:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 from raymq.actors.errors import InvalidInput, QueueNotFound
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending import Terms
+from raymq.client import arguments
 
 
 class SendOptions(TypedDict, total=False):
@@ -29,16 +30,12 @@ _NAMES = frozenset(SendOptions.__annotations__)
 
 def checked_timeout(timeout: float) -> float:
     """A send's budget in seconds; InvalidInput."""
-    if not timeout > 0:
-        raise InvalidInput("timeout", "more than 0 seconds", timeout)
-    return timeout
+    return arguments.duration("timeout", timeout, above=True)
 
 
 def checked_retries(retries: int) -> int:
     """How many further tries a send has; InvalidInput."""
-    if not isinstance(retries, int) or retries < 0:
-        raise InvalidInput("retries", "a whole number, at least 0", retries)
-    return retries
+    return arguments.whole("retries", retries, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,7 @@ class SendDefaults:
     def __post_init__(self) -> None:
         checked_timeout(self.timeout)
         checked_retries(self.retries)
+        arguments.flag("retry_another_broker_when_not_store_ok", self.insist_on_ok)
         if self.async_retry not in ("same", "another"):
             raise InvalidInput("async_retry", '"same" or "another"', self.async_retry)
 
@@ -64,10 +62,13 @@ class SendDefaults:
         if queue is not None:
             if sharding_key is not None:
                 raise InvalidInput("sharding_key", "not together with queue", sharding_key)
+            arguments.queue("queue", queue)
             if queue.topic != topic:
                 raise QueueNotFound(f"{queue} is no queue of {topic}")
-        elif sharding_key is not None and not isinstance(sharding_key, str):
-            raise TypeError(f"sharding_key must be str, not {type(sharding_key).__name__}")
+        elif sharding_key is not None:
+            if not isinstance(sharding_key, str):
+                raise TypeError(f"sharding_key must be str, not {type(sharding_key).__name__}")
+            arguments.encodable("sharding_key", sharding_key)
         timeout, retries = options.get("timeout"), options.get("retries")
         return Terms(
             self.timeout if timeout is None else checked_timeout(timeout),

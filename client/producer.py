@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -22,13 +23,14 @@ from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.sending import Sender, Sends, Sent, Terms, make_sender
+from raymq.client import arguments
 from raymq.client.batcher import Batcher
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
 from raymq.client.forking import renew_in_child
 from raymq.client.message import Message, key_numbers
-from raymq.client.options import SendDefaults, SendOptions
+from raymq.client.options import SendDefaults, SendOptions, checked_timeout
 from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
 from raymq.client.recalling import encode_handles, handles_of, recall
@@ -96,10 +98,13 @@ class Producer(ClientBase):
         self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
         if isolation not in STRATEGIES:
             raise InvalidInput("isolation", f"one of {', '.join(map(repr, STRATEGIES))}", isolation)
-        if not 0 <= linger <= timeout:
-            raise InvalidInput("linger", f"0 to the timeout ({timeout}) seconds", linger)
-        if buffer_bytes <= 0:
-            raise InvalidInput("buffer_bytes", "more than 0", buffer_bytes)
+        within = f"0 to the timeout ({timeout}) seconds"
+        arguments.number("linger", linger, within, least=0.0, most=timeout)
+        arguments.whole("buffer_bytes", buffer_bytes, 1, arguments.MOST_OFFSET)
+        arguments.flag("idempotent", idempotent)
+        arguments.flag("shared", shared)
+        if outbox is not None and not isinstance(outbox, str | os.PathLike):
+            raise InvalidInput("outbox", "None, or the path of a file", outbox)
         if when_full not in ("block", "raise"):
             raise InvalidInput("when_full", '"block" or "raise"', when_full)
         super().__init__(mq)
@@ -130,6 +135,8 @@ class Producer(ClientBase):
         """
         if self._closed:
             self._check_open()
+        if type(message) is not Message:
+            arguments.instance("message", message, Message)
         delayed = message.is_delayed
         terms = self._terms(message, options) if options or delayed else self._plain_terms
         direct, mq = self._one_by_one, self._mq
@@ -142,12 +149,15 @@ class Producer(ClientBase):
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
+        arguments.instance("message", message, Message)
         if self._batcher is not None and not message.is_delayed:
             return await asyncio.wrap_future(self.send_async(message, **options))
         return await self._mq.arun(self._send_one(message, self._terms(message, options)))
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
+        if type(message) is not Message:
+            arguments.instance("message", message, Message)
         batcher = self._batcher
         if batcher is None or message.is_delayed:
             return self._in_background(self._send_one(message, self._terms(message, options, in_background=True)))
@@ -160,6 +170,7 @@ class Producer(ClientBase):
 
     def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
         """Send one message without waiting for an answer: one try, and nobody says whether it arrived."""
+        arguments.instance("message", message, Message)
         self._in_background(self._forget(message, self._terms(message, {**options, "retries": 0})))
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
@@ -200,8 +211,8 @@ class Producer(ClientBase):
             keys, tags, properties: columns of the keys, the tag and the user's properties (map<string, string>).
 
         Raises:
-            InvalidInput: a column is missing or a row breaks a limit; parts sent before it stay stored.
-            As `send` besides.
+            InvalidInput: a column is missing or a row breaks a limit; nothing was sent.
+            As `send` besides; parts sent before the one that failed stay stored.
         """
         self._check_open()
         terms = self._defaults.terms(check_sendable(topic), options)
@@ -242,7 +253,7 @@ class Producer(ClientBase):
     async def arecall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
         """`recall` for asyncio code, on any event loop."""
         self._check_open()
-        timeout = self._defaults.timeout if timeout is None else timeout
+        timeout = self._defaults.timeout if timeout is None else checked_timeout(timeout)
         return await self._mq.arun(recall(self._mq, handles_of(sent), timeout))
 
     def flush(self, timeout: float = 10.0) -> bool:
@@ -250,7 +261,7 @@ class Producer(ClientBase):
 
         False if `timeout` seconds were not enough.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + arguments.duration("timeout", timeout)
         answered = self._batcher is None or self._batcher.flush(timeout)
         left = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
         return answered and not left
@@ -261,6 +272,7 @@ class Producer(ClientBase):
 
     def close(self, timeout: float = 10.0) -> None:
         """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds."""
+        arguments.duration("timeout", timeout)
         if not self._closed:
             self._closed = True
             self.flush(timeout)
@@ -328,10 +340,13 @@ class Producer(ClientBase):
 
     def _batch_terms(self, messages: Sequence[Message], options: Any) -> Terms:
         self._check_open()
-        topics = set(map(_topic, messages))
+        try:
+            topics, delayed = set(map(_topic, messages)), any(map(_is_delayed, messages))
+        except (AttributeError, TypeError):
+            raise InvalidInput("messages", "a sequence of messages", messages) from None
         if len(topics) != 1:
             raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
-        if any(map(_is_delayed, messages)):
+        if delayed:
             raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
         return self._defaults.terms(messages[0].topic, options)
 

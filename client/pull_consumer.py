@@ -12,6 +12,7 @@ from raymq.actors.errors import BrokerUnavailable, Timeout
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
+from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.direct_fetching import DirectFetching
@@ -35,8 +36,8 @@ class PullConsumer(ClientBase):
     KIND = "consumer"
 
     def __init__(self, mq: Connection, group: str) -> None:
-        super().__init__(mq)
         self.group = check_group(group)
+        super().__init__(mq)
         self._pulling = Pulling(mq, group)
         self._direct = DirectFetching(mq, self._pulling.session)
         self._run(self._pulling.create_group())
@@ -147,14 +148,16 @@ class PullConsumer(ClientBase):
     def _fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """Over this thread's own socket; on the loop, with its patience, where that does not work."""
         self._check_open()
-        deadline = time.monotonic() + timeout
+        check_max_messages(max_messages)
+        deadline = time.monotonic() + arguments.duration("timeout", timeout)
+        arguments.queue("queue", queue)
         position = self._pulling.known_position(queue)
         if position is None:
             position = self._run(self._pulling.position(queue))
         if self._direct.reaches(queue):
             wait = max(0.0, deadline - time.monotonic())
             try:
-                part = self._direct.fetch(queue, position, check_max_messages(max_messages), wait)
+                part = self._direct.fetch(queue, position, max_messages, wait)
             except Timeout:
                 raise
             except BrokerUnavailable:

@@ -19,6 +19,7 @@ from raymq.actors.wire import offset as wire_offset
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
+from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.fetching import address_of, fetch, patiently
 from raymq.client.read_ahead import ReadAhead
@@ -31,9 +32,7 @@ _CONTROL_SECONDS = 5.0
 
 def check_max_messages(max_messages: int) -> int:
     """It, or InvalidInput."""
-    if max_messages < 1:
-        raise InvalidInput("max_messages", "at least 1", max_messages)
-    return max_messages
+    return arguments.whole("max_messages", max_messages, 1)
 
 
 class Pulling:
@@ -60,6 +59,7 @@ class Pulling:
 
     async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
         """The queue's minimum and maximum offset; QueueNotFound."""
+        arguments.queue("queue", queue)
         answer = await self._ask(queue, lambda: wire_admin.topic_stats_command(queue.topic))
         values = wire_admin.read_queue_table(answer).get(queue)
         if values is None:
@@ -68,6 +68,7 @@ class Pulling:
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset, None if it never committed one."""
+        arguments.queue("queue", queue)
         try:
             answer = await self._ask(
                 queue, lambda: wire_offset.query_offset_command(self._group, queue.topic, queue.queue_id)
@@ -78,6 +79,7 @@ class Pulling:
 
     async def position(self, queue: MessageQueue) -> int:
         """The offset of the next fetch."""
+        arguments.queue("queue", queue)
         if queue not in self._positions:
             committed = await self.committed(queue)
             self._positions[queue] = (await self.offsets(queue))[0] if committed is None else committed
@@ -85,16 +87,16 @@ class Pulling:
 
     async def seek(self, queue: MessageQueue, offset: int | str) -> None:
         """Go to an offset or an end of the queue."""
+        arguments.queue("queue", queue)
         if isinstance(offset, str):
             if offset not in ("earliest", "latest"):
                 raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
             offset = (await self.offsets(queue))[offset == "latest"]
-        if offset < 0:
-            raise InvalidInput("offset", "at least 0", offset)
-        self._positions[queue] = offset
+        self._positions[queue] = arguments.offset("offset", offset)
 
     async def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
         """Go to the first message stored then or later."""
+        arguments.queue("queue", queue)
         timestamp_ms = milliseconds("timestamp", timestamp)
         answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
         self._positions[queue] = int(answer.fields["offset"])
@@ -102,6 +104,7 @@ class Pulling:
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """What is at the position, which moves behind it; None at the time-out. What follows is fetched ahead."""
         check_max_messages(max_messages)
+        arguments.duration("timeout", timeout)
         position = await self.position(queue)
         part = await self._ahead.take(queue, position, max_messages)
         if part is None:
@@ -172,10 +175,11 @@ class Pulling:
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done."""
+        arguments.queue("queue", queue)
         await self._ask(
             queue,
             lambda: wire_offset.update_offset_command(
-                self._group, queue.topic, queue.queue_id, offset, overrules_reset=True
+                self._group, queue.topic, queue.queue_id, arguments.offset("offset", offset), overrules_reset=True
             ),
         )
 

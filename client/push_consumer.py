@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from raymq.actors.errors import InvalidInput
+from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
@@ -94,6 +96,8 @@ class PushConsumer(ClientBase):
             park_failed_keys=park_failed_keys,
             trace=trace,
         )
+        if not callable(listener):
+            raise InvalidInput("listener", "a function, or another object that can be called", listener)
         super().__init__(mq)
         self.group = group
         self._listener = listener
@@ -160,6 +164,7 @@ class PushConsumer(ClientBase):
 
     def shutdown(self, timeout: float = 30.0) -> None:
         """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group."""
+        arguments.duration("timeout", timeout)
         self._closed = True
         consuming, self._consuming = self._consuming, None
         if consuming is not None:

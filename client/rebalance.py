@@ -81,7 +81,7 @@ STRATEGIES: dict[str, Strategy] = {"average": average, "sticky": sticky, "consis
 
 def strategy_named(name: str) -> Strategy:
     """The strategy of that name; InvalidInput lists them."""
-    found = STRATEGIES.get(name)
+    found = STRATEGIES.get(name) if isinstance(name, str) else None
     if found is None:
         raise InvalidInput("strategy", " | ".join(STRATEGIES), name)
     return found

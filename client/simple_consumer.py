@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
+from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
@@ -50,8 +51,8 @@ class SimpleConsumer(ClientBase):
         filters = parse_subscriptions(subscriptions)
         for wanted in filters.values():
             wanted.check()
-        if not isinstance(max_reconsume_times, int) or max_reconsume_times < 0:
-            raise InvalidInput("max_reconsume_times", "a whole number, at least 0", max_reconsume_times)
+        arguments.whole("max_reconsume_times", max_reconsume_times, 0)
+        arguments.flag("ordered", ordered)
         super().__init__(mq)
         self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
         mq.adopt(self)
@@ -112,6 +113,7 @@ class SimpleConsumer(ClientBase):
 
     def close(self, timeout: float = 10.0) -> None:
         """Leave the group, within `timeout` seconds. What was received and not acknowledged comes again in time."""
+        arguments.duration("timeout", timeout)
         if not self._closed:
             self._closed = True
             self._mq.run(self._popping.stop(), timeout)
@@ -130,16 +132,14 @@ class SimpleConsumer(ClientBase):
     async def _receive(
         self, max_messages: int, invisible_duration: float, await_duration: float
     ) -> list[ReceivedMessage]:
-        if max_messages < 1:
-            raise InvalidInput("max_messages", "at least 1", max_messages)
-        if not 0 <= await_duration < float("inf"):
-            raise InvalidInput("await_duration", "seconds, at least 0", await_duration)
+        arguments.whole("max_messages", max_messages, 1)
+        arguments.duration("await_duration", await_duration)
         return await self._popping.receive(
             max_messages, _invisible_ms("invisible_duration", invisible_duration), await_duration
         )
 
     async def _ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
-        messages = [message] if isinstance(message, ReceivedMessage) else list(message)
+        messages = [message] if isinstance(message, ReceivedMessage) else _several(message)
         receipts = [_receipt(each) for each in messages]
         return await self._popping.acknowledge(messages, receipts)
 
@@ -149,12 +149,17 @@ class SimpleConsumer(ClientBase):
 
 
 def _invisible_ms(field: str, seconds: float) -> int:
-    if not 0 < seconds <= _MAX_INVISIBLE_SECONDS:
-        raise InvalidInput(field, f"above 0, at most {_MAX_INVISIBLE_SECONDS:g} seconds", seconds)
-    return max(1, int(seconds * 1000))
+    return max(1, int(arguments.duration(field, seconds, above=True, most=_MAX_INVISIBLE_SECONDS) * 1000))
+
+
+def _several(messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+    if not isinstance(messages, Iterable):
+        raise InvalidInput("message", "a received message, or several", messages)
+    return list(messages)
 
 
 def _receipt(message: ReceivedMessage) -> Receipt:
-    if message.receipt is None:
+    receipt = arguments.instance("message", message, ReceivedMessage).receipt
+    if receipt is None:
         raise InvalidInput("message", "one that a SimpleConsumer received", message.message_id)
-    return message.receipt
+    return receipt

@@ -98,8 +98,10 @@ class SqlWanted:
 
 def parse_subscriptions(subscriptions: Mapping[str, str | Sql]) -> dict[str, TagFilter | SqlWanted]:
     """Topic to filter, every name and tag expression checked."""
+    if not isinstance(subscriptions, Mapping):
+        raise InvalidInput("subscriptions", 'a mapping such as {"orders": "*"}', subscriptions)
     if not subscriptions:
-        raise InvalidInput("subscriptions", "at least one topic", dict(subscriptions))
+        raise InvalidInput("subscriptions", "at least one topic", {})
     return {
         check_topic(topic, "subscriptions"): SqlWanted(wanted.expression)
         if isinstance(wanted, Sql)

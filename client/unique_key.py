@@ -6,13 +6,10 @@ import os
 from typing import Final
 
 from raymq.storage import properties
-from raymq.storage.unique_keys import KEY_CHARACTERS, UniqueKeys
+from raymq.storage.unique_keys import UniqueKeys
 
 _keys: Final = UniqueKeys()
 os.register_at_fork(after_in_child=_keys.restart)
-
-#: The length of the property with its separators.
-PAIR_BYTES: Final = len(properties.UNIQ_KEY) + 1 + KEY_CHARACTERS + 1
 
 reserve = _keys.reserve
 text = _keys.text

@@ -7,6 +7,7 @@ a struct column is packed into bodies one by one.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
@@ -23,9 +24,9 @@ from raymq.storage.head_columns import TIMESTAMP, head_columns
 from raymq.storage.property_columns import gather_bodies, properties_of_batch
 from raymq.storage.record import Buffer
 from raymq.storage.record_columns import join_records, lengths_of
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.unique_keys import PAIR_BYTES, UniqueKeys
 
-__all__ = ["SCHEMA", "decompress", "records_from_table", "table_from_records"]
+__all__ = ["SCHEMA", "Rows", "checked_rows", "decompress", "records_from_table", "table_from_records"]
 
 #: The columns of a table of messages.
 SCHEMA: Final = pa.schema(
@@ -135,6 +136,68 @@ def records_from_table(
         InvalidInput: a limit is broken (body 1 byte to `max_body_bytes`, properties 32,767 bytes, separators, blanks
             in keys, reserved names), a column is missing or of another type. Nothing was made.
     """
+    rows = checked_rows(
+        table,
+        body=body,
+        keys=keys,
+        tags=tags,
+        properties=properties,
+        content_type=content_type,
+        max_body_bytes=max_body_bytes,
+    )
+    return rows.encode(
+        topic, queue_id, unique_keys=unique_keys, born_host=born_host, born_timestamp_ms=born_timestamp_ms
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a table that keep all rules of messages, ready to be encoded.
+
+    `bodies` is binary without nulls; `texts` what follows the unique key in the properties: of each row, the same of
+    all, or None for nothing.
+    """
+
+    bodies: pa.Array
+    texts: pa.Array | pa.Scalar | None
+
+    def encode(
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        unique_keys: UniqueKeys,
+        born_host: tuple[str, int],
+        born_timestamp_ms: int | None = None,
+    ) -> tuple[bytearray, npt.NDArray[np.int32]]:
+        """The records of the rows and their sizes; see `records_from_table`."""
+        count, texts = len(self.bodies), self.texts
+        return join_records(
+            topic,
+            queue_id,
+            self.bodies,
+            pa.repeat(texts, count) if isinstance(texts, pa.Scalar) else texts,
+            keys=(unique_keys, unique_keys.numbers(count)),
+            born_host=record.pack_host(*born_host),
+            born_timestamp_ms=time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms,
+        )
+
+
+def checked_rows(
+    table: pa.Table,
+    *,
+    body: str,
+    keys: str | None = None,
+    tags: str | None = None,
+    properties: str | None = None,
+    content_type: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Rows:
+    """Check every row of a table and make what is common to its encoding; the arguments of `records_from_table`.
+
+    Raises:
+        InvalidInput: as `records_from_table`.
+    """
     column = _column(table, "body", body)
     if pa.types.is_struct(column.type):
         content_type = content_type or MSGPACK
@@ -146,15 +209,12 @@ def records_from_table(
         content_type,
         None if properties is None else _column(table, "properties", properties),
     )
-    return join_records(
-        topic,
-        queue_id,
-        bodies,
-        None if texts is None else pa.repeat(texts, table.num_rows) if isinstance(texts, pa.Scalar) else texts,
-        keys=(unique_keys, unique_keys.numbers(table.num_rows)),
-        born_host=record.pack_host(*born_host),
-        born_timestamp_ms=time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms,
-    )
+    if isinstance(texts, pa.Array) and len(texts):
+        longest = int(lengths_of(texts).max()) + PAIR_BYTES
+        if longest > record.MAX_PROPERTIES_BYTES:
+            limit = f"at most {record.MAX_PROPERTIES_BYTES} bytes, keys and tags included"
+            raise InvalidInput("properties", limit, longest)
+    return Rows(bodies, texts)
 
 
 def _topics(batch: record_batch.Batch) -> pa.Array:
@@ -181,7 +241,7 @@ def _plain(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Array
 
 
 def _column(table: pa.Table, field: str, name: str) -> pa.Array:
-    if name not in table.column_names:
+    if not isinstance(name, str) or name not in table.column_names:
         raise InvalidInput(field, f"a column of {table.column_names}", name)
     column = table.column(name)
     if column.num_chunks == 1:
@@ -301,6 +361,8 @@ def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
     taken = sorted((properties.SYSTEM_PROPERTIES | reserved) & set(pc.unique(names).to_pylist()))
     if taken or pc.any(pc.equal(names, "")).as_py():
         raise InvalidInput("properties", "names that are not empty and not reserved", taken or "")
+    if pc.any(pc.equal(values, "")).as_py():
+        raise InvalidInput("properties", "values that are not empty", "", remedy="null leaves a property out")
     pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "").fill_null("")
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])

@@ -23,6 +23,8 @@ import pyarrow as pa
 from raymq.storage import properties
 
 KEY_CHARACTERS: Final = 32
+#: The length of the property with its separators.
+PAIR_BYTES: Final = len(properties.UNIQ_KEY) + 1 + KEY_CHARACTERS + 1
 _COUNTER_BITS: Final = 16
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 #: The two digits of every byte, as one number of 16 bits whose bytes are the digits.

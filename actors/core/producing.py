@@ -28,6 +28,13 @@ from raymq.actors.protocol import MessageQueue, SendStatus
 RETRIED_CODES = frozenset({"TOPIC_NOT_EXIST", "SERVICE_NOT_AVAILABLE", "SYSTEM_ERROR", "SYSTEM_BUSY", "NO_PERMISSION"})
 #: A name server that does not know the cluster yet is asked again after this pause.
 LOOK_AGAIN_SECONDS = 0.2
+#: However many tries there are, one has so much of the budget: less is no time for an answer.
+LEAST_TRY_SECONDS = 0.05
+
+
+def try_seconds(remaining: float, tries_left: int) -> float:
+    """What the next try may take of the `remaining` seconds: its share, so that a paused broker eats no more."""
+    return max(remaining / max(1, tries_left), min(remaining, LEAST_TRY_SECONDS))
 
 
 def is_unknown(error: BaseException) -> bool:
@@ -73,8 +80,8 @@ class SendPlan:
         return self._unknown
 
     def try_timeout(self) -> float:
-        """What the next try may take: what is left, divided by the tries left; so a paused broker eats a share only."""
-        return self.remaining / max(1, 1 + self.retries - len(self.attempts))
+        """What the next try may take, in seconds."""
+        return try_seconds(self.remaining, 1 + self.retries - len(self.attempts))
 
     def failed(self, queue: MessageQueue | None, error: RayMQError, elapsed: float) -> float | None:
         """Count a failed try; `queue` is None where none was chosen.

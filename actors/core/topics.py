@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from raymq.actors.errors import InvalidInput, PermissionDenied, TopicExists, TopicNotFound, UnknownAttribute
-from raymq.actors.naming import SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
+from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, QueueData
 from raymq.storage.json_file import DataVersion
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 
-MAX_QUEUES = 1024
 #: RocketMQ's sums of inherit 1, write 2 and read 4.
 MAX_PERM = 7
 

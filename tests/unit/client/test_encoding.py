@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raymq.client import Message
+from raymq.client import InvalidInput, Message
 from raymq.client.encoding import MAX_PART_BYTES, encode_messages, message_parts, table_parts
 from raymq.client.message import key_numbers
 from raymq.storage.record import Record, decode, encode, encode_properties
@@ -102,3 +102,17 @@ def test_rows_of_one_size_are_encoded_as_rows_of_several(rows: int, topic: str) 
         host = bytes([10, 0, 0, 1]) + bytes(4)
         alone = encode(topic, 0, record.body, properties, born_timestamp_ms=record.born_timestamp_ms, born_host=host)
         assert record == decode(alone)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pa.table({"b": ["x"] * 9 + [""], "p": [None] * 10}),
+        pa.table({"b": ["x"] * 10, "p": [None] * 9 + ["y" * 32_767]}),
+        pa.table({"b": pa.array([{"a": 1}] * 9 + [{"a": 2}]), "p": [None] * 9 + ["a b"]}),
+    ],
+)
+def test_a_table_with_a_row_that_breaks_a_rule_is_refused_before_a_part_is_made(bad: pa.Table) -> None:
+    """The good rows of it would be stored else, and stored again when the table is mended and sent anew."""
+    with pytest.raises(InvalidInput):
+        table_parts(bad, "t", body="b", keys="p", tags=None, properties=None, host="127.0.0.1")

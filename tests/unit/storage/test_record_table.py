@@ -350,3 +350,10 @@ def test_unique_keys_rise_and_never_repeat() -> None:
 
 def test_two_sources_do_not_share_keys() -> None:
     assert UniqueKeys().take(1)[0].as_py()[:20] != UniqueKeys().take(1)[0].as_py()[:20]
+
+
+def test_a_property_without_a_value_is_refused() -> None:
+    """RocketMQ's readers would leave it out, and its producers refuse it; null leaves it out on purpose."""
+    rows = pa.array([[("a", "")]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(InvalidInput, match="not empty"):
+        send(pa.array(["x"]), p=rows, properties="p")

@@ -1,0 +1,116 @@
+"""What callers may give: one function a kind of argument, which returns the value as it is used or raises InvalidInput.
+
+Every public constructor and call checks with these before anything is sent, so that a wrong argument is the same error
+everywhere, names its limit, and never reaches the loop, the wire or a broker. tests/unit/client/test_arguments.py walks
+the public signatures with hostile values.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final, TypeVar
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import MessageQueue
+
+_T = TypeVar("_T")
+
+#: The longest time-out, interval or linger: a year, in seconds.
+MOST_SECONDS: Final = 365 * 86_400.0
+#: The most messages a second that a rate may name.
+MOST_PER_SECOND: Final = 1e9
+#: Counts travel as RocketMQ's 32-bit integers,
+MOST_COUNT: Final = (1 << 31) - 1
+#: and offsets as its 64-bit ones.
+MOST_OFFSET: Final = (1 << 63) - 1
+#: What a message's time in milliseconds can express, in seconds since the epoch.
+END_OF_TIME_SECONDS: Final = float(1 << 52)
+
+
+def number(field: str, value: Any, allowed: str, *, least: float, most: float, above: bool = False) -> float:
+    """A finite number from `least` to `most` (`above`: not `least` itself); a bool is none."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise InvalidInput(field, allowed, value)
+    try:
+        made = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(field, allowed, value) from None
+    if not least <= made <= most or (above and made == least):
+        raise InvalidInput(field, allowed, value)
+    return made
+
+
+def duration(field: str, value: Any, *, above: bool = False, most: float = MOST_SECONDS) -> float:
+    """Seconds from 0 (`above`: more than 0) to `most`."""
+    allowed = f"{'more than 0' if above else '0'} to {most:g} seconds"
+    return number(field, value, allowed, least=0.0, most=most, above=above)
+
+
+def timestamp(field: str, value: Any) -> float:
+    """Seconds since the epoch."""
+    return number(field, value, "seconds since the epoch, at least 0", least=0.0, most=END_OF_TIME_SECONDS)
+
+
+def per_second(field: str, value: Any) -> float:
+    """A rate in messages per second."""
+    allowed = f"more than 0, at most {MOST_PER_SECOND:g} messages per second"
+    return number(field, value, allowed, least=0.0, most=MOST_PER_SECOND, above=True)
+
+
+def whole(field: str, value: Any, least: int, most: int = MOST_COUNT) -> int:
+    """A whole number from `least` to `most`; neither a bool nor a float with nothing behind its point."""
+    allowed = f"a whole number, at least {least}" + (f", at most {most}" if most < MOST_OFFSET else "")
+    if isinstance(value, bool):
+        raise InvalidInput(field, allowed, value)
+    try:
+        made = operator.index(value)
+    except TypeError:
+        raise InvalidInput(field, allowed, value) from None
+    if not least <= made <= most:
+        raise InvalidInput(field, allowed, value)
+    return made
+
+
+def offset(field: str, value: Any) -> int:
+    """A queue offset."""
+    return whole(field, value, 0, MOST_OFFSET)
+
+
+def flag(field: str, value: Any) -> bool:
+    """True or False, and nothing that is merely true."""
+    if not isinstance(value, bool):
+        raise InvalidInput(field, "True or False", value)
+    return value
+
+
+def text(field: str, value: Any) -> str:
+    """A string that is not empty and that UTF-8 can express."""
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(field, "a string that is not empty", value)
+    return encodable(field, value)
+
+
+def encodable(field: str, value: str) -> str:
+    """A string without half of a surrogate pair."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(field, "text that UTF-8 can express", ascii(value)[:80]) from error
+    return value
+
+
+def instance(field: str, value: Any, kind: type[_T]) -> _T:
+    """An object of that class."""
+    if not isinstance(value, kind):
+        raise InvalidInput(field, f"a {kind.__name__}", f"{type(value).__name__}: {value!r}"[:200])
+    return value
+
+
+def queue(field: str, value: Any) -> MessageQueue:
+    """A MessageQueue of proper types. Whether there is such a queue is its broker's to say."""
+    made = instance(field, value, MessageQueue)
+    if not isinstance(made.topic, str) or not isinstance(made.broker, str):
+        raise InvalidInput(field, "a MessageQueue(topic, broker, queue_id) of two strings and a number", value)
+    if isinstance(made.queue_id, bool) or not isinstance(made.queue_id, int):
+        raise InvalidInput(f"{field}.queue_id", "a whole number", made.queue_id)
+    return made
