@@ -11,6 +11,7 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.naming import MAX_GROUP_CHARACTERS, MAX_TOPIC_CHARACTERS, NAME_PATTERN, UNSENDABLE_TOPICS
+from raymq.client.arguments import MOST_SECONDS
 from raymq.client.encoding import MAX_PART_BYTES
 from raymq.client.message import MAX_BODY_BYTES
 from raymq.storage.record import MAX_PROPERTIES_BYTES
@@ -35,6 +36,7 @@ RULES: Final = (
     Rule("keys", "each key at least 1 character, without a blank"),
     Rule("keys", r"without `\x00`, `\x01`, `\x02`; so are tags and properties"),
     Rule("properties", "names that are not empty and not RocketMQ's or RayMQ's own"),
+    Rule("properties", "values that are not empty: RocketMQ's readers leave such a property out"),
     Rule("properties", f"at most {MAX_PROPERTIES_BYTES:,} bytes in all, unique key, keys and tags included"),
     Rule("delay_level", "0 or more; what is above the highest level clamps"),
     Rule("deliver_at", "seconds since the epoch; not together with `delay_level`"),
@@ -42,7 +44,7 @@ RULES: Final = (
     Rule("messages", "a batch: no delayed message"),
     Rule("sharding_key", "not together with `queue=`"),
     Rule("queue", "a writable queue of the message's topic", QueueNotFound),
-    Rule("timeout", "more than 0 seconds"),
+    Rule("timeout", f"more than 0, at most {MOST_SECONDS:,.0f} seconds (a year)"),
     Rule("retries", "a whole number, 0 or more"),
     Rule("linger", "0 to the producer's `timeout`"),
 )

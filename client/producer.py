@@ -18,10 +18,10 @@ from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.direct_idempotent_sending import DirectIdempotentSender
 from raymq.actors.direct_sending import DirectSender, size_of
-from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
-from raymq.actors.protocol import RecallStatus
+from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.sending import Sender, Sends, Sent, Terms, make_sender
 from raymq.client import arguments
 from raymq.client.batcher import Batcher
@@ -169,9 +169,16 @@ class Producer(ClientBase):
         return batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
 
     def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
-        """Send one message without waiting for an answer: one try, and nobody says whether it arrived."""
+        """Send one message without waiting for an answer: one try, and nobody says whether it arrived.
+
+        Raises:
+            QueueNotFound: `queue=` is none of its topic's, as far as name servers know; nothing was sent.
+        """
         arguments.instance("message", message, Message)
-        self._in_background(self._forget(message, self._terms(message, {**options, "retries": 0})))
+        terms = self._terms(message, {**options, "retries": 0})
+        if terms.queue is not None and not self._mq.is_on_loop:
+            self._mq.run(self._check_queue(terms.queue, terms.timeout))
+        self._in_background(self._forget(message, terms))
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
@@ -392,6 +399,18 @@ class Producer(ClientBase):
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], [message.unique_key], self._born_host())
         return _result(message, await self._sends.send(message.topic, records, sizes, terms))
+
+    async def _check_queue(self, queue: MessageQueue, timeout: float) -> None:
+        """QueueNotFound where the routes, asked anew if need be, say so; other trouble is the send's own."""
+        routes = self._mq.routes
+        try:
+            route = await routes.get(queue.topic, timeout=timeout)
+            if queue not in route.writable():
+                route = await routes.get(queue.topic, fresh=True, timeout=timeout)
+        except RayMQError:
+            return
+        if queue not in route.writable() and not route.forbids(queue) and queue.broker in route.addresses:
+            raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
 
     async def _forget(self, message: Message, terms: Terms) -> None:
         try:

@@ -23,6 +23,7 @@ from raymq.client import (
     Producer,
     PullConsumer,
     PushConsumer,
+    QueueNotFound,
     RayMQError,
     SimpleConsumer,
 )
@@ -79,6 +80,8 @@ def test_sends(mq: Connection, admin: Admin) -> None:
         table = pa.table({"b": ["x"]})
         walk(producer.send_table, topic="t", table=table, body="b")
         walk(producer.flush, timeout=1.0)
+        with pytest.raises(QueueNotFound):
+            producer.send_oneway(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 99))
         assert producer.send(Message("t", b"x"), retries=10**9).queue.topic == "t"
 
 

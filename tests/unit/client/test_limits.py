@@ -43,6 +43,7 @@ def batch(*messages: Message) -> Callable[[], object]:
 Calls = list[Callable[[], object]]
 
 BAD_TOPICS = ("a b", "a/b", "..", "ä", "a\n", "a.b")
+BAD_TIMEOUTS = (0, -1, float("nan"), float("inf"), 31_536_001)
 OWN_NAMES = ("", "TAGS", "UNIQ_KEY", "RAYMQ_SEQUENCE")
 THREES = {"keys": ["a\x03b"], "tags": "\x03", "properties": {"a": "\x03"}}
 
@@ -57,6 +58,7 @@ EDGES: list[tuple[Calls, Calls]] = [
     ([message(keys=keys) for keys in ([""], ["a b"], "a b", "")], [message(keys=["a", "b"]), message(keys=[])]),
     ([message(keys=[f"a{c}b"]) for c in "\x00\x01\x02"], [message(**THREES)]),
     ([message(properties={name: "x"}) for name in OWN_NAMES], [message(properties={"tags": "x"})]),
+    ([message(properties={"a": ""})], [message(properties={"a": " "})]),
     (
         [message(properties={"a": "x" * (FULL + 1)}), message(tags="x" * 33_000)],
         [message(properties={"a": "x" * FULL})],
@@ -67,7 +69,10 @@ EDGES: list[tuple[Calls, Calls]] = [
     ([batch(Message("t", b"x", delay_level=1))], [batch(Message("t", b"x"))]),
     ([options(queue=MessageQueue("t", "a", 0), sharding_key="k")], [options(sharding_key="k")]),
     ([options(queue=MessageQueue("u", "a", 0))], [options(queue=MessageQueue("t", "a", 0))]),
-    ([options(timeout=seconds) for seconds in (0, -1, float("nan"))], [options(timeout=0.001)]),
+    (
+        [options(timeout=seconds) for seconds in BAD_TIMEOUTS],
+        [options(timeout=0.001)],
+    ),
     ([options(retries=-1), options(retries=1.5)], [options(retries=0)]),
     ([producer(linger=-0.1), producer(linger=3.1)], []),
 ]
