@@ -195,11 +195,14 @@ class CommitLog:
         except StoreCorrupt as error:
             raise StoreCorrupt(str(file.path), at, error.reason) from None
 
-    def properties(self, physical_offset: int) -> bytes:
-        """The stored properties of the sound record at that place."""
+    def name_and_properties(self, physical_offset: int) -> tuple[bytes, bytes]:
+        """Topic and stored properties of the record that claims to begin there; StoreCorrupt if it contradicts itself.
+
+        Its body's CRC is not compared.
+        """
         file = self.files.file_at(physical_offset)
-        _, _, _, begin, end = layout.locate(file.view, physical_offset - file.start, file.size, False)
-        return bytes(file.view[begin:end])
+        _, _, topic, begin, end = layout.locate(file.view, physical_offset - file.start, file.size, False)
+        return bytes(file.view[topic : begin - layout.PROPERTIES_LENGTH.size]), bytes(file.view[begin:end])
 
     def walk(self, physical_offset: int) -> Iterator[Record]:
         """The records in log order from there on; raises as `record`."""

@@ -103,6 +103,16 @@ _turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
 _taking_turns: Final = threading.Lock()
 
 
+def open_to_read(path: Path) -> int:
+    """A descriptor to read with, FileNotFoundError if there is no such file; StoreFailed: it could not be opened."""
+    try:
+        return file_calls.current.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _not_done("open", path, error) from error
+
+
 def replace(path: Path, content: bytes) -> None:
     """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +16,7 @@ import numpy.typing as npt
 from raymq.storage import compiled, fileutil
 from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import some
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import StoreCorrupt, StoreFailed
 from raymq.storage.failpoints import failpoint
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.open_files import OpenFiles
@@ -25,6 +28,8 @@ _ENTRY = struct.Struct(">iqii")
 ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _ALLOCATE_STEP_BYTES = 1 << 20
 _MAX_SECONDS = 0x7FFFFFFF
+#: Later than all that was ever stored.
+EVER_MS: Final = 1 << 62
 
 
 class IndexFile:
@@ -213,18 +218,49 @@ class IndexFile:
             file.view, 0, self.begin_ms, end_ms, self.begin_physical, end_physical, self._used_slots, count
         )
 
-    def find(self, key_hash: int) -> Iterator[int]:
-        """Physical offsets of the entries of that hash, newest first."""
-        view = self._mapped().view  # Kept, whether the file stays mapped or not.
-        number = _SLOT.unpack_from(view, HEADER.size + key_hash % self._slot_count * _SLOT.size)[0]
-        # A slot may point at entries that the header does not count yet; the chain itself is whole.
-        while 0 < number < self._capacity:
-            found, physical_offset, _, previous = _ENTRY.unpack_from(view, self._entries_at + number * _ENTRY.size)
-            if found == key_hash and number < self.count:
-                yield physical_offset
-            if previous >= number:
-                return
-            number = previous
+    def find(self, key_hash: int, begin_ms: int = 0, end_ms: int = EVER_MS) -> Iterator[int | None]:
+        """Physical offsets of the entries of that hash that were stored within begin..end, newest first.
+
+        Each entry that is looked at yields: None if it is none of these. So who asks knows how much was done, and goes
+        on when it likes. Any thread: a file that is written to is read without being mapped, and one that was removed
+        meanwhile has no entries.
+        """
+        with self._reading() as read:
+            number = _SLOT.unpack(read(_SLOT.size, HEADER.size + key_hash % self._slot_count * _SLOT.size))[0]
+            # A slot may point at entries that the header does not count yet; the chain itself is whole.
+            while 0 < number < self._capacity:
+                entry = read(_ENTRY.size, self._entries_at + number * _ENTRY.size)
+                found, physical_offset, seconds, previous = _ENTRY.unpack(entry)
+                wanted = found == key_hash and number < self.count and self._may_be_within(seconds, begin_ms, end_ms)
+                yield physical_offset if wanted else None
+                if previous >= number:
+                    return
+                number = previous
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Callable[[int, int], bytes | memoryview]]:
+        """What reads so many bytes from a place of the file on."""
+        if not self._writable:
+            view = self._mapped().view  # Recovery may have put entries there that are in memory only.
+            yield lambda length, at: view[at : at + length]
+            return
+        try:
+            fd = fileutil.open_to_read(self.path)
+        except FileNotFoundError:
+            yield lambda length, _: bytes(length)
+            return
+        try:
+            yield partial(os.pread, fd)
+        except OSError as error:
+            raise StoreFailed(f"could not read {self.path}: {error}") from error
+        finally:
+            fileutil.close(fd)
+
+    def _may_be_within(self, seconds: int, begin_ms: int, end_ms: int) -> bool:
+        """Whether what was stored so many whole seconds after the file's first record can be of that time."""
+        earliest_ms = self.begin_ms + seconds * 1000
+        # The least number stands for all that is earlier, the largest for all that is later.
+        return (earliest_ms <= end_ms or seconds <= 0) and (begin_ms < earliest_ms + 1000 or seconds == _MAX_SECONDS)
 
     def cap(self, log_end: int) -> None:
         """See `KeyIndex.cap`."""

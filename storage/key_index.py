@@ -173,12 +173,18 @@ class KeyIndex:
             file.put_few(hashes[:room], physical_offset, timestamp_ms, physical_offset - 1)
             hashes = hashes[room:]
 
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Physical offsets of records that may have the key, newest first; the time window only skips whole files."""
-        key_hash = index_hash(f"{topic}#{key}")
-        for file in reversed(self._files):
-            if file.count > 1 and file.begin_ms <= end_ms and begin_ms <= file.end_ms:
-                yield from file.find(key_hash)
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+        """Physical offsets of records that may have the key and may be of that time, newest first.
+
+        None stands for an entry that was looked at in vain, or a file of that time that was opened: see
+        `IndexFile.find`. It tells of what is indexed now; it may be gone through in another thread than the writer's.
+        """
+        files = [
+            file
+            for file in reversed(self._files)
+            if file.count > 1 and file.begin_ms <= end_ms and begin_ms <= file.end_ms
+        ]
+        return _entries(files, index_hash(f"{topic}#{key}"), begin_ms, end_ms)
 
     def drop_after(self, timestamp_ms: int) -> None:
         """Delete the files with records stored later than that: after a crash of the machine they are not trusted."""
@@ -255,3 +261,9 @@ class KeyIndex:
             ahead=self._ahead,
             open_files=self._open_files,
         )
+
+
+def _entries(files: list[IndexFile], key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
+    for file in files:
+        yield None
+        yield from file.find(key_hash, begin_ms, end_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from raymq.storage.lease import Lease
 from raymq.storage.queue_repair import QueueRepair
 from raymq.storage.record import Record
 from raymq.storage.record_batch import BadRecord, parse
+from raymq.storage.steps import Steps
 
 #: Queue entries that one filtered read looks at.
 SCAN_ENTRIES: Final = 16_000
@@ -28,6 +30,11 @@ _VECTOR_FROM: Final = 48
 #: From how many pieces on, and up to which length of them, records are copied together: cheaper than to send them so.
 _MANY_RUNS: Final = 16
 _SMALL_RUN_BYTES: Final = 1 << 14
+#: A step of a search looks at so many entries of the index in any thread, which takes about 1 ms, ...
+_ENTRIES_A_STEP: Final = 512
+#: ... or at records of the log until so much is done: looking at one counts as so many bytes.
+_BYTES_A_STEP: Final = 1 << 20
+_BYTES_A_RECORD: Final = 16 << 10
 
 
 def _bounded(entries: Entries, max_bytes: int | None) -> int:
@@ -292,21 +299,54 @@ class Reader:
             return queue.min_offset + max(0, bisect_right(offsets, timestamp_ms, key=stored_ms) - 1)
         return queue.min_offset + bisect_left(offsets, timestamp_ms, key=stored_ms)
 
-    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int) -> list[Record]:
-        """See `Store.query`."""
+    def search(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int, max_bytes: int | None
+    ) -> Steps[list[Record]]:
+        """See `Store.search`."""
         found: list[Record] = []
         seen: set[int] = set()
-        for position in self._dispatcher.index.find(topic, key, begin_ms, end_ms):
-            if len(found) >= max_messages:
-                break
-            if position in seen:
-                continue
-            seen.add(position)
-            try:
-                record = self._log.record(position)
-            except (NotFoundError, StoreCorrupt):
-                continue
-            matches = record.topic == topic and key.encode() in tags_and_keys(self._log.properties(position))[1]
-            if matches and begin_ms <= record.store_timestamp_ms <= end_ms:
-                found.append(record)
-        return found
+        left_bytes = float("inf") if max_bytes is None else max_bytes
+        entries = self._dispatcher.index.find(topic, key, begin_ms, end_ms)
+        places: list[int | None] = []
+
+        def look() -> None:
+            places[:] = islice(entries, _ENTRIES_A_STEP)
+
+        wanted = topic.encode(), key.encode(), begin_ms, end_ms
+        work = 0
+        while True:
+            yield look
+            if not places:
+                return found
+            for position in places:
+                if position is None or position in seen:
+                    continue
+                seen.add(position)
+                record = self._matching(position, *wanted)
+                if record is not None:
+                    left_bytes -= record.size
+                    if found and left_bytes < 0:
+                        return found
+                    found.append(record)
+                    if len(found) >= max_messages:
+                        return found
+                    work += record.size
+                work += _BYTES_A_RECORD
+                if work >= _BYTES_A_STEP:
+                    work = 0
+                    yield None
+
+    def _matching(self, position: int, topic: bytes, key: bytes, begin_ms: int, end_ms: int) -> Record | None:
+        """The record at a place that the index tells of, if it has the key and is of that topic and time.
+
+        What others have is not decoded: the index tells of all that have the same hash.
+        """
+        if not self._log.is_marked(position) or not begin_ms <= self._log.store_timestamp(position) <= end_ms:
+            return None
+        try:
+            name, properties = self._log.name_and_properties(position)
+            if name != topic or key not in properties or key not in tags_and_keys(properties)[1]:
+                return None
+            return self._log.record(position)
+        except (NotFoundError, StoreCorrupt):
+            return None

@@ -117,7 +117,8 @@ QUEUE_AND_PHYSICAL_OFFSET: Final = struct.Struct(">qq")
 STORE_TIMESTAMP_AND_HOST: Final = struct.Struct(">q8s")
 STORE_TIMESTAMP: Final = struct.Struct(">q")
 
-_PROPERTIES_LENGTH = struct.Struct(">H")
+#: Stands between topic and properties.
+PROPERTIES_LENGTH: Final = struct.Struct(">H")
 _INT = struct.Struct(">i")
 _QUEUE_AND_FLAG = _chosen(("queue_id", "sys_flag"))
 _LOCATING = _chosen(("size", "magic", "body_crc", "sys_flag", "body_length"))
@@ -209,7 +210,7 @@ def encode(
     header = HEADERS[sys_flag & SYS_FLAG_BORN_IPV6]
     version_2 = len(name) > MAX_TOPIC_BYTES_V1
     topic_length = len(name).to_bytes(2 if version_2 else 1, "big")
-    size = header.size + len(body) + len(topic_length) + len(name) + _PROPERTIES_LENGTH.size + len(properties)
+    size = header.size + len(body) + len(topic_length) + len(name) + PROPERTIES_LENGTH.size + len(properties)
     try:
         head = header.pack(
             size,
@@ -232,7 +233,7 @@ def encode(
         )
     except struct.error as error:
         raise InvalidInput("record", "each number within its field", str(error)) from None
-    return b"".join((head, body, topic_length, name, _PROPERTIES_LENGTH.pack(len(properties)), properties))
+    return b"".join((head, body, topic_length, name, PROPERTIES_LENGTH.pack(len(properties)), properties))
 
 
 def pack_host(host: str, port: int) -> bytes:
@@ -296,7 +297,7 @@ def decode(buffer: Buffer, position: int = 0, *, check_crc: bool = True) -> Reco
         body_length,
     ) = HEADERS[sys_flag & _EITHER_IPV6].unpack_from(buffer, position)
     return Record(
-        topic=bytes(buffer[topic_at : properties_at - _PROPERTIES_LENGTH.size]).decode("utf-8", "replace"),
+        topic=bytes(buffer[topic_at : properties_at - PROPERTIES_LENGTH.size]).decode("utf-8", "replace"),
         queue_id=queue_id,
         queue_offset=queue_offset,
         physical_offset=physical_offset,

@@ -32,6 +32,7 @@ from raymq.storage.reading import Reader
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport
 from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
+from raymq.storage.steps import Steps, finish
 from raymq.storage.writing import AppendResult, Stored, Writer
 
 __all__ = ["AppendResult", "Store"]
@@ -283,7 +284,26 @@ class Store:
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int) -> list[Record]:
         """Messages of the topic with that unique key or key, stored within begin..end, newest first."""
-        return self._reader.query(topic, key, begin_ms, end_ms, max_messages)
+        return finish(self.search(topic, key, begin_ms, end_ms, max_messages))
+
+    def search(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int,
+        end_ms: int,
+        max_messages: int,
+        max_bytes: int | None = None,
+    ) -> Steps[list[Record]]:
+        """`query` in steps, none of which takes longer than some milliseconds: see `raymq.storage.steps`.
+
+        Between two of them the store may be used, and written to: what is stored from now on is not found, and what
+        expires may be.
+
+        Args:
+            max_bytes: it ends before the record with which all would be longer than that, unless it is the first one.
+        """
+        return self._reader.search(topic, key, begin_ms, end_ms, max_messages, max_bytes)
 
     def entries(
         self, topic: str, queue_id: int, offset: int, max_entries: int

@@ -46,6 +46,7 @@ from raymq.storage.clock import boottime
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.json_file import DataVersion
 from raymq.storage.record import Record, decode
+from raymq.storage.steps import Steps, finish
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.topic_config import TopicConfig
 from raymq.storage.writing import Stored
@@ -331,8 +332,14 @@ class BrokerCore:
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int) -> list[Record]:
         """Messages of `topic` that carry `key` (or have it as unique key), newest first."""
+        return finish(self.search(topic, key, begin_ms, end_ms, limit))
+
+    def search(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int, max_bytes: int | None = None
+    ) -> Steps[list[Record]]:
+        """`query` in steps, see `Store.search`; TopicNotFound."""
         self.topic(topic)
-        return self.store.query(topic, key, begin_ms, end_ms, limit)
+        return self.store.search(topic, key, begin_ms, end_ms, limit, max_bytes)
 
     def view(self, physical_offset: int) -> Record:
         """The message at a place of the log; MessageNotFound, MessageExpired."""

@@ -18,6 +18,7 @@ from raymq.actors.wire.headers.query import (
     ViewMessageById,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import stepwise
 from raymq.storage.record import Record, decode
 
 MAX_RESULTS = 10_000
@@ -65,17 +66,17 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 def _messages(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
-    def query(_: ServerConnection, request: Command) -> Command:
+    async def query(_: ServerConnection, request: Command) -> Command:
         header = QueryMessage.read(request)
         limit = min(MAX_RESULTS, max(1, header.max_num))
-        found = core.query(header.topic, header.key, header.begin_timestamp, header.end_timestamp, limit)
-        if not found:
-            raise MessageNotFound("can not find message, maybe time range not correct")
+        window = header.begin_timestamp, header.end_timestamp
+        found = await stepwise(core.search(header.topic, header.key, *window, limit, _MAX_RESULT_BYTES))
         body = bytearray()
         for record in found:
-            if len(body) + record.size > _MAX_RESULT_BYTES and body:
-                break
-            body += core.store.raw_at(record.physical_offset)
+            if record.physical_offset >= core.store.min_physical_offset:  # else it expired meanwhile
+                body += core.store.stored(record.physical_offset, record.size)
+        if not body:
+            raise MessageNotFound("can not find message, maybe time range not correct")
         fields = {
             "indexLastUpdateTimestamp": found[0].store_timestamp_ms,
             "indexLastUpdatePhyoffset": core.store.max_physical_offset,
