@@ -14,7 +14,7 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     |   +-- Timeout (TimeoutError)     the answer did not come in time
     +-- UnknownAttribute (InvalidInput)
     +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
-    +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  ProtocolError
+    +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  ProtocolError  WorkFailed
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ __all__ = [
     "TopicExists",
     "TopicNotFound",
     "UnknownAttribute",
+    "WorkFailed",
 ]
 
 
@@ -241,3 +242,13 @@ class SequenceGap(RayMQError):
 
 class ProtocolError(RayMQError):
     """The peer sent what the protocol does not allow, or answered with a code that has no class of its own."""
+
+
+class WorkFailed(RayMQError):
+    """Some work of a consumer fails again and again with what nobody expected: `.work`, `.reason`, `.in_a_row`."""
+
+    def __init__(self, work: str, reason: str, in_a_row: int) -> None:
+        super().__init__(f"{work} failed {in_a_row} times in a row: {reason}")
+        self.work = work
+        self.reason = reason
+        self.in_a_row = in_a_row

@@ -6,6 +6,9 @@ Waking another thread takes longer than most small things that a loop has to hav
 a short call of somebody else's code itself, beside the loop: it leaves the loop, makes the call, and comes back. If the
 call is not as short as it was thought to be, a second thread, which looks every few milliseconds while there are such
 calls, runs the loop from there on, and the first one stands by in its place.
+
+A SystemExit or KeyboardInterrupt that comes out of a task or callback is none of a background loop's business: asyncio
+lets it end the loop, and the loop is run again at once.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
+from raymq.actors.core.backoff import Backoff
+
 _T = TypeVar("_T")
 
 #: How often the second thread looks whether it has to run the loop,
@@ -28,6 +33,8 @@ _LOOK_SECONDS: Final = 0.005
 _PATIENCE_SECONDS: Final = 0.002
 #: and how many looks without a call it has before it sleeps until there is one.
 _IDLE_LOOKS: Final = 20
+#: A loop that was ended from within is run again at once; one that fails again and again, after a wait up to this.
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +65,11 @@ class EventLoopThread:
     def __init__(self, name: str) -> None:
         self.loop = _new_event_loop()
         self._stopping = False
+        #: How often something within the loop raised what ends one, and it was run again.
+        self.failures = 0
+        self.last_failure: BaseException | None = None
+        self.failed_at = 0.0
+        self._pause = Backoff(first=0.001, cap=_LONGEST_PAUSE_SECONDS)
         self._ended = threading.Event()
         self._aside: Callable[[], None] | None = None
         self._standby = _Standby()
@@ -133,18 +145,40 @@ class EventLoopThread:
         """Run the loop and make what calls there are beside it, until it ends, or (False) is run elsewhere."""
         while True:
             self.thread_id = threading.get_ident()
-            self.loop.run_forever()
+            failed = self._run_until_stopped()
             call, self._aside = self._aside, None
-            if call is None or self._stopping:
+            if self._stopping or self.loop.is_closed():
+                return True
+            if call is None:
+                if failed:
+                    continue
                 return True
             self.thread_id = None
             self._standby.begin()
             try:
                 call()
-            except Exception:  # noqa: BLE001 - somebody else's code must not end the loop
+            except BaseException:  # noqa: BLE001 - somebody else's code must not end the loop
                 _log.exception("a call beside the event loop failed")
             if not self._standby.end():
                 return False
+
+    def _run_until_stopped(self) -> bool:
+        """Run the loop; True if what ended it was raised within it, by somebody's task or callback."""
+        began = time.monotonic()
+        try:
+            self.loop.run_forever()
+        except BaseException as error:  # noqa: BLE001 - it is for whoever raised it, and must not end the others' loop
+            self.failures += 1
+            self.last_failure = error
+            self.failed_at = time.time()
+            if self._stopping or self.loop.is_closed():
+                return True
+            _log.error("%s: the event loop was ended by %r and goes on", self._thread.name, error, exc_info=error)
+            if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
+                self._pause.reset()
+            time.sleep(self._pause.next_delay())
+            return True
+        return False
 
     def _end(self) -> None:
         try:

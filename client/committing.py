@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 
 from raymq.client.process_queue import ProcessQueue
 
+_log = logging.getLogger(__name__)
+
 
 class Committing:
-    """Commits of one consumer. `commit` tells a queue's broker, and does not raise. Used on one loop."""
+    """Commits of one consumer. Used on one loop.
 
-    def __init__(self, commit: Callable[[ProcessQueue], Awaitable[None]]) -> None:
+    `commit` tells a queue's broker. What it raises is told to `failed`, and the queue has to be named again.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[ProcessQueue], Awaitable[None]],
+        failed: Callable[[BaseException], object] = lambda error: _log.error("a commit failed", exc_info=error),
+    ) -> None:
         self._commit = commit
+        self._failed = failed
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, due: Iterable[ProcessQueue]) -> None:
@@ -33,4 +44,14 @@ class Committing:
             await asyncio.wait(self._under_way.values())
 
     async def _commit_each(self, processes: list[ProcessQueue]) -> None:
-        await asyncio.gather(*map(self._commit, processes))
+        await asyncio.gather(*map(self._commit_one, processes))
+
+    async def _commit_one(self, process: ProcessQueue) -> None:
+        try:
+            await self._commit(process)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        except BaseException as error:  # noqa: BLE001 - of one queue; the others' commits go on
+            self._failed(error)

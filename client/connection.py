@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import uuid
@@ -27,6 +28,8 @@ from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 #: Gets a request that a broker sent by itself; returns the answer, or None: it is one-way, or for another listener.
@@ -81,6 +84,11 @@ class Connection:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The background event loop, which owns sockets and routes."""
         return self._background().loop
+
+    @property
+    def loop_thread(self) -> EventLoopThread | None:
+        """Who runs that loop; None before its first use."""
+        return self._loop
 
     @property
     def is_on_loop(self) -> bool:
@@ -191,8 +199,15 @@ class Connection:
         return self._loop
 
     def _pushed(self, connection: WireConnection, command: Command) -> Command | None:
-        answers = [listener(connection, command) for listener in list(self._push_listeners)]
-        return next((answer for answer in answers if answer is not None), None)
+        found = None
+        for listener in list(self._push_listeners):
+            try:
+                answer = listener(connection, command)
+            except Exception:  # noqa: BLE001 - one client's; the connection is all clients'
+                _log.exception("a listener to the brokers' own requests failed")
+            else:
+                found = answer if found is None else found
+        return found
 
     async def _through_the_actor(self, address: str, command: Command, timeout: float) -> Command:
         from raymq.client.second_door import invoke

@@ -15,9 +15,10 @@ from typing import Any
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.errors import OffsetOutOfRange, OffsetReset, RayMQError
+from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervision import Failure, Supervisor
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.fetch import Fetched
@@ -28,13 +29,16 @@ from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.delivery import Delivery
 from raymq.client.fetching import EarlyAnswers, fetch
+from raymq.client.health import Aside
 from raymq.client.listener import ListenerRunner
 from raymq.client.membership import Membership
+from raymq.client.message import ReceivedMessage
 from raymq.client.offsets import GroupOffsets
 from raymq.client.process_queue import ProcessQueue
+from raymq.client.queue_backoff import QueueBackoffs
 from raymq.client.queue_locks import QueueLocks
 from raymq.client.rebalance import strategy_named
-from raymq.client.received import received, received_one
+from raymq.client.received import received, received_one, received_singly
 from raymq.client.send_back import SendBack
 from raymq.client.subscription import TagFilter
 from raymq.storage.clock import boottime
@@ -58,6 +62,7 @@ class Consuming:
     def __init__(self, mq: Connection, settings: ConsumerSettings, runner: ListenerRunner) -> None:
         self._mq = mq
         self._settings = settings
+        self._runner = runner
         self._client_id = f"{mq.pool.local_host}@{uuid.uuid4().hex}"
         self._clustering = settings.model is MessageModel.CLUSTERING
         self._locking = settings.ordered and self._clustering
@@ -78,7 +83,10 @@ class Consuming:
             owners=self._sticky,
         )
         self._strategy = strategy_named(settings.strategy)
-        self._committing = Committing(self._commit)
+        self.supervisor = Supervisor(f"consumer of {settings.group}")
+        #: What was passed over because it cannot be read.
+        self.aside = Aside()
+        self._committing = Committing(self._commit, lambda error: self.supervisor.report("commit", error))
         self._offsets = GroupOffsets(mq, settings.group)
         self._locks = QueueLocks(mq, self._client_id, settings.group)
         self.delivery = Delivery(
@@ -88,6 +96,8 @@ class Consuming:
             on_room=self._has_room,
             run_aside=mq.run_aside,
             gate=self._locks if self._locking else None,
+            supervisor=self.supervisor,
+            pass_over=self._pass_over,
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
@@ -96,9 +106,12 @@ class Consuming:
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
         self._fetchers: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = {}
+        self._backoffs = QueueBackoffs(time.monotonic)
+        #: Queues that something is found out about before more is fetched.
+        self._examined: dict[ProcessQueue, asyncio.Task[None]] = {}
         self._rebalance_now = asyncio.Event()
         self._missed_until = 0.0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
     async def start(self) -> None:
@@ -112,24 +125,38 @@ class Consuming:
         await self._membership.heartbeat(strict=True)
         self._mq.listen(self._pushed)
         await self._share_out()
-        self._spawn(self._repeat(_TICK_SECONDS, self._membership.heartbeat))
-        self._spawn(self._keep_assignment())
-        self._spawn(self._repeat(_COMMIT_SECONDS, self._begin_commits))
-        self._spawn(self._repeat(min(_TICK_SECONDS, self._settings.consume_timeout), self._expire_calls))
+        every, expiry = self.supervisor.every, min(_TICK_SECONDS, self._settings.consume_timeout)
+        self._tasks = [
+            every("heartbeat", _TICK_SECONDS, self._membership.heartbeat),
+            self.supervisor.keep("assignment", self._keep_assignment),
+            every("commits", _COMMIT_SECONDS, self._begin_commits),
+            every("expiry of calls", expiry, self._expire_calls),
+        ]
         if self._locking:
-            self._spawn(self._locks.keep(lambda: self._queues, self._heard_of_locks))
+            self._tasks.append(
+                self.supervisor.keep("locks", lambda: self._locks.keep(lambda: self._queues, self._heard_of_locks))
+            )
 
     async def stop(self, timeout: float) -> None:
         """Let running listeners end (at most `timeout` seconds), commit, leave the group."""
         self._stopping = True
         self._mq.unlisten(self._pushed)
-        for task in [*self._fetchers.values(), *self._tasks]:
+        for task in [*self._fetchers.values(), *self._tasks, *self._examined.values()]:
             task.cancel()
         await self.delivery.stop(timeout)
         await self._commit_all()
         if self._locking:
             await self._locks.unlock({*self._queues, *self._leaving})
         await self._membership.leave()
+
+    def failures_of_loops(self) -> list[Failure]:
+        """What ended an event loop that this consumer needs, from within; it was run again."""
+        loops = {"the connection's event loop": self._mq.loop_thread, "the listener's event loop": self._runner.loop}
+        return [
+            Failure(name, repr(loop.last_failure), loop.failures, 0, loop.failed_at)
+            for name, loop in loops.items()
+            if loop is not None and loop.failures
+        ]
 
     # -- assignment -----------------------------------------------------------------------------------------------
 
@@ -169,7 +196,7 @@ class Consuming:
             except RayMQError as error:
                 _log.debug("route of %s: %s", topic, error)
                 mine.update(queue for queue in self._queues if queue.topic == topic)
-                settled = False
+                settled = settled and isinstance(error, TopicNotFound)
                 continue
             mine.update(self._strategy(queues, members, self._client_id, self._membership.owners))
             others.update(queues)
@@ -183,7 +210,7 @@ class Consuming:
             if queue.broker not in brokers:
                 self._missed_until = time.monotonic() + _RETURN_SECONDS
             await self._let_go(queue)
-        new = mine - set(self._queues)
+        new = {queue for queue in mine - set(self._queues) if self._backoffs.is_due(queue)}
         may_take = {queue for queue in new if queue not in self._leaving}
         if self._locking and may_take:
             may_take = await self._locks.lock(may_take)
@@ -198,6 +225,9 @@ class Consuming:
                 offset = await self._offsets.first(queue, self._settings.consume_from, self._settings.consume_timestamp)
                 if self._clustering:
                     await self._offsets.commit(queue, offset)
+        except (TopicNotFound, QueueNotFound) as error:  # deleted, or not made yet: what does not depend on it goes on
+            self._gone(queue, error)
+            return True
         except RayMQError as error:  # not "no offset": come back later rather than start somewhere
             _log.debug("position of %s: %s", queue, error)
             return False
@@ -218,7 +248,7 @@ class Consuming:
     def _let_go_later(self, queue: MessageQueue) -> None:
         process = self._queues.pop(queue)
         self.delivery.drop(queue)
-        task = asyncio.get_running_loop().create_task(self._hand_over(process))
+        task = self.supervisor.keep("handing over of a queue", lambda: self._hand_over(process))
         self._leaving[queue] = task
         task.add_done_callback(lambda _: self._leaving.pop(queue, None))
 
@@ -247,8 +277,11 @@ class Consuming:
         for broker in brokers | set(self._fetchers):
             if broker not in self._fetchers and not self._stopping:
                 self._changed[broker] = asyncio.Event()
-                self._fetchers[broker] = asyncio.get_running_loop().create_task(self._keep_fetching(broker))
+                self._fetchers[broker] = self._begin_fetching(broker)
             self._changed[broker].set()
+
+    def _begin_fetching(self, broker: str) -> asyncio.Task[None]:
+        return self.supervisor.keep(f"fetches from {broker}", lambda: self._keep_fetching(broker))
 
     async def _keep_fetching(self, broker: str) -> None:
         """Fetch all queues of one broker, again and again; a change of the queues ends the fetch under way."""
@@ -267,6 +300,7 @@ class Consuming:
                 if call.done():
                     call.result()
                     backoff.reset()
+                    self.supervisor.succeeded(f"fetches from {broker}")
             except RayMQError as error:
                 _log.debug("fetch from %s: %s", broker, error)
                 await asyncio.sleep(backoff.next_delay())
@@ -276,7 +310,11 @@ class Consuming:
 
     def _with_room(self, broker: str) -> list[ProcessQueue]:
         """The queues of a broker of which more may be fetched; of the others `_has_room` will tell."""
-        processes = [process for process in self._queues.values() if process.queue.broker == broker]
+        processes = [
+            process
+            for process in self._queues.values()
+            if process.queue.broker == broker and self._backoffs.is_due(process.queue) and process not in self._examined
+        ]
         for process in processes:
             process.waits_for_room = not process.has_room
         self.delivery.settle()
@@ -288,22 +326,36 @@ class Consuming:
         group = settings.group if self._clustering else None
         session = f"{self._client_id}:{settings.group}:{broker}"
         limits = (settings.fetched_messages, MAX_ANSWER_BYTES)
+        #: Queues of which this fetch may bring more, although they could not take what it brought before that.
+        unread: set[ProcessQueue] = set()
 
         def arrived(parts: list[Fetched]) -> None:
             for part in parts:
-                self._arrived(processes[part.index], part)
+                process = processes[part.index]
+                if process in unread:
+                    continue
+                try:
+                    self._arrived(process, part)
+                except Exception as error:  # noqa: BLE001 - of this queue; what the others got is theirs
+                    unread.add(process)
+                    self._unreadable(process, error)
 
-        async def fetch_(seconds: float, **options: Any) -> None:
-            wanted = [self._wanted(process) for process in processes]
-            arrived(await fetch(self._mq, broker, session, wanted, *limits, seconds, group, self._client_id, **options))
+        def one_arrived(index: int, record: memoryview) -> None:
+            process = processes[index]
+            if process in unread:
+                return
+            try:
+                self._one_arrived(process, record)
+            except Exception as error:  # noqa: BLE001 - as above
+                unread.add(process)
+                self._unreadable(process, error)
 
-        try:
-            await fetch_(
-                _PARK_SECONDS,
-                on_early=EarlyAnswers(arrived, lambda index, record: self._one_arrived(processes[index], record)),
-            )
-        except StoreCorrupt:
-            await fetch_(0.0, check_crc=True)
+        wanted = [self._wanted(process) for process in processes]
+        on_early = EarlyAnswers(arrived, one_arrived)
+        last = fetch(
+            self._mq, broker, session, wanted, *limits, _PARK_SECONDS, group, self._client_id, on_early=on_early
+        )
+        arrived(await last)
 
     def _wanted(self, process: ProcessQueue) -> Wanted:
         queue = process.queue
@@ -314,9 +366,13 @@ class Consuming:
         if process.dropped:
             return
         if part.error is not None:
-            self._refused(process, part.error)
-            return
-        messages, sizes = received(part, process.queue), part.sizes.tolist()
+            raise part.error
+        self._deliver(process, received(part, process.queue), part.sizes.tolist(), part.next_offset)
+
+    def _deliver(
+        self, process: ProcessQueue, messages: list[ReceivedMessage], sizes: list[int], next_offset: int
+    ) -> None:
+        self._backoffs.succeeded(process.queue)
         wanted = self._filters[process.queue.topic]
         if wanted.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
@@ -325,7 +381,7 @@ class Consuming:
             self.delivery.add_one(process, messages[0], sizes[0])
         else:
             self.delivery.add(process, messages, sizes)
-        process.next_offset = max(process.next_offset, part.next_offset)
+        process.next_offset = max(process.next_offset, next_offset)
         if messages:  # other queues take their turn first: this one goes behind them
             self._queues[process.queue] = self._queues.pop(process.queue)
         elif not process.has_room:  # what is filtered out uses up no limit of the fetch, which goes on without it
@@ -339,16 +395,116 @@ class Consuming:
         if len(self._queues) > 1:
             self._queues[process.queue] = self._queues.pop(process.queue)
 
-    def _refused(self, process: ProcessQueue, error: RayMQError) -> None:
-        """A queue cannot be read from where it should be."""
-        if isinstance(error, OffsetOutOfRange):
-            low, high = error.min_offset, error.max_offset
-            _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
-            process.next_offset = low if process.next_offset < low else high
-        elif isinstance(error, OffsetReset):
+    def _unreadable(self, process: ProcessQueue, error: Exception) -> None:
+        """A queue cannot be read from where it should be, or what came of it cannot be taken."""
+        queue = process.queue
+        if process.dropped:
+            return
+        if isinstance(error, OffsetReset):
             self._move(process, error.offset)
+        elif isinstance(error, OffsetOutOfRange):
+            self._examine(process, lambda: self._find_place(process, error))
+        elif isinstance(error, TopicNotFound | QueueNotFound):
+            self._gone(queue, error)
+            self._rebalance_now.set()
+        elif isinstance(error, RayMQError) and not isinstance(error, StoreCorrupt):
+            self._leave_alone(queue, error)
         else:
-            raise error
+            if not isinstance(error, StoreCorrupt):
+                self.supervisor.report("fetch of a queue", error)
+            self._examine(process, lambda: self._read_singly(process))
+        if queue.broker in self._changed:  # what is still to come of this fetch is not what has to come next
+            self._changed[queue.broker].set()
+
+    def _leave_alone(self, queue: MessageQueue, error: Exception) -> float:
+        """Do without a queue for a while, longer each time; the others go on. Returns the seconds."""
+        seconds = self._backoffs.failed(queue)
+        _log.info("%s cannot be read, again in %.1f s: %s", queue, seconds, error)
+        if queue.broker in self._changed:
+            asyncio.get_running_loop().call_later(seconds, self._changed[queue.broker].set)
+        return seconds
+
+    def _gone(self, queue: MessageQueue, error: Exception) -> None:
+        """Its broker does not have it (any more): it is not ours, unless it comes back."""
+        _log.info("%s is not there: %s", queue, error)
+        self._leave_alone(queue, error)
+        self._missed_until = time.monotonic() + _RETURN_SECONDS
+        self._committed.pop(queue, None)
+        self._unsaved.pop(queue, None)
+        if self._queues.pop(queue, None) is not None:
+            self.delivery.drop(queue)
+
+    def _examine(self, process: ProcessQueue, find_out: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Fetch nothing more of a queue until something was found out; the others go on meanwhile."""
+        if process in self._examined:
+            return
+
+        async def until_known() -> None:
+            while not process.dropped:
+                try:
+                    await find_out()
+                except (TopicNotFound, QueueNotFound) as error:
+                    self._gone(process.queue, error)
+                    self._rebalance_now.set()
+                except OffsetReset as reset:
+                    self._move(process, reset.offset)
+                except RayMQError as error:
+                    await asyncio.sleep(self._leave_alone(process.queue, error))
+                else:
+                    return
+
+        def known(_: asyncio.Task[None]) -> None:
+            self._examined.pop(process, None)
+            self._has_room(process)
+
+        self._examined[process] = task = self.supervisor.keep("examination of a queue", until_known)
+        task.add_done_callback(known)
+
+    async def _find_place(self, process: ProcessQueue, error: OffsetOutOfRange) -> None:
+        """Where to go on in a queue that does not reach to where the next fetch should begin.
+
+        Below it: at its minimum. Beyond it, it is not the queue that it was (a topic that was deleted and made anew, a
+        broker that lost its newest messages): where the group is by the broker's book, else at the minimum. Never at
+        its end: what was stored meanwhile may be new.
+        """
+        low, high = error.min_offset, error.max_offset
+        _log.warning("%s: offset %d is outside %d..%d", process.queue, process.next_offset, low, high)
+        if process.next_offset < low:
+            process.next_offset = low
+            return
+        committed = await self._offsets.committed(process.queue) if self._clustering else None
+        if not process.dropped:
+            self._move(process, low if committed is None or not low <= committed <= high else committed)
+
+    async def _read_singly(self, process: ProcessQueue) -> None:
+        """Read on where something cannot be read, record by record; pass over exactly what is damaged."""
+        queue, settings = process.queue, self._settings
+        session = f"{self._client_id}:{settings.group}:{queue}"
+        limits = (settings.fetched_messages, MAX_ANSWER_BYTES)
+        wanted = [self._wanted(process)]
+        group = settings.group if self._clustering else None
+        parts = await fetch(
+            self._mq, queue.broker, session, wanted, *limits, 0.0, group, self._client_id, check_crc=True
+        )
+        if process.dropped or not parts:
+            return
+        part = parts[0]
+        if isinstance(part.error, StoreCorrupt):
+            offset = process.next_offset if part.error.queue_offset is None else part.error.queue_offset
+            self._pass_over(queue, offset, part.error)
+            process.next_offset = max(process.next_offset, offset + 1)
+            return
+        if part.error is not None:
+            raise part.error
+        messages, sizes, bad = received_singly(part, queue)
+        for offset, error in bad:
+            self._pass_over(queue, offset, error)
+        self._deliver(process, messages, sizes, part.next_offset)
+
+    def _pass_over(self, queue: MessageQueue, offset: int, error: BaseException) -> None:
+        """A message cannot be read: it is told and counted, and what is behind it goes on."""
+        _log.error("%s: the message at offset %d cannot be read and is passed over: %s", queue, offset, error)
+        self.aside.add(queue, offset, error)
 
     def _move(self, process: ProcessQueue, offset: int) -> None:
         """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""
@@ -399,14 +555,3 @@ class Consuming:
 
     async def _expire_calls(self) -> None:
         self.delivery.expire_calls()
-
-    async def _repeat(self, seconds: float, duty: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            with contextlib.suppress(RayMQError):
-                await duty()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -13,7 +13,6 @@ A call that comes alone, to a listener that is quick, is made by the loop's own 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections import deque
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervision import Supervisor
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.lanes import Lane, Levels, OrderedLane, UnorderedLane, all_succeeded
 from raymq.client.listener import ListenerRunner
@@ -75,6 +75,8 @@ class Delivery:
         on_room: called with a queue that `waits_for_room` when it has some.
         run_aside: lets the loop's thread make a call by itself, if it can (`EventLoopThread.run_aside`).
         gate: has to let each call pass; None: nothing does.
+        supervisor: is told what nobody expected, and keeps what must go on.
+        pass_over: is told of a message that cannot be read when it should be given back: its queue, offset, and why.
     """
 
     def __init__(
@@ -86,15 +88,19 @@ class Delivery:
         on_room: Callable[[ProcessQueue], None],
         run_aside: Callable[[Callable[[], None]], bool] | None = None,
         gate: Gate | None = None,
+        supervisor: Supervisor | None = None,
+        pass_over: Callable[[MessageQueue, int, BaseException], None] = lambda *_: None,
     ) -> None:
         self._settings = settings
+        self._supervisor = supervisor or Supervisor(f"consumer of {settings.group}")
         self._runner = runner
         self._send_back = send_back
         self._on_room = on_room
         self._gate = gate
+        self._pass_over = pass_over
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run)
+        self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run, self._failed)
         self._most_calls = settings.threads * _CALLS_PER_THREAD
         self._run_aside = run_aside
         self._pace = Pace(self._clock)
@@ -194,9 +200,21 @@ class Delivery:
             self._take_turn(lane)
         self._pump()
 
+    def _failed(self, error: BaseException) -> None:
+        """Something around a call failed that nobody expected to. Any thread."""
+        self._supervisor.report("listener call", error)
+
     def pause(self) -> None:
-        """Begin no further call; the queues stay owned, and fill up to their limits."""
+        """Begin no further call; the queues stay owned, and fill up to their limits.
+
+        What was handed to the threads and has not begun is taken back.
+        """
         self._paused = True
+        for call in reversed(self._threads.withdraw()):
+            self._end(call)
+            if not call.lane.process.dropped:
+                call.lane.put_back(call.messages)
+                self._take_turn(call.lane)
 
     def resume(self) -> None:
         """The reverse of `pause`."""
@@ -216,6 +234,8 @@ class Delivery:
             if not self._calls and not self._returning:
                 break
             await asyncio.sleep(0.01)
+        for task in list(self._returning):  # what is not given back is not committed either: it comes again
+            task.cancel()
 
     def expire_calls(self) -> None:
         """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
@@ -289,22 +309,32 @@ class Delivery:
             self._is_aside = False
 
     def _run(self, call: _Call) -> None:
-        """On a thread of its own, or beside the loop."""
+        """On a thread of its own, or beside the loop. However it goes, the call ends."""
         levels: Levels | None = None
-        # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
-        if call.lane.process.dropped or self._stopping or not threading.main_thread().is_alive():
-            pass
-        elif self._gate is not None and not self._gate.may_begin(call.lane.process.queue):
-            call.barred = True
-        else:
-            call.started = self._clock()
-            levels = self._runner.call(call.messages)
-            self._pace.took(self._clock() - call.started)
-        self._ended.append((call, levels))
-        if self._is_awaited(call, levels) and not self._settling:
-            self._settling = True
-            with contextlib.suppress(RuntimeError):  # the loop is gone: so is whom to tell
-                self._loop.call_soon_threadsafe(self.settle)
+        try:
+            # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
+            if call.lane.process.dropped or self._stopping or not threading.main_thread().is_alive():
+                pass
+            elif self._gate is not None and not self._gate.may_begin(call.lane.process.queue):
+                call.barred = True
+            else:
+                call.started = self._clock()
+                levels = self._runner.call(call.messages)
+                self._pace.took(self._clock() - call.started)
+        except BaseException as error:  # noqa: BLE001 - nothing may keep a call from ending
+            if call.started is None:
+                call.barred = True
+            elif levels is None:
+                levels = [0] * len(call.messages)
+            self._failed(error)
+        finally:
+            self._ended.append((call, levels))
+            if not self._settling and self._is_awaited(call, levels):
+                self._settling = True
+                try:
+                    self._loop.call_soon_threadsafe(self.settle)
+                except RuntimeError:  # the loop is gone: so is whom to tell
+                    self._settling = False
 
     def _is_awaited(self, call: _Call, levels: Levels | None) -> bool:
         """Whether something waits for what this call did: asked by its thread, when it has said so."""
@@ -340,6 +370,13 @@ class Delivery:
 
     def _finish(self, call: _Call, levels: Levels) -> None:
         self._end(call)
+        try:
+            self._decide(call, levels)
+        except Exception as error:  # noqa: BLE001 - one message that cannot be looked at must not hold up the others
+            self._supervisor.report("outcome of a call", error)
+            self._decide_singly(call, levels)
+
+    def _decide(self, call: _Call, levels: Levels) -> None:
         lane, process = call.lane, call.lane.process
         if self._settings.on_outage is not None and self._stays_out(call, levels):
             lane.put_back(call.messages)
@@ -351,6 +388,18 @@ class Delivery:
             for message, level in decision.returned:
                 self._give_back(process, message, level)
             self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
+        self._tell_of_room(process)
+        self._take_turn(lane)
+
+    def _decide_singly(self, call: _Call, levels: Levels) -> None:
+        """Of a call whose messages cannot be judged together: what succeeded is done, what failed is given back."""
+        lane, process = call.lane, call.lane.process
+        for message, level in zip(call.messages, levels, strict=True):
+            if level is None:
+                process.finish(message.queue_offset)
+            else:
+                self._give_back(process, message, level)
+        lane.forget_call()
         self._tell_of_room(process)
         self._take_turn(lane)
 
@@ -371,15 +420,22 @@ class Delivery:
 
     def _give_back(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
         if self._settings.model is MessageModel.BROADCASTING:
-            _log.warning("broadcast: the listener failed on %s; it is not retried", message.message_id)
+            _log.warning("broadcast: the listener failed on %s at %d", process.queue, message.queue_offset)
             process.finish(message.queue_offset)
             return
-        task = self._loop.create_task(self._return(process, message, level))
+        task = self._supervisor.keep("send-back", lambda: self._return(process, message, level))
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)
 
     async def _return(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
         """It stays in flight, and uncommitted, until its broker has it back."""
+        try:
+            message.message_id, message.physical_offset  # noqa: B018 - decodes it
+        except Exception as error:  # noqa: BLE001 - damaged around its body: nobody could ask for it again
+            self._pass_over(process.queue, message.queue_offset, error)
+            process.finish(message.queue_offset)
+            self._tell_of_room(process)
+            return
         dead = await self._send_back(message, level)
         process.finish(message.queue_offset)
         self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, [message])
@@ -399,5 +455,5 @@ class Delivery:
         for message in messages:
             try:
                 self._settings.trace(TraceEvent(state, message))
-            except Exception:  # noqa: BLE001 - a watcher's fault must not stop what it watches
-                _log.exception("the trace hook failed")
+            except BaseException as error:  # noqa: BLE001 - a watcher's fault must not stop what it watches
+                self._supervisor.report("trace hook", error)

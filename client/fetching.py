@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,6 +59,21 @@ async def address_of(mq: Connection, topic: str, broker: str) -> str:
     raise BrokerUnavailable(broker, f"it is in no route of {topic}")
 
 
+async def address_among(mq: Connection, topics: Iterable[str], broker: str) -> str:
+    """Where a broker listens, by whichever of `topics` has it in its route: one that is gone hides no broker.
+
+    Raises:
+        TopicNotFound, BrokerUnavailable: no route of them knows it.
+    """
+    problem: RayMQError = BrokerUnavailable(broker, "no topic is read there")
+    for topic in dict.fromkeys(topics):
+        try:
+            return await address_of(mq, topic, broker)
+        except RayMQError as error:
+            problem = error
+    raise problem
+
+
 async def fetch(
     mq: Connection,
     broker: str,
@@ -87,7 +102,7 @@ async def fetch(
     Raises:
         BrokerUnavailable: no answer.
     """
-    address = await address_of(mq, wanted[0].topic, broker)
+    address = await address_among(mq, (want.topic for want in wanted), broker)
     limits = max_messages, max_bytes, wait_seconds
     goes_on = on_early is not None
     command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)

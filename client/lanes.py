@@ -57,6 +57,9 @@ class Lane(Protocol):
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         """A call did not count (an outage): its messages are as they were before."""
 
+    def forget_call(self) -> None:
+        """A call ended, and its messages are looked after elsewhere."""
+
 
 @dataclass(slots=True)
 class UnorderedLane:
@@ -83,6 +86,9 @@ class UnorderedLane:
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         self.process.put_back(messages)
+
+    def forget_call(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -151,6 +157,11 @@ class OrderedLane:
             self.process.put_back(messages)
         else:
             self._parked[self._running_key].messages.extendleft(reversed(messages))
+        self._running, self._running_key = False, None
+
+    def forget_call(self) -> None:
+        if self._running_key is not None and not self._parked[self._running_key].messages:
+            del self._parked[self._running_key]
         self._running, self._running_key = False, None
 
     def _dies(self, message: ReceivedMessage, level: int | None) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,32 +44,81 @@ Answer = Outcome | Sequence[Outcome] | None
 Listener = Callable[[list[ReceivedMessage]], Answer | Awaitable[Answer]]
 
 
+#: Whose listener runs here: in the thread or the task that calls it, and in what these begin.
+_calling: ContextVar[ListenerRunner | None] = ContextVar("raymq_listener", default=None)
+
+
 class ListenerRunner:
-    """Calls a listener and reads its answer. Thread-safe; a coroutine function runs on an event loop of its own."""
+    """Calls a listener and reads its answer. Thread-safe; what it has to await runs on an event loop of its own.
+
+    Whether something has to be awaited its answer says: a coroutine function is only one of the things that return an
+    awaitable.
+    """
 
     def __init__(self, listener: Listener) -> None:
         if not callable(listener):
             raise TypeError("listener must be callable")
         self._listener = listener
+        self._starting = threading.Lock()
+        self._closed = False
         self._loop: EventLoopThread | None = None
-        if inspect.iscoroutinefunction(listener):
-            self._loop = EventLoopThread("raymq-listener")
+
+    @property
+    def is_caller(self) -> bool:
+        """Whether who asks is the listener itself, in one of its calls."""
+        return _calling.get() is self
+
+    @property
+    def loop(self) -> EventLoopThread | None:
+        """Where it awaits, once it had to."""
+        return self._loop
 
     def call(self, messages: list[ReceivedMessage]) -> list[int | None]:
         """Per message None if it succeeded, else the delay level of its retry (0 the ladder, -1 the dead letters)."""
+        token = _calling.set(self)
         try:
             answer: Any = self._listener(messages)
-            if self._loop is not None:
-                answer = self._loop.run(answer)
+            if answer is ConsumeResult.SUCCESS:
+                return [None] * len(messages)
+            if inspect.isawaitable(answer):
+                answer = self._await(answer)
+            return read_answer(answer, len(messages))
         except BaseException as error:  # noqa: BLE001 - any failure of a user's code is one
             _log.info("the listener failed on %d messages: %r", len(messages), error)
             return [0] * len(messages)
-        return read_answer(answer, len(messages))
+        finally:
+            _calling.reset(token)
 
     def close(self) -> None:
         """End the event loop, if there is one."""
-        if self._loop is not None:
-            self._loop.stop()
+        with self._starting:
+            self._closed = True
+            loop = self._loop
+        if loop is not None:
+            loop.stop()
+
+    def _await(self, answer: Awaitable[Any]) -> Any:
+        with self._starting:
+            if self._loop is None and not self._closed:
+                self._loop = EventLoopThread("raymq-listener")
+            loop = self._loop
+        if loop is None:
+            raise asyncio.CancelledError
+        outcome, error = loop.run(_outcome(answer))
+        if error is not None:
+            raise error
+        return outcome
+
+
+async def _outcome(answer: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """What it comes to. What would end the loop on which others are awaited, too, is an outcome like any other."""
+    task = asyncio.current_task()
+    try:
+        return await answer, None
+    except BaseException as error:
+        if task is None or task.cancelling():  # the loop is ended
+            raise
+        return None, error
 
 
 def read_answer(answer: Any, count: int) -> list[int | None]:

@@ -7,6 +7,7 @@ not fight for the interpreter, and calls that wait for something by as many as t
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,17 +15,28 @@ from typing import Generic, TypeVar
 
 _Call = TypeVar("_Call")
 
+_log = logging.getLogger(__name__)
+
 
 class ListenerThreads(Generic[_Call]):
-    """Makes each call by `run(call)`, which must not raise. Calls are handed over, and it is closed, by one thread.
+    """Makes each call by `run(call)`. Calls are handed over, and it is closed, by one thread.
+
+    What `run` raises ends neither its thread nor other calls: it is logged, and told to `failed`.
 
     The threads are daemons: a program that ends stops its consumers, which wait for what runs.
     """
 
-    def __init__(self, most: int, name: str, run: Callable[[_Call], None]) -> None:
+    def __init__(
+        self,
+        most: int,
+        name: str,
+        run: Callable[[_Call], None],
+        failed: Callable[[BaseException], object] = lambda error: _log.error("a call failed", exc_info=error),
+    ) -> None:
         self._most = most
         self._name = name
         self._run = run
+        self._failed = failed
         self._calls: deque[_Call] = deque()
         #: Each thread that sleeps waits for a lock of its own.
         self._sleeping: list[threading.Lock] = []
@@ -44,12 +56,17 @@ class ListenerThreads(Generic[_Call]):
         else:
             self._wake_one()
 
-    def close(self) -> list[_Call]:
-        """End the threads, each when its call has ended; the calls that were not begun."""
-        self._closed = True
+    def withdraw(self) -> list[_Call]:
+        """Take back what was handed over and not begun, in its order."""
         left = []
         while (call := self._next()) is not None:
             left.append(call)
+        return left
+
+    def close(self) -> list[_Call]:
+        """End the threads, each when its call has ended; the calls that were not begun."""
+        self._closed = True
+        left = self.withdraw()
         while self._sleeping:
             self._sleeping.pop().release()
         return left
@@ -78,7 +95,10 @@ class ListenerThreads(Generic[_Call]):
             if call is not None:
                 if self._calls:
                     self._wake_one()
-                self._run(call)
+                try:
+                    self._run(call)
+                except BaseException as error:  # noqa: BLE001 - the thread is there for all other calls, too
+                    self._failed(error)
             elif self._closed:
                 return
             else:

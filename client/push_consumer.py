@@ -5,7 +5,9 @@ group's dead-letter queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +17,14 @@ from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.consuming import Consuming
+from raymq.client.health import Health, raise_persistent
 from raymq.client.listener import Listener, ListenerRunner
 from raymq.client.offsets import ConsumeFrom
 from raymq.client.subscription import Sql, parse_subscriptions
 from raymq.client.trace import Trace
+
+#: What the last commits and the farewell may take beyond the time for running listeners.
+_STOP_SECONDS = 10.0
 
 
 class PushConsumer(ClientBase):
@@ -103,7 +109,11 @@ class PushConsumer(ClientBase):
         self._listener = listener
         self._runner: ListenerRunner | None = None
         self._consuming: Consuming | None = None
+        self._last_consuming: Consuming | None = None
         self._paused = False
+        self._ended = threading.Event()
+        #: Set when something failed unexpectedly, or the consumer has ended: what `wait` waits for.
+        self._news = threading.Event()
         mq.adopt(self)
 
     def __enter__(self) -> Self:
@@ -130,9 +140,12 @@ class PushConsumer(ClientBase):
         Raises:
             InvalidInput: an SQL expression cannot be read.
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
+            WorkFailed: it runs already, and something of it fails again and again.
             ClientClosed: it was shut down.
         """
         self._check_open()
+        if self._consuming is not None:
+            raise_persistent(self.health.failures)
         if self._consuming is None:
             for wanted in self._settings.filters.values():
                 wanted.check()
@@ -150,27 +163,103 @@ class PushConsumer(ClientBase):
         """`start` for asyncio code."""
         await asyncio.to_thread(self.start)
 
+    @property
+    def health(self) -> Health:
+        """How it fares: what runs for it, what failed although nobody expected that, what could not be read."""
+        consuming = self._consuming or self._last_consuming
+        if consuming is None:
+            return Health(running=False)
+        aside = consuming.aside
+        return Health(
+            running=self._consuming is not None,
+            works=consuming.supervisor.works,
+            failures=[*consuming.supervisor.failures, *consuming.failures_of_loops()],
+            set_aside=aside.count,
+            last_set_aside=aside.last,
+        )
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the consumer was shut down, by another thread or from inside its listener.
+
+        Returns:
+            False if it still runs after `timeout` seconds (None: however long it takes).
+
+        Raises:
+            WorkFailed: something of it fails again and again with what nobody expected. It is tried on all the same.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._news.clear()
+            if self._ended.is_set():
+                return True
+            raise_persistent(self.health.failures)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._news.wait(left)
+
+    async def await_(self, timeout: float | None = None) -> bool:
+        """`wait` for asyncio code."""
+        return await asyncio.to_thread(self.wait, timeout)
+
     def pause(self) -> None:
-        """Call the listener no more until `resume`; running calls end, the queues stay this member's."""
+        """Call the listener no more until `resume`; running calls end, the queues stay this member's.
+
+        When it returns no further call begins.
+        """
         self._paused = True
         if self._consuming is not None:
-            self._mq.loop.call_soon_threadsafe(self._consuming.delivery.pause)
+            self._on_loop(self._consuming.delivery.pause)
 
     def resume(self) -> None:
         """Call the listener again."""
         self._paused = False
         if self._consuming is not None:
-            self._mq.loop.call_soon_threadsafe(self._consuming.delivery.resume)
+            self._on_loop(self._consuming.delivery.resume)
+
+    def _on_loop(self, do: Callable[[], None]) -> None:
+        """Do it on the connection's loop; when this returns it is done, unless the caller is on that loop."""
+        if self._mq.is_on_loop:
+            do()
+            return
+
+        async def done() -> None:
+            do()
+
+        self._mq.run(done())
 
     def shutdown(self, timeout: float = 30.0) -> None:
-        """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group."""
+        """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group.
+
+        From inside the listener it returns at once, since the call that runs cannot be waited for: it ends like any
+        other, what it answers counts, and the rest is done behind it. `wait` tells when.
+        """
         arguments.duration("timeout", timeout)
         self._closed = True
         consuming, self._consuming = self._consuming, None
         if consuming is not None:
-            self._mq.run(consuming.stop(timeout), timeout + 10.0)
-        if self._runner is not None:
-            self._runner.close()
+            self._last_consuming = consuming
+            if self._runner is not None and self._runner.is_caller:
+                name = f"raymq-shutdown-{self.group}"
+                threading.Thread(target=self._stop, args=(consuming, timeout), name=name).start()
+            else:
+                self._stop(consuming, timeout)
+        elif self._runner is None:  # it was never started
+            self._has_ended()
+        elif self._runner is not None and not self._runner.is_caller:
+            self._ended.wait(timeout)
+
+    def _stop(self, consuming: Consuming, timeout: float) -> None:
+        try:
+            self._mq.run(consuming.stop(timeout), timeout + _STOP_SECONDS)
+        finally:
+            if self._runner is not None:
+                self._runner.close()
+            self._has_ended()
+
+    def _has_ended(self) -> None:
+        self._ended.set()
+        self._news.set()
 
     async def ashutdown(self, timeout: float = 30.0) -> None:
         """`shutdown` for asyncio code."""
@@ -182,6 +271,7 @@ class PushConsumer(ClientBase):
 
     async def _begin(self, runner: ListenerRunner) -> Consuming:
         consuming = Consuming(self._mq, self._settings, runner)
+        consuming.supervisor.on_failure(self._news.set)
         try:
             await consuming.start()
         except BaseException:

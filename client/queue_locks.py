@@ -15,7 +15,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import lock as wire_lock
 from raymq.client.connection import Connection
-from raymq.client.fetching import address_of
+from raymq.client.fetching import address_among
 from raymq.client.lock_table import Grant, LockTable
 from raymq.storage.clock import boottime
 
@@ -99,7 +99,7 @@ class QueueLocks:
     async def _ask(self, broker: str, queues: list[MessageQueue]) -> dict[MessageQueue, Grant] | None:
         """What a broker gives of these locks; None if it does not answer."""
         try:
-            address = await address_of(self._mq, queues[0].topic, broker)
+            address = await address_among(self._mq, (queue.topic for queue in queues), broker)
             connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
             command = wire_lock.lock_command(self._client_id, self._group, queues)
             asked_at = boottime()
@@ -111,7 +111,7 @@ class QueueLocks:
 
     async def _unlock(self, broker: str, queues: list[MessageQueue]) -> None:
         try:
-            address = await address_of(self._mq, queues[0].topic, broker)
+            address = await address_among(self._mq, (queue.topic for queue in queues), broker)
             command = wire_lock.unlock_command(self._client_id, self._group, queues)
             await self._mq.pool.request(address, command, _REQUEST_SECONDS)
         except RayMQError as error:

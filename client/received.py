@@ -57,6 +57,25 @@ def received(part: Fetched, queue: MessageQueue) -> list[ReceivedMessage]:
     return messages
 
 
+def received_singly(
+    part: Fetched, queue: MessageQueue
+) -> tuple[list[ReceivedMessage], list[int], list[tuple[int, Exception]]]:
+    """What can be read of a part, looked at record by record and to its end: messages, their sizes in bytes, and of
+    each record that cannot be read its offset and why.
+    """
+    messages, sizes, bad = [], [], []
+    start = 0
+    for size, offset in zip(part.sizes.tolist(), part.offsets.tolist(), strict=True):
+        try:
+            record = decode(part.records[start : start + size], 0)
+            messages.append(ReceivedMessage.from_record(record, queue.broker))
+            sizes.append(size)
+        except Exception as error:  # noqa: BLE001 - whatever keeps it from being read
+            bad.append((offset, error))
+        start += size
+    return messages, sizes, bad
+
+
 def received_one(records: memoryview, start: int, queue: MessageQueue) -> ReceivedMessage:
     """The message in the record that begins there; raises as `received`."""
     version, body_at, topic_at, _, end = locate(records, start, len(records), True)

@@ -144,7 +144,12 @@ class StoreLocked(StoreError):
 
 
 class StoreCorrupt(StoreError):
-    """Bytes on disk are not what was written; `.file` and `.offset` (within the file) say where."""
+    """Bytes on disk are not what was written; `.file` and `.offset` (within the file) say where.
+
+    `.queue_offset` is the damaged record's in its queue, where a queue was read; else None.
+    """
+
+    queue_offset: int | None = None
 
     def __init__(self, file: str, offset: int, reason: str, *, remedy: str | None = None) -> None:
         super().__init__(f"{file} at byte {offset}: {reason}", remedy=remedy)

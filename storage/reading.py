@@ -104,6 +104,7 @@ class Reader:
             if sound == 0:
                 if self._repair.repair(topic, queue_id, int(offsets[0])):
                     return self.read(topic, queue_id, offset, max_messages, max_bytes, tags_codes, check_crc)
+                problem.queue_offset = int(offsets[0])
                 raise problem
             runs = self._runs(positions[:sound], wide[:sound])
             next_offset = int(offsets[sound])

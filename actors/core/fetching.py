@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from raymq.actors.core.long_poll import QueueKey
 from raymq.actors.core.sql_filter import SqlFilter
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, PermissionDenied, QueueNotFound, RayMQError
 from raymq.actors.protocol import PERM_READ
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ class Fetch:
         for place in places:
             if self._max_messages <= 0 or self._max_bytes <= 0:
                 break
-            part = self._moved(place) or self._read(place)
+            part = self._part(place)
             if part.error is not None or part.next_offset != place.offset:
                 parts.append(part)
                 self._failed = self._failed or part.error is not None
@@ -137,6 +140,17 @@ class Fetch:
                 if part.next_offset < part.max_offset:
                     self._behind[place.topic, place.queue_id] = None
         return parts
+
+    def _part(self, place: _Place) -> Part:
+        """What is in one queue. What goes wrong with it, whatever it is, is told of this queue alone."""
+        try:
+            return self._moved(place) or self._read(place)
+        except RayMQError as error:
+            return Part(place.index, place.offset, 0, 0, error=error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue
+            _log.exception("queue %d of %s cannot be read at %d", place.queue_id, place.topic, place.offset)
+            told = RayMQError(f"{type(error).__name__}: {error}")
+            return Part(place.index, place.offset, 0, 0, error=told)
 
     def take_next(self, queue: QueueKey, offset: int, octets: int) -> int | None:
         """Take the one message that was just stored, of so many bytes; the index of its queue among the wanted.
@@ -184,6 +198,4 @@ class Fetch:
                 if offset == 0:
                     return Part(index, 0, 0, 0)
                 return Part(index, offset, 0, 0, error=OffsetOutOfRange(offset, 0, 0))
-            return Part(index, offset, 0, 0, error=error)
-        except RayMQError as error:
             return Part(index, offset, 0, 0, error=error)

@@ -1,0 +1,76 @@
+"""How a consumer fares, as its program may ask it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.actors.errors import WorkFailed
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervision import Failure
+
+#: So many of the messages that were set aside are remembered, the latest ones.
+_REMEMBERED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A message that cannot be read, and was passed over: its queue, its offset there, and why."""
+
+    queue: MessageQueue
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A consumer's health.
+
+    Attributes:
+        running: it was started and not shut down.
+        works: the names of what it has under way in the background.
+        failures: what failed although nobody expected that, and began anew.
+        set_aside: how many messages it passed over because they cannot be read; `last_set_aside` are the latest 100.
+    """
+
+    running: bool
+    works: Sequence[str] = ()
+    failures: Sequence[Failure] = ()
+    set_aside: int = 0
+    last_set_aside: Sequence[SetAside] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it runs, and nothing of it fails again and again."""
+        return self.running and not any(failure.persists for failure in self.failures)
+
+
+class Aside:
+    """What one consumer passed over. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+        self._last: deque[SetAside] = deque(maxlen=_REMEMBERED)
+
+    def add(self, queue: MessageQueue, offset: int, error: BaseException) -> None:
+        """One more."""
+        with self._lock:
+            self.count += 1
+            self._last.append(SetAside(queue, offset, str(error) or repr(error)))
+
+    @property
+    def last(self) -> list[SetAside]:
+        """The latest ones, in their order."""
+        with self._lock:
+            return list(self._last)
+
+
+def raise_persistent(failures: Sequence[Failure]) -> None:
+    """WorkFailed for the first of them that persists."""
+    for failure in failures:
+        if failure.persists:
+            raise WorkFailed(failure.work, failure.error, failure.in_a_row)
