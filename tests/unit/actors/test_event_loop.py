@@ -153,3 +153,44 @@ def test_many_calls_one_after_the_other_and_the_loop_between_them(thread: EventL
     taken = [number for number in range(3_000) if thread.run(one(number), 10)]
     assert thread.run(name(), 10)
     assert made == taken
+
+
+# -- what comes out of somebody's task or callback ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()], ids=repr)
+def test_what_ends_a_loop_from_within_ends_only_its_task(thread: EventLoopThread, error: BaseException) -> None:
+    async def ends() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async def waits() -> str:
+        await asyncio.sleep(0.05)
+        return "went on"
+
+    others = thread.submit(waits())
+    with pytest.raises(type(error)):
+        thread.run(ends(), 10)
+    assert others.result(10) == "went on"
+
+    def callback() -> None:
+        raise error
+
+    for _ in range(3):
+        thread.loop.call_soon_threadsafe(callback)
+    poll_until(lambda: thread.failures == 4)
+    assert thread.run(waits(), 10) == "went on"
+    assert thread.last_failure is error
+
+
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(1), KeyboardInterrupt()], ids=repr)
+def test_what_a_call_beside_the_loop_raises_does_not_end_it(thread: EventLoopThread, error: BaseException) -> None:
+    def call() -> None:
+        raise error
+
+    async def answer() -> int:
+        return 7
+
+    for _ in range(3):
+        begin(thread, call)
+    assert thread.run(answer(), 10) == 7

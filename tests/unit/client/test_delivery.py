@@ -17,6 +17,7 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.pace import Pace
 from raymq.client.process_queue import ProcessQueue
 from raymq.client.subscription import TagFilter
+from tests.polling import poll_until
 from tests.received import QUEUE, message
 
 SECONDS = 5.0
@@ -365,3 +366,82 @@ def test_stopping_waits_for_a_call_beside_the_loop() -> None:
         assert (bench.begun, bench.process.in_flight) == ([], 1), "what was not begun comes again"
 
     run_beside(scenario)
+
+
+def test_a_call_ends_whatever_fails_around_it() -> None:
+    """The loop's thread, or a listener's, may meet an error of ours after the listener has answered."""
+
+    async def scenario(bench: Bench) -> None:
+        def fails(_: float) -> None:
+            raise OverflowError("around the call")
+
+        bench.delivery._pace.took = fails  # type: ignore[method-assign]
+        for offset in range(3):
+            bench.add(offset)
+            bench.end_a_call()
+        bench.delivery.settle()
+        assert bench.finished
+        assert bench.process.commit_offset == 3
+        (failure,) = bench.delivery._supervisor.failures
+        assert (failure.work, failure.count) == ("listener call", 3)
+
+    run(scenario)
+
+
+def test_a_slow_listener_is_called_on_after_thousands_of_slow_calls() -> None:
+    """Waits that grow without a bound overflow after a thousand and more of them."""
+
+    async def scenario(bench: Bench) -> None:
+        bench.delivery._clock = iter(range(10**6)).__next__  # type: ignore[assignment] # each call takes a second
+        for offset in range(3_000):
+            bench.add(offset)
+            bench.end_a_call()
+        bench.delivery.settle()
+        assert bench.finished
+        assert bench.delivery._supervisor.failures == []
+        bench.delivery._clock = asyncio.get_running_loop().time
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_messages_of_a_call_that_cannot_be_judged_are_done_or_given_back(ordered: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        lane = bench.delivery._lanes[QUEUE]
+
+        def fails(*_: object) -> None:
+            raise ValueError("a message that cannot be decoded")
+
+        kind = type(lane)
+        done, kind.done = kind.done, fails  # type: ignore[method-assign]
+        try:
+            bench.add(0)
+            bench.end_a_call()
+            bench.delivery.settle()
+            bench.answer = ConsumeResult.RECONSUME_LATER
+            bench.add(1)
+            bench.end_a_call()
+            bench.delivery.settle()
+            await turns()
+        finally:
+            kind.done = done  # type: ignore[method-assign]
+        assert (bench.returned, bench.finished) == ([(1, 0)], True)
+
+    run(scenario, ordered=ordered)
+
+
+def test_nothing_that_was_handed_over_begins_after_a_pause() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.add(0, 1, 2, 3)
+        poll_until(lambda: bench.begun)
+        bench.delivery.pause()
+        bench.end_a_call()
+        await turns()
+        assert bench.begun == [0]
+        bench.delivery.resume()
+        for _ in range(3):
+            bench.end_a_call()
+            await turns()
+        assert bench.begun == [0, 1, 2, 3]
+
+    run(scenario)

@@ -110,3 +110,40 @@ def test_what_was_not_begun_comes_back_from_closing(make: Make) -> None:
     threads.submit(3)
     go_on.set()
     poll_until(lambda: made == [0])
+
+
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_what_a_call_raises_ends_no_thread(error: BaseException) -> None:
+    made: list[int] = []
+    told: list[BaseException] = []
+
+    def run(call: int) -> None:
+        made.append(call)
+        raise error
+
+    threads = ListenerThreads(1, "calls", run, told.append)
+    for call in range(50):
+        threads.submit(call)
+    poll_until(lambda: len(told) == 50)
+    assert made == list(range(50))
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("calls_")]) == 1
+    threads.close()
+
+
+def test_what_was_not_begun_is_taken_back_in_its_order(make: Make) -> None:
+    go_on = threading.Semaphore(0)
+    begun: list[int] = []
+
+    def run(call: int) -> None:
+        begun.append(call)
+        go_on.acquire()
+
+    threads = make(1, run)
+    for call in range(4):
+        threads.submit(call)
+    poll_until(lambda: begun)
+    assert threads.withdraw() == [1, 2, 3]
+    go_on.release()
+    threads.submit(4)
+    go_on.release()
+    poll_until(lambda: begun == [0, 4])

@@ -1,0 +1,92 @@
+"""What a listener may be, and what it may raise: one call's failure, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from raymq.client import ConsumeResult
+from raymq.client.listener import ListenerRunner
+
+OK = ConsumeResult.SUCCESS
+
+
+async def succeed(messages: list[Any]) -> ConsumeResult:
+    await asyncio.sleep(0)
+    return OK
+
+
+class Object:
+    async def __call__(self, messages: list[Any]) -> ConsumeResult:
+        return await succeed(messages)
+
+
+class Later:
+    """An awaitable that is no coroutine."""
+
+    def __await__(self) -> Iterator[Any]:
+        yield from asyncio.sleep(0).__await__()
+        return OK
+
+
+def returns_an_awaitable(messages: list[Any]) -> Awaitable[ConsumeResult]:
+    return Later()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "listener", [succeed, Object(), lambda messages: succeed(messages), returns_an_awaitable], ids=str
+)
+def test_whatever_returns_an_awaitable_is_awaited(listener: Any) -> None:
+    runner = ListenerRunner(listener)
+    try:
+        assert runner.call([1, 2]) == [None, None]  # type: ignore[list-item]
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()], ids=repr
+)
+def test_what_an_async_listener_raises_fails_its_own_call_alone(error: BaseException) -> None:
+    async def listener(messages: list[Any]) -> ConsumeResult:
+        await asyncio.sleep(0.001)
+        if messages == ["bad"]:
+            raise error
+        return OK
+
+    runner = ListenerRunner(listener)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            levels = list(pool.map(runner.call, [["bad"] if n % 3 == 0 else ["good"] for n in range(60)]))
+        assert levels == [[0] if n % 3 == 0 else [None] for n in range(60)]
+        assert runner.loop is not None
+        assert runner.loop.failures == 0
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_listener_knows_that_it_is_the_caller(asynchronous: bool) -> None:
+    seen: list[bool] = []
+
+    def plain(_: list[Any]) -> ConsumeResult:
+        seen.append(runner.is_caller)
+        return OK
+
+    async def awaited(messages: list[Any]) -> ConsumeResult:
+        return await asyncio.to_thread(plain, messages)
+
+    runner = ListenerRunner(awaited if asynchronous else plain)
+    try:
+        thread = threading.Thread(target=runner.call, args=([1],))
+        thread.start()
+        thread.join()
+        assert seen == [True]
+        assert not runner.is_caller
+    finally:
+        runner.close()
