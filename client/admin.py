@@ -57,6 +57,7 @@ class Admin(ClientBase):
         read_queues: int | None = None,
         write_queues: int | None = None,
         permission: int | None = None,
+        dry_run: bool = False,
     ) -> None:
         """Change a topic on every broker that has it; what is None stays.
 
@@ -65,11 +66,12 @@ class Admin(ClientBase):
             read_queues, write_queues: one of the two alone. To take queues away, write fewer first, and read fewer
                 when the rest is consumed.
             permission: a sum of 4 (read) and 2 (write).
+            dry_run: raise what the change would, and change nothing.
 
         Raises:
             TopicNotFound, InvalidInput.
         """
-        self._run(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission))
+        self._run(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
 
     async def aupdate_topic(
         self,
@@ -80,9 +82,10 @@ class Admin(ClientBase):
         read_queues: int | None = None,
         write_queues: int | None = None,
         permission: int | None = None,
+        dry_run: bool = False,
     ) -> None:
         """`update_topic` for asyncio code."""
-        await self._arun(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission))
+        await self._arun(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages on every broker; TopicNotFound if nobody has it."""
@@ -288,6 +291,7 @@ class Admin(ClientBase):
         read_queues: int | None,
         write_queues: int | None,
         permission: int | None,
+        dry_run: bool,
     ) -> None:
         await admin_topics.update(
             self._mq,
@@ -296,6 +300,7 @@ class Admin(ClientBase):
             write_queues=queues if write_queues is None else write_queues,
             permission=permission,
             ordered=ordered,
+            dry_run=dry_run,
         )
 
     async def _group_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:

@@ -50,12 +50,13 @@ async def update(
     write_queues: int | None,
     permission: int | None,
     ordered: bool | None,
+    dry_run: bool = False,
 ) -> None:
     """On every broker that has the topic, each from what it has there."""
     check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
     known = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_config_command, topic))
     addresses = (await mq.routes.get(topic)).addresses
-    for broker, answer in known.items():
+    for broker, answer in known.items() if not dry_run else ():
         command = partial(
             wire_admin.update_topic_command,
             wire_admin.read_topic_config(answer),

@@ -6,6 +6,8 @@ the entry-point group `raymq.commands`, so that this room needs not know them.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -71,6 +73,8 @@ def main_group(
     tls_key_file: str | None,
 ) -> None:
     """RayMQ: durable topics, retries, delays and dead letters on Ray."""
+    if tls_ca_file is None and (tls_cert_file or tls_key_file):
+        raise click.UsageError("--tls-cert-file and --tls-key-file need --tls-ca-file, which turns TLS on")
     tls = Tls(tls_ca_file, tls_cert_file, tls_key_file) if tls_ca_file else None
     ctx.obj = Finder(name_servers, namespace, address, tls, _connect)
 
@@ -109,10 +113,22 @@ def main() -> None:
 
 def run(command: Callable[..., Any]) -> None:
     """Call a click command and end the process with its exit code; our errors are one line on stderr."""
+    out = sys.stdout
     try:
-        command(standalone_mode=False, prog_name="raymq")
+        try:
+            command(standalone_mode=False, prog_name="raymq")
+        finally:
+            sys.stdout.flush()  # what cannot be written is told here, not by the interpreter as it ends
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
+    except SystemExit:
+        if sys.stdout is not out:  # so click says that who reads our output has seen enough, as `head` has
+            _end_quietly()
+        raise
+    except BrokenPipeError:  # the same, found when the rest was written
+        _end_quietly()
+    except OSError as error:
+        _end_quietly(f"error: {error}")
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -122,6 +138,15 @@ def run(command: Callable[..., Any]) -> None:
     except RayMQError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+
+
+def _end_quietly(told: str | None = None) -> None:
+    """End although stdout cannot be written; with what is told the exit code is 1."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends, now
+    if told is not None:
+        with contextlib.suppress(OSError):
+            click.echo(told, err=True)
+    sys.exit(0 if told is None else 1)
 
 
 __all__ = ["Commands", "json_option", "main", "main_group", "run"]

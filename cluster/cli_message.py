@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from raymq.client import Admin, Message, Producer
@@ -22,9 +24,9 @@ def message_commands() -> None:
 @json_option
 @click.pass_obj
 def send_message(finder: Finder, topic: str, body: str, keys: tuple[str, ...], tag: str | None, as_json: bool) -> None:
-    """Send one message to TOPIC."""
+    """Send one message to TOPIC. Bytes of --body that are no text are sent as they are."""
     with finder.connect() as mq, Producer(mq, "raymq-cli") as producer:
-        result = producer.send(Message(topic, body.encode(), tags=tag, keys=keys))
+        result = producer.send(Message(topic, os.fsencode(body), tags=tag, keys=keys))
     print_fields(plain(result), as_json=as_json)
 
 

@@ -97,11 +97,15 @@ def update_topic(
     if not changes:
         raise click.UsageError("nothing to change: give --queues, --permission, --ordered or the like")
     with finder.connect() as mq, Admin(mq) as admin:
-        admin.topic_stats(name)  # TopicNotFound also from a dry run
-        if not dry_run:
-            admin.update_topic(
-                name, queues, ordered, read_queues=read_queues, write_queues=write_queues, permission=perm
-            )
+        admin.update_topic(
+            name,
+            queues,
+            ordered,
+            read_queues=read_queues,
+            write_queues=write_queues,
+            permission=perm,
+            dry_run=dry_run,
+        )
     print_fields({"topic": name, **changes, "updated": not dry_run}, as_json=as_json)
 
 

@@ -1,4 +1,7 @@
-"""How commands print: one JSON value on stdout with --json, else a table; field names are those of the Python API."""
+"""How commands print: one JSON value on stdout with --json, else a table; field names are those of the Python API.
+
+What users and messages name is shown as it is, never read as markup, and cannot steer the terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,45 @@ import base64
 import dataclasses
 import enum
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, TextIO
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from raymq.client import ReceivedMessage
+
+#: Wider than any line: where no person looks at a terminal, nothing is wrapped or cut.
+_NO_TERMINAL_WIDTH: Final = 100_000
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_AND_BREAKS = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to who runs the command."""
+        raise  # noqa: PLE0704 - called where the error is handled
+
+
+def console(out: TextIO | None = None, *, quiet: bool = False) -> Console:
+    """For tables: as wide as the terminal, and as wide as needed where `out` (stdout) is none."""
+    is_terminal = (out or sys.stdout).isatty()
+    return _Console(file=out, width=None if is_terminal else _NO_TERMINAL_WIDTH, quiet=quiet, highlight=False)
+
+
+def cell(value: Any) -> Text:
+    """A value in a table, on one line."""
+    return Text("-" if value is None else _escaped(_CONTROL_AND_BREAKS, str(plain(value))), overflow="fold")
+
+
+def _escaped(which: re.Pattern[str], text: str) -> str:
+    """Control characters, which could steer a terminal, as what Python writes for them."""
+    return which.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def plain(value: Any) -> Any:
@@ -60,10 +93,10 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
         return
     table = Table(box=box.SIMPLE_HEAD)
     for name in rows[0]:
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*("-" if value is None else str(plain(value)) for value in row.values()))
-    Console().print(table)
+        table.add_row(*map(cell, row.values()))
+    console().print(table)
 
 
 def print_fields(fields: Mapping[str, Any], *, as_json: bool) -> None:
@@ -73,5 +106,5 @@ def print_fields(fields: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, fields))
     for name, value in fields.items():
-        shown = plain(value)
-        click.echo(f"{name:<{width}}  {'-' if shown is None else shown}")
+        shown = "-" if value is None else _escaped(_CONTROL, str(plain(value)))
+        click.echo(f"{name:<{width}}  {shown}")

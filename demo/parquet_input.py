@@ -62,7 +62,7 @@ def _rows(path: Path) -> Iterator[tuple[Any, ...]]:
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                 columns = [[_json_value(value) for value in _coarse_times(each).to_pylist()] for each in batch.columns]
                 yield from zip(*columns, strict=True)
-    except (pa.ArrowException, OSError, OverflowError, ValueError) as error:
+    except (pa.ArrowException, OSError, OverflowError, ValueError, LookupError) as error:  # an unknown time zone
         raise not_readable(path, error, _KIND) from error
 
 

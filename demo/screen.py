@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
+from raymq.cluster.output import cell, console
 from raymq.demo.counts import Counts
 
 _SHOWN_SUMMARIES = 8
@@ -43,7 +43,7 @@ class Screen:
     """Writes to `out`; with `quiet` it shows nothing."""
 
     def __init__(self, out: TextIO, *, quiet: bool) -> None:
-        self._console = Console(file=out, quiet=quiet, highlight=False)
+        self._console = console(out, quiet=quiet)
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -72,12 +72,14 @@ class Screen:
 
     def summary(self, rows: Sequence[dict[str, Any]], tag: str | None, measure: str | None) -> None:
         """Spark's aggregate: the largest tags."""
-        table = Table(title=f"events by {tag or 'tag'} (Spark)", box=box.SIMPLE_HEAD)
-        for title in (tag or "tag", "rows", "dead letters", *([f"mean {measure}"] if measure else [])):
-            table.add_column(title, justify="left" if title == (tag or "tag") else "right")
+        first = tag or "tag"
+        table = Table(title=cell(f"events by {first} (Spark)"), box=box.SIMPLE_HEAD)
+        table.add_column(cell(first))
+        for title in ("rows", "dead letters", *([f"mean {measure}"] if measure else [])):
+            table.add_column(cell(title), justify="right")
         for row in rows[:_SHOWN_SUMMARIES]:
             mean = [] if measure is None else ["-" if row["mean"] is None else f"{row['mean']:.2f}"]
-            table.add_row(row["tags"], str(row["rows"]), str(row["dead_letters"]), *mean)
+            table.add_row(cell(row["tags"]), str(row["rows"]), str(row["dead_letters"]), *mean)
         if len(rows) > _SHOWN_SUMMARIES:
             table.add_row(f"... {len(rows) - _SHOWN_SUMMARIES} more", "", "", *([""] if measure else []))
         self._console.print(table)

@@ -350,7 +350,10 @@ class ConnectionPool:
         except (OSError, TimeoutError, ValueError) as error:
             peer.not_before = loop.time() + peer.backoff.next_delay()
             peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError)
-            raise BrokerUnavailable(address, f"cannot connect: {error}") from error
+            reason = str(error) or type(error).__name__
+            if self._tls is not None and peer.no_way and not isinstance(error, TimeoutError):
+                reason += "; is it a TLS port? This client speaks TLS"
+            raise BrokerUnavailable(address, f"cannot connect: {reason}") from error
         peer.backoff.reset()
         peer.no_way = False
         self.local_host = str(transport.get_extra_info("sockname")[0])

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 
 import ray
-from rich.console import Console
 from rich.table import Table
 
 from raymq import cluster
 from raymq.client import Admin, Message, Producer, PullConsumer
 from raymq.cluster import ray_runtime
+from raymq.cluster.output import console
 
 SINGLES = 2_000
 BATCH_MESSAGES = 50_000
@@ -126,7 +126,7 @@ def main() -> None:
     table = Table("what", "value", "unit")
     for row in rows:
         table.add_row(str(row["name"]), f"{row['value']:,}", str(row["unit"]))
-    Console().print(table)
+    console().print(table)
 
 
 if __name__ == "__main__":

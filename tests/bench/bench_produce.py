@@ -24,11 +24,11 @@ import psutil
 import pyarrow as pa
 import ray
 from ray.util.queue import Queue
-from rich.console import Console
 from rich.table import Table
 
 from raymq.client import Admin, Connection, Message, Producer
 from raymq.cluster import ray_runtime
+from raymq.cluster.output import console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
@@ -226,7 +226,7 @@ def report(rows: list[Row], *, as_json: bool) -> None:
             str(row.get("p99", "")),
             ", ".join(map(str, row.get("cpu_us", ()))),  # type: ignore[call-overload]
         )
-    Console().print(table)
+    console().print(table)
 
 
 def main() -> None:

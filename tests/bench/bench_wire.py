@@ -19,13 +19,13 @@ import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection as Pipe
 
-from rich.console import Console
 from rich.table import Table
 
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.cluster.output import console
 
 ECHO, SINK, GIVE = 1, 2, 3
 SMALL, LARGE = 1024, 1024 * 1024
@@ -174,7 +174,7 @@ def main() -> None:
     table = Table("measured", "value")
     for name, value in results.items():
         table.add_row(name, f"{value:,.0f}")
-    Console().print(table)
+    console().print(table)
 
 
 if __name__ == "__main__":
