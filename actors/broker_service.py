@@ -60,7 +60,7 @@ from raymq.actors.wire.invoke import InvokeDoor
 from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
-from raymq.storage.clock import boottime
+from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
@@ -92,7 +92,7 @@ class _Identity:
 class BrokerService:
     """One running broker. Made by `start`, used and stopped on its event loop."""
 
-    def __init__(self, spec: BrokerSpec, node_id: str, store: Store, identity: _Identity) -> None:
+    def __init__(self, spec: BrokerSpec, node_id: str, store: Store, identity: _Identity, steady: SteadyClock) -> None:
         self.spec = spec
         self.store = store
         self.address = f"{spec.host}:{identity.port}"
@@ -110,6 +110,7 @@ class BrokerService:
             cluster=spec.cluster,
             auto_create_topics=spec.auto_create_topics,
             limits=AdmissionLimits(age_seconds=spec.append_wait_ms / 1000),
+            steady=steady,
         )
         self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
         self._producers_saved_to = -1
@@ -186,7 +187,8 @@ class BrokerService:
         try:
             identity.port = int(bound[0].getsockname()[1])
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
-            store = Store.open(directory, config)
+            steady = SteadyClock()
+            store = Store.open(directory, config, due_from_ms=steady.next_ms)
         except BaseException:
             _close(bound)
             raise
@@ -195,7 +197,7 @@ class BrokerService:
                 identity_file,
                 {"name": spec.name, "cluster": spec.cluster, "port": identity.port, "epoch": identity.epoch},
             )
-            service = cls(spec, node_id, store, identity)
+            service = cls(spec, node_id, store, identity, steady)
             await service._listen(bound)
         except BaseException:
             store.close()

@@ -127,11 +127,13 @@ class DueReport:
     """A broker's answer to "deliver what is due": how many went out, when the next one is due, how late they were.
 
     `next_due_ms` is None where nothing waits; `lateness_ms` is the largest of this pass, 0 where nothing went out.
+    `wait_ms` is how long it is until the next one, below 0 where the broker is behind: who asks may have another clock.
     """
 
     delivered: int
     next_due_ms: int | None
     lateness_ms: int
+    wait_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from typing import Any
 
 import ray
@@ -18,6 +17,7 @@ from raymq.actors import handles
 from raymq.actors.core.pacing import IDLE_SECONDS, Pace
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import DueReport, SchedulerSpec
+from raymq.storage.clock import boottime
 
 #: A call that is under way for longer is given up; its outcome does not matter, the next one asks again.
 _CALL_SECONDS = 10.0
@@ -30,7 +30,7 @@ class Scheduler:
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self._spec = spec
-        self._paces = {broker: Pace(time.time) for broker in spec.brokers}
+        self._paces = {broker: Pace(boottime) for broker in spec.brokers}
         self._under_way: dict[Any, tuple[str, float]] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -67,7 +67,7 @@ class Scheduler:
         for ref in ready:
             broker, _ = self._under_way.pop(ref)
             self._take(broker, ref)
-        now = time.monotonic()
+        now = boottime()
         for ref, (broker, began) in list(self._under_way.items()):
             if now - began > _CALL_SECONDS:
                 del self._under_way[ref]
@@ -76,7 +76,7 @@ class Scheduler:
     def _ask(self, broker: str) -> None:
         try:
             handle = handles.find(broker, self._spec.namespace)
-            self._under_way[handle.deliver_due.remote(os.getpid())] = (broker, time.monotonic())
+            self._under_way[handle.deliver_due.remote(os.getpid())] = (broker, boottime())
         except RayMQError as error:
             _log.warning("%s", error)
             self._paces[broker].failed()

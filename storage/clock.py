@@ -8,6 +8,7 @@ begins anew when the machine starts: what has to last longer is wall time.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -15,3 +16,23 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boottime() -> float:
     """Seconds since the machine started, those that it slept included. Any thread."""
     return time.clock_gettime(_BOOTTIME)
+
+
+class SteadyClock:
+    """Wall time as it was when this was made, going on as the machine's time does: seconds. Any thread.
+
+    What waits for a while, and is written down with the time at which it is over, goes by this: a step of the wall
+    clock neither ends it early nor holds it up. A new process begins with the wall clock as it is then.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boottime) -> None:
+        self._elapsed = elapsed
+        self._began = wall() - elapsed()
+
+    def __call__(self) -> float:
+        """Now."""
+        return self._began + self._elapsed()
+
+    def next_ms(self) -> int:
+        """The millisecond that begins next: what waits from then on waits long enough by the wall clock, too."""
+        return int(self() * 1000) + 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -84,6 +84,8 @@ class Dispatcher:
                 fileutil.remove_tree(path)  # Recovery finds it missing, and makes it anew from the log.
         #: The log up to here is dispatched.
         self.dispatched_to = 0
+        #: The clock from which what is stored now waits its delay level; None: its store time.
+        self.due_from_ms: Callable[[], int] | None = None
         self._log_min = 0
         self._unswept: list[tuple[str, int]] | None = None
 
@@ -153,10 +155,13 @@ class Dispatcher:
         *,
         queued: npt.NDArray[np.bool_] | None = None,
         index_after: int = -1,
+        anew: bool = False,
     ) -> None:
         """Write the queue entries and keys of records that are in the log.
 
         Args:
+            anew: they are stored just now, so that they wait their delay level from now on. Of others, whose entries
+                are made once more, nothing is known but their store times, which a clock that was ahead has stopped.
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
@@ -164,7 +169,9 @@ class Dispatcher:
         for group in batch.groups:
             members: slice | Int64s = slice(None) if group.members is None else group.members
             if group.topic == SCHEDULE_TOPIC:
-                entries["tags_code"][members] = timestamps_ms[members] + self.delay_ms(group.queue_id)
+                clock = self.due_from_ms if anew else None
+                from_ms: int | Int64s = timestamps_ms[members] if clock is None else clock()
+                entries["tags_code"][members] = from_ms + self.delay_ms(group.queue_id)
             if queued is not None:
                 members = np.arange(len(batch))[members]
                 members = members[queued[members]]
@@ -191,7 +198,8 @@ class Dispatcher:
         """Write the entry and the keys of one of these records, now that it is in the log."""
         record, (topic, queue_id), _, tags_code, key_hashes = single
         if topic == SCHEDULE_TOPIC:
-            tags_code = timestamp_ms + self.delay_ms(queue_id)
+            from_ms = timestamp_ms if self.due_from_ms is None else self.due_from_ms()
+            tags_code = from_ms + self.delay_ms(queue_id)
         queue.append(physical_offset, len(record), tags_code)
         failpoint("dispatch.one_before_index")
         self.index.put_record(key_hashes, physical_offset, timestamp_ms)

@@ -52,7 +52,14 @@ class Store:
         retention: the rules of `delete_expired`.
     """
 
-    def __init__(self, directory: Path, config: StoreConfig, read_only: bool, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: StoreConfig,
+        read_only: bool,
+        now_ms: Callable[[], int],
+        due_from_ms: Callable[[], int] | None,
+    ) -> None:
         self.directory = directory
         self._read_only = read_only
         self._closed = False
@@ -70,6 +77,7 @@ class Store:
         self.retention = Retention(self.config.retention_hours, self.config.delete_at_hour)
         self._log = log = parts.log
         self._dispatcher = parts.dispatcher
+        self._dispatcher.due_from_ms = due_from_ms
         self._reader = Reader(log, self._dispatcher, QueueRepair(log, self._dispatcher, parts.deleted_topics))
         self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
         self._derived = threading.Lock()
@@ -107,13 +115,15 @@ class Store:
         read_only: bool = False,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        due_from_ms: Callable[[], int] | None = None,
     ) -> Store:
         """Open a directory, new or not, and recover it.
 
         Args:
             read_only: take no lock and write nothing; it shows what is there at this moment, and what a kill has left
                 out of queues and index is added in memory alone.
-            now_ms: the clock of store times.
+            now_ms: the clock of store times, which never go back, whatever it does.
+            due_from_ms: the clock from which messages wait their delay level; None: their store times.
 
         Raises:
             StoreLocked: another process or another Store of this one has it.
@@ -123,7 +133,7 @@ class Store:
         path = Path(directory)
         if read_only and not path.is_dir():
             raise InvalidInput("directory", "a store directory", str(path))
-        return cls(path, config or StoreConfig(), read_only, now_ms)
+        return cls(path, config or StoreConfig(), read_only, now_ms, due_from_ms)
 
     # ---- writing
 

@@ -83,7 +83,7 @@ class Writer:
         try:
             physical_offsets = self._log.append(batch, queue_offsets, timestamp_ms)
             self._dispatcher.dispatch(
-                batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64)
+                batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64), anew=True
             )
         except BaseException as error:
             self._fail(start, error)

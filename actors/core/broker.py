@@ -66,7 +66,10 @@ def _nobody_waits(_: Sequence[tuple[str, int]]) -> None:
 
 
 class BrokerCore:
-    """One broker over its open store. `clock` is wall time in seconds, `elapsed` measures leases."""
+    """One broker over its open store.
+
+    `clock` is wall time in seconds, `steady` the same without its steps (None: it has none), `elapsed` measures leases.
+    """
 
     def __init__(
         self,
@@ -77,15 +80,17 @@ class BrokerCore:
         auto_create_topics: bool = False,
         limits: AdmissionLimits | None = None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
         elapsed: Callable[[], float] = boottime,
     ) -> None:
         self.name = name
         self.store = store
         self.clock = clock
+        self._steady = steady or clock
         self._auto_create_topics = auto_create_topics
         #: Called with the (topic, queue id) pairs that got messages; the service wakes parked fetches by it.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
-        self.schedule = Schedule(store, clock, self._append)
+        self.schedule = Schedule(store, self._steady, self._append)
         self.timers = Timers(name, store, clock, self._append)
         self.recall = Recall(name, store, self.timers, clock, self._append).recall
         self.dead_letters = DeadLetters(store, self.ensure_group, self._append)
@@ -96,8 +101,8 @@ class BrokerCore:
         self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append)
         self.staging = Staging(store, self._append)
-        self.pop = Pop(store, clock, self.redelivery.bury)
-        self.producers = ProducerTable(clock)
+        self.pop = Pop(store, self._steady, self.redelivery.bury)
+        self.producers = ProducerTable(self._steady)
         self.admission = Admission(time.monotonic, limits)
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
@@ -290,11 +295,16 @@ class BrokerCore:
 
     def deliver_due(self) -> DueReport:
         """Put everything whose time has come into its real queue, as much as one pass may."""
-        reports = (self.timers.deliver_due(), self.schedule.deliver_due())
+        by_clock = ((self.timers.deliver_due(), self.clock), (self.schedule.deliver_due(), self._steady))
+        waits = [
+            report.next_due_ms - int(clock() * 1000) for report, clock in by_clock if report.next_due_ms is not None
+        ]
+        reports = [report for report, _ in by_clock]
         return DueReport(
             sum(report.delivered for report in reports),
             min((report.next_due_ms for report in reports if report.next_due_ms is not None), default=None),
             max(report.lateness_ms for report in reports),
+            min(waits, default=None),
         )
 
     # -- groups --------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class _History:
 
 
 class ProducerTable:
-    """Used from the broker's thread. `clock` is wall time in seconds."""
+    """Used from the broker's thread. `clock` is wall time without steps, in seconds."""
 
     def __init__(self, clock: Callable[[], float], *, max_lanes: int = MAX_LANES) -> None:
         self._clock = clock
@@ -99,10 +99,11 @@ class ProducerTable:
 
     def expire(self) -> None:
         """Forget the lanes that were silent too long."""
-        oldest = self._clock() - EXPIRY_SECONDS
+        now = self._clock()
         while self._lanes:
             lane, history = next(iter(self._lanes.items()))
-            if history.used > oldest:
+            history.used = min(history.used, now)  # the clock was ahead then: silent since now, for all that is known
+            if history.used > now - EXPIRY_SECONDS:
                 return
             self._lanes.pop(lane)
 

@@ -1,4 +1,4 @@
-"""When the scheduler asks a broker next. No I/O; times are seconds of the wall clock, as due times are."""
+"""When the scheduler asks a broker next. No I/O; times are seconds of a clock that nobody sets."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Pace:
     def answered(self, report: DueReport) -> None:
         """It delivered what was due: ask again when the next is, soon but not at once; at once where it is behind."""
         now = self.clock()
-        due = float("inf") if report.next_due_ms is None else report.next_due_ms / 1000
-        is_behind = due < now - LEAST_SECONDS
-        self._next = due if is_behind else min(max(due, now + LEAST_SECONDS), now + IDLE_SECONDS)
+        wait = IDLE_SECONDS if report.wait_ms is None else report.wait_ms / 1000
+        is_behind = wait < -LEAST_SECONDS
+        self._next = now if is_behind else now + min(max(wait, LEAST_SECONDS), IDLE_SECONDS)
 
     def failed(self) -> None:
         """It did not answer."""

@@ -23,7 +23,7 @@ from raymq.actors.core.pop_request import Popped, PoppedQueue, PopRequest, Taken
 from raymq.actors.naming import dlq_topic
 from raymq.storage import properties as names
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt, StoreError
-from raymq.storage.in_flight import Delivery, GroupQueue
+from raymq.storage.in_flight import Delivery, GroupQueue, Outstanding
 from raymq.storage.record import Record
 from raymq.storage.store import Store
 
@@ -44,7 +44,7 @@ def _nobody_waits(group: str, topic: str, queue_id: int) -> None:
 
 
 class Pop:
-    """All groups that pop on one broker. `clock` is wall time in seconds. Used on the broker's event loop.
+    """All groups that pop on one broker. `clock` is wall time without steps, in seconds. Used on the broker's loop.
 
     `on_ready` is called with group, topic and queue id when messages of a queue may be taken that could not before,
     arrivals apart.
@@ -66,7 +66,7 @@ class Pop:
             if outstanding.next_offset > self._bounds(queue)[1]:  # a loss of power took messages: they come anew
                 store.in_flight.forget(queue)
             else:
-                self._lent[queue] = LentQueue(queue, outstanding)
+                self._lent[queue] = LentQueue(queue, self._anchored(queue, outstanding))
 
     # -- what consumers do ---------------------------------------------------------------------------------------
 
@@ -354,6 +354,16 @@ class Pop:
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
+
+    def _anchored(self, queue: GroupQueue, known: Outstanding) -> Outstanding:
+        """What was lent in an earlier life: by a clock that was ahead of ours, too, no longer than it was lent for."""
+        now_ms = self._now_ms()
+        ahead = {
+            offset: each._replace(visible_at_ms=now_ms + each.visible_at_ms - each.pop_time_ms)
+            for offset, each in known.deliveries.items()
+            if now_ms < each.pop_time_ms < each.visible_at_ms  # the latter not if it was anchored before
+        }
+        return self._store.in_flight.deliver(queue, known.next_offset, ahead) if ahead else known
 
     def _pop_time(self) -> int:
         """The name of deliveries that are made now: never that of one whose handle was made void."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from raymq.actors.core.delivered import delivered_since
 from raymq.actors.core.draft import TIMER_NAMES, Draft, delay_level
+from raymq.actors.core.due_times import DueTimes
 from raymq.actors.core.rewriting import Append, encode_again, join
 from raymq.actors.naming import SCHEDULE_TOPIC
 from raymq.actors.protocol import DueReport, Placed
@@ -32,13 +33,14 @@ _MAX_PER_PASS = 1_000
 
 
 class Schedule:
-    """The delay levels of one broker. `clock` is wall time in seconds."""
+    """The delay levels of one broker. `clock` is wall time without steps, in seconds: `SteadyClock`."""
 
     def __init__(self, store: Store, clock: Callable[[], float], append: Append) -> None:
         self._store = store
         self._clock = clock
         self._append = append
         self._delays_ms = delay_levels.parse(store.config.delay_levels)
+        self._due_times = [DueTimes(delay_ms) for delay_ms in self._delays_ms]
         self._recover()
 
     @property
@@ -101,8 +103,9 @@ class Schedule:
             return 0, 0, None
         if not len(due_ms):
             return 0, 0, None
-        # An entry due later than a full delay from now was stored before the clock was set back: it goes out now.
-        waits = (due_ms > now_ms) & (due_ms <= now_ms + self._delays_ms[level - 1])
+        end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+        due_ms = self._due_times[level - 1].of(begin, due_ms, end, now_ms)
+        waits = due_ms > now_ms
         count = int(np.argmax(waits)) if waits.any() else len(due_ms)
         if count:
             self._deliver(level, begin, count)

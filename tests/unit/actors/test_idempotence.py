@@ -150,3 +150,19 @@ def test_a_producers_lane_counts_what_was_stored_and_begins_anew_when_in_doubt()
     lane.begin_epoch()
     assert lanes.of(MessageQueue("t", "a", 0)).sequence(2) == sequence(0, 2, epoch=1)
     assert SequenceLanes().producer != SequenceLanes().producer
+
+
+def test_a_lane_that_was_used_while_the_clock_was_ahead_does_not_stop_the_expiry_of_all(
+    table: ProducerTable, clock: FakeClock
+) -> None:
+    """Fault 13.29."""
+    month = 30 * 86_400.0
+    clock.advance(month)
+    store(table, 0, lane=("ahead", "t", 0))
+    clock.advance(-month)
+    store(table, 0, lane=("p", "t", 1))
+    table.expire()
+    assert len(table) == 2
+    clock.advance(EXPIRY_SECONDS + 1)
+    table.expire()
+    assert len(table) == 0
