@@ -16,7 +16,8 @@ class ServerLimits:
         connections: one more is closed at once.
         connection_request_bytes: of requests of one connection that are not answered yet; each counts with its body
             and 1 KiB.
-        total_request_bytes: the same of all connections, large frames that are still arriving included.
+        total_request_bytes: the same of all connections, and of frames above 16 KiB that are still arriving what has
+            arrived.
         write_high_bytes, write_low_bytes: a peer that leaves more than the first of its answers unread is not read
             from until it is below the second.
         idle_seconds: a connection that says nothing for this long is closed (serverChannelMaxIdleTimeSeconds of

@@ -1,18 +1,25 @@
 """Cutting a byte stream into commands.
 
-Bytes arrive in a buffer that the reader offers: a scratch buffer that connections of one loop share, or, within a frame
-that is longer than `_LARGE_BYTES`, that frame's own memory, so that a large body is never copied.
+Bytes arrive in a buffer that the reader offers: a scratch buffer that connections of one loop share, or, within a large
+frame of which `_OWN_BYTES` have arrived, that frame's own memory. It grows fourfold as it fills, so that a connection
+holds about what has arrived and not what was announced, and of a large body at most a third is copied.
 """
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Iterator
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, Buffer, Command, decode
 
-#: A frame above this that has not arrived whole gets memory of its own.
+#: A frame above this that has not arrived whole is a large one.
 _LARGE_BYTES = 16 * 1024
+#: When so much of a large frame has arrived it gets memory of its own.
+_OWN_BYTES = 64 * 1024
+#: A frame's own memory is at most so many times what has arrived.
+_GROWTH = 4
 #: What one read takes at most, large frames apart.
 SCRATCH_BYTES = 256 * 1024
 
@@ -23,20 +30,22 @@ def make_scratch() -> memoryview:
 
 
 def _memory(count: int) -> memoryview:
-    """Memory for a large frame: from Arrow's pool, which has the last frame's pages at hand where malloc gets new ones.
+    """Memory for a large frame, whose pages are given as they are written.
 
-    Imported here: what never has a large frame, such as most name servers, does without Arrow.
+    From Arrow's pool, which has the last frame's pages at hand where the system gives new ones; but what does without
+    Arrow, such as a name server, does not load it because somebody sends a large frame.
     """
-    from pyarrow import allocate_buffer
-
-    return memoryview(allocate_buffer(count)).cast("B")
+    pyarrow = sys.modules.get("pyarrow")
+    if pyarrow is None:
+        return memoryview(mmap.mmap(-1, count))
+    return memoryview(pyarrow.allocate_buffer(count)).cast("B")
 
 
 class FrameReader:
     """Offers `buffer()`, is told by `received()` how much of it was filled, and gives the commands one by one.
 
-    Between the three it holds at most what one read brought and one frame. A large frame takes memory only at the
-    `buffer()` after its length was seen, and the system gives the pages as they fill.
+    Between the three it holds at most what one read brought, and of one large frame four times what has arrived; the
+    system gives the pages of that as they fill.
     """
 
     def __init__(
@@ -62,17 +71,43 @@ class FrameReader:
         """Whether a frame has begun and not ended."""
         return bool(self.large_bytes) or len(self._pending) > self._position or self._whole is not None
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the large frame that has begun."""
+        return len(self._pending) if self._large is None else len(self._large)
+
+    @property
+    def next_memory_bytes(self) -> int:
+        """The memory that the large frame that has begun will have after the next `buffer`."""
+        if self._large is None:
+            begun = len(self._pending) - LENGTH.size
+            # What has arrived whole, and what follows it, waits for `next`.
+            if begun < _OWN_BYTES or begun >= self.large_bytes:
+                return len(self._pending)
+        elif self._filled < len(self._large):
+            return len(self._large)
+        else:
+            begun = self._filled
+        return min(self.large_bytes, max(SCRATCH_BYTES, _GROWTH * begun))
+
     def buffer(self) -> memoryview:
         """Where the next bytes go; valid until `received`, and only if that comes before any other reader's turn."""
         if not self.large_bytes:
             return self._scratch
-        if self._large is None:
-            self._large = _memory(self.large_bytes)
-            begun = self._pending[LENGTH.size :]
-            self._filled = len(begun)
-            self._large[: self._filled] = begun
-            self._pending = bytearray()
-        return self._large[self._filled :]
+        large, count = self._large, self.next_memory_bytes
+        if large is None:
+            if count == len(self._pending):
+                return self._scratch
+            begun = memoryview(self._pending)[LENGTH.size :]
+        elif count > len(large):
+            begun = large
+        else:
+            return large[self._filled :]
+        large = self._large = _memory(count)
+        self._filled = len(begun)
+        large[: self._filled] = begun
+        self._pending = bytearray()
+        return large[self._filled :]
 
     def received(self, count: int) -> None:
         """The first `count` bytes of `buffer()` have arrived."""
@@ -93,7 +128,7 @@ class FrameReader:
             whole, self._whole = self._whole, None
             return decode(whole, self._max_header_bytes)
         if self._large is not None:
-            if self._filled < len(self._large):
+            if self._filled < self.large_bytes:
                 return None
             large, self._large, self.large_bytes = self._large, None, 0
             return decode(large, self._max_header_bytes)
@@ -103,7 +138,7 @@ class FrameReader:
             if not 0 < length <= self._max_frame_bytes:
                 raise ProtocolError(f"a frame of {length} bytes is outside 1..{self._max_frame_bytes}")
             if len(self._pending) >= start + length:
-                self._position = start + length
+                self._position, self.large_bytes = start + length, 0
                 with memoryview(self._pending) as view, view[start : start + length] as frame:
                     command = decode(frame, self._max_header_bytes)
                     command.body = bytes(command.body)

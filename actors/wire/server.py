@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import socket
@@ -26,6 +27,7 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import FrameReader, make_scratch
+from raymq.actors.wire.room import Room
 from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.writing import FrameWriter
 
@@ -35,7 +37,11 @@ Handler = Callable[["ServerConnection", Command], Answer | Awaitable[Answer]]
 Authorize = Callable[["ServerConnection", Command], None]
 
 
-_SWEEP_SECONDS = 5.0
+_SWEEP_SECONDS = 1.0
+#: While there is no room for other frames, one of which nothing comes for so long loses its connection.
+_STILL_SECONDS = 5.0
+#: So many of those that wait for room look again at a time.
+_WOKEN = 64
 #: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
 _LAST_WITHOUT_GO_AWAY = 441
 #: What a request counts beside its body, for the objects that stand for it.
@@ -91,7 +97,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._request_bytes = 0
-        self._admitted_bytes = 0
+        self._is_arriving = False
         self._yielding = False
         #: The other end, "host:port".
         self.peer = ""
@@ -131,7 +137,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport = self._writer = None
         self._writable.set()
         self._server.left(self)
-        self._server.give_back(self._admitted_bytes)
+        if self._is_arriving:
+            self._arrived()
         for task in self._tasks:
             task.cancel()
         for future in self._waiting.values():
@@ -233,6 +240,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         begun = loop.time()
         try:
             while self._may_serve() and (command := self._reader.next()) is not None:
+                if self._is_arriving:
+                    self._arrived()
                 self._receive(command)
                 if self._reader.inside_a_frame and loop.time() - begun > self._server.limits.slice_seconds:
                     self._yielding = True
@@ -243,24 +252,18 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.close()
         if self._transport is None or self._transport.is_closing():
             return
-        large = self._reader.large_bytes
-        if not large:
-            self._server.give_back(self._admitted_bytes)
-            self._admitted_bytes = 0
-        elif not self._admitted_bytes and self._server.take(large):
-            self._admitted_bytes = large
-        admitted = large == self._admitted_bytes
+        admitted = self._may_arrive()
         if not self._yielding and admitted and self._may_serve():
             inside = self._reader.inside_a_frame
             self.frame_begun = (self.frame_begun or self.last_read) if inside else None
-            self._server.waiting_for_room.discard(self)
+            self._server.waiting_for_room.pop(self, None)
             if not self._transport.is_reading():
                 self.last_read = loop.time()  # its silence was ours
                 self._transport.resume_reading()
             return
         self.frame_begun = None
-        if not (admitted and self._server.has_room):
-            self._server.waiting_for_room.add(self)
+        if not (admitted and self._server.room.is_there):
+            self._server.waiting_for_room[self] = None
         if self._transport.is_reading():
             self._transport.pause_reading()
 
@@ -270,8 +273,22 @@ class ServerConnection(asyncio.BufferedProtocol):
             and not self._transport.is_closing()
             and self._writable.is_set()
             and self._request_bytes <= self._server.limits.connection_request_bytes
-            and (self._admitted_bytes > 0 or self._server.has_room)
+            and (self._is_arriving or self._server.room.is_there)
         )
+
+    def _may_arrive(self) -> bool:
+        """Count what has arrived of a large frame; whether there is room for more of it."""
+        reader = self._reader
+        if not reader.large_bytes:
+            return True
+        self._is_arriving = True
+        return self._server.room.arriving(self, reader.memory_bytes, reader.next_memory_bytes, reader.large_bytes)
+
+    def _arrived(self) -> None:
+        """No large frame of this connection is arriving any more."""
+        self._is_arriving = False
+        self._server.room.ended(self)
+        self._server.wake_waiting()
 
     def _receive(self, command: Command) -> None:
         if command.is_response:
@@ -291,7 +308,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return False
         code, opaque = asked
         promptly = getattr(server.handlers.get(code), "promptly", None)
-        if promptly is None or server.draining or server.authorize is not None or not server.has_room:
+        if promptly is None or server.draining or server.authorize is not None or not server.room.is_there:
             return False
         answered = False
 
@@ -331,7 +348,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if result is not None and not isinstance(result, Command):
             held = _REQUEST_BYTES + len(request.body)
             self._request_bytes += held
-            server.hold(held)
+            server.room.hold(held)
             task = server.loop.create_task(self._finish(request, result))
             self._tasks.add(task)
             task.add_done_callback(lambda done: self._finished(done, held))
@@ -385,14 +402,15 @@ class Server:
         self.limits = limits or ServerLimits()
         self.authorize = authorize
         self.connections: set[ServerConnection] = set()
-        #: Those that are not read from until `has_room`.
-        self.waiting_for_room: set[ServerConnection] = set()
+        #: Those that are not read from until there is room.
+        self.waiting_for_room: dict[ServerConnection, None] = {}
         self.draining = False
         self.loop = asyncio.get_running_loop()
         #: Where all connections read into, one after the other.
         self.scratch = make_scratch()
         self._tls = tls
-        self._request_bytes = 0
+        self._waking = False
+        self.room = Room(self.limits.total_request_bytes, self.loop.time)
         self._left = asyncio.Event()
         self._listeners: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
@@ -436,40 +454,44 @@ class Server:
     def left(self, connection: ServerConnection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
-        self.waiting_for_room.discard(connection)
+        self.waiting_for_room.pop(connection, None)
         self._left.set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether all requests under way together are below their limit."""
-        return self._request_bytes <= self.limits.total_request_bytes
-
-    def hold(self, count: int) -> None:
-        """Count the bytes of a request that is under way."""
-        self._request_bytes += count
-
-    def take(self, count: int) -> bool:
-        """`hold`, if there is room; one alone always has."""
-        if self._request_bytes and self._request_bytes + count > self.limits.total_request_bytes:
-            return False
-        self.hold(count)
-        return True
-
     def give_back(self, count: int) -> None:
-        """The reverse of `hold` and `take`; who waited for room goes on."""
-        if count:
-            self._request_bytes -= count
-            if self.waiting_for_room and self.has_room:
-                for connection in self.waiting_for_room:
-                    self.loop.call_soon(connection.go_on)
+        """A request that held so many bytes is answered; who waited for room goes on."""
+        self.room.give_back(count)
+        self.wake_waiting()
+
+    def wake_waiting(self) -> None:
+        """Have those that wait for room look again soon."""
+        if self.waiting_for_room and self.room.is_there and not self._waking:
+            self._waking = True
+            self.loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        """A few, in the order in which they came; more of them only if one of these went on."""
+        self._waking = went_on = False
+        for connection in list(itertools.islice(self.waiting_for_room, _WOKEN)):
+            del self.waiting_for_room[connection]
+            connection.go_on()  # who still has to wait does so behind the others
+            went_on |= connection not in self.waiting_for_room
+        if went_on:
+            self.wake_waiting()
 
     async def _sweep(self) -> None:
         limits = self.limits
         while True:
             await asyncio.sleep(min(_SWEEP_SECONDS, limits.frame_seconds / 4, limits.idle_seconds / 4))
             now = self.loop.time()
+            slow = self.room.late() if self.waiting_for_room else None
             for connection in list(self.connections):
                 begun = connection.frame_begun
                 late = begun is not None and now - begun > limits.frame_seconds
+                if self.waiting_for_room and begun is not None:
+                    # What stands still while others wait holds room that they need.
+                    late |= connection is slow or now - connection.last_read > _STILL_SECONDS
                 if late or now - connection.last_read > limits.idle_seconds:
                     connection.close()
+            if slow is not None:
+                self.room.end_turn()
+            self.wake_waiting()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tracemalloc
 
 import pytest
@@ -68,21 +69,64 @@ def test_half_a_surrogate_pair_becomes_a_question_mark(text: str, serialization:
 def test_a_large_body_is_received_in_place() -> None:
     data = encoded(Command(1, {"a": "b"}, bytes(range(256)) * 4096))
     reader = FrameReader()
-    reader.buffer()[:1000] = data[:1000]
-    reader.received(1000)
+    begun = SCRATCH_BYTES
+    reader.buffer()[:begun] = data[:begun]
+    reader.received(begun)
     assert reader.next() is None
-    assert reader.large_bytes == len(data) - 4
+    assert (reader.large_bytes, reader.memory_bytes) == (len(data) - 4, begun)
     place = reader.buffer()
-    assert len(place) == len(data) - 1000, "one read may bring all the rest"
-    place[:] = data[1000:]
+    assert len(place) == 3 * (begun - 4), "one read may bring so much"
+    place[:] = data[begun : begun + len(place)]
     reader.received(len(place))
+    assert reader.next() is None
+    rest = reader.buffer()
+    rest[:] = data[-len(rest) :]
+    reader.received(len(rest))
     received = reader.next()
     assert received is not None
     assert received.body == bytes(range(256)) * 4096
     assert isinstance(received.body, memoryview)
-    assert received.body.obj is place.obj, "not copied"
+    assert received.body.obj is rest.obj, "not copied"
     assert reader.next() is None
     assert reader.large_bytes == 0
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_a_reader_holds_about_what_has_arrived(arrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.21: not what was announced, whether Arrow is loaded or not."""
+    if not arrow:
+        monkeypatch.delitem(sys.modules, "pyarrow")
+    reader = FrameReader()
+    data = encoded(Command(1, body=bytes(range(256)) * 60_000))
+    position = 0
+    while position < len(data):
+        place = reader.buffer()
+        assert len(place) <= reader.memory_bytes or len(place) == SCRATCH_BYTES
+        assert reader.memory_bytes <= max(SCRATCH_BYTES, 4 * position)
+        count = min(len(place), len(data) - position, 50_000)
+        place[:count] = data[position : position + count]
+        reader.received(count)
+        position += count
+        received = reader.next()
+        assert (received is None) == (position < len(data))
+    assert received is not None
+    assert received.body == bytes(range(256)) * 60_000
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 400_000), max_size=4), st.lists(st.integers(1, 300_000), max_size=40))
+def test_large_frames_come_through_any_cuts_also_where_next_is_asked_late(bodies: list[int], cuts: list[int]) -> None:
+    data = b"".join(encoded(Command(n, body=bytes(size))) for n, size in enumerate(bodies))
+    reader, received = FrameReader(), []
+    for number, cut in enumerate([*cuts, *[len(data)] * 40]):
+        place = reader.buffer()
+        count = min(cut, len(place), len(data))
+        place[:count] = data[:count]
+        reader.received(count)
+        data = data[count:]
+        while (number % 2 or reader.large_bytes or not data) and (command := reader.next()) is not None:
+            received.append((command.code, len(command.body)))
+    assert received == list(enumerate(bodies))
 
 
 def test_a_body_owns_its_memory() -> None:
