@@ -131,6 +131,11 @@ class BrokerCore:
             last = lease.messages()[0].store_timestamp_ms
         return QueueRange(low, high, last)
 
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether the topic exists here and has a queue of that id."""
+        config = self.store.topic_configs.get(topic)
+        return config is not None and 0 <= queue_id < _queues(config)
+
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """A queue's minimum and maximum offset; TopicNotFound, QueueNotFound."""
         self._check_queue(topic, queue_id, _queues(self.topic(topic)))

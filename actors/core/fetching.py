@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.filtered_reading import read_filtered
+from raymq.actors.core.filtered_reading import Scan, read_filtered
 from raymq.actors.core.filters import Filter
 from raymq.actors.core.long_poll import QueueKey
 from raymq.actors.core.sql_filter import SqlFilter
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, PermissionDenied, QueueNotFound, RayMQError
 from raymq.actors.protocol import PERM_READ
+
+#: A fetch that met so many queues that cannot be read is answered with these.
+MAX_ERRORS: Final = 100
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +102,7 @@ class Fetch:
         ]
         self._by_queue: dict[QueueKey, _Place] = {(place.topic, place.queue_id): place for place in self._places}
         self._behind: dict[QueueKey, None] = {}
+        self._filters = any(place.filter.sql is not None for place in self._places)
 
     @property
     def queues(self) -> Collection[QueueKey]:
@@ -125,26 +131,36 @@ class Fetch:
         places = self._places
         if arrived is not None:
             places = [self._by_queue[queue] for queue in {**self._behind, **dict.fromkeys(arrived)}]
+        elif self._filters:  # those before may be used up by then: not always the same ones behind them
+            first = random.randrange(len(places))
+            places = places[first:] + places[:first]
         self._behind = {}
+        behind: dict[QueueKey, None] = {}
+        scan = Scan()
         parts: list[Part] = []
+        errors = 0
         for place in places:
-            if self._max_messages <= 0 or self._max_bytes <= 0:
+            if self._max_messages <= 0 or self._max_bytes <= 0 or errors >= MAX_ERRORS:
                 break
-            part = self._part(place)
+            part = self._part(place, scan)
             if part.error is not None or part.next_offset != place.offset:
                 parts.append(part)
+                errors += part.error is not None
                 self._failed = self._failed or part.error is not None
                 self._max_messages -= len(part.sizes)
                 self._max_bytes -= int(part.sizes.sum())
                 place.offset = part.next_offset
                 if part.next_offset < part.max_offset:
-                    self._behind[place.topic, place.queue_id] = None
+                    behind[place.topic, place.queue_id] = None
+            elif part.next_offset < part.max_offset:  # nothing of it was looked at: it comes first then
+                self._behind[place.topic, place.queue_id] = None
+        self._behind |= behind
         return parts
 
-    def _part(self, place: _Place) -> Part:
+    def _part(self, place: _Place, scan: Scan) -> Part:
         """What is in one queue. What goes wrong with it, whatever it is, is told of this queue alone."""
         try:
-            return self._moved(place) or self._read(place)
+            return self._moved(place) or self._read(place, scan)
         except RayMQError as error:
             return Part(place.index, place.offset, 0, 0, error=error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue
@@ -179,7 +195,7 @@ class Fetch:
         target = core.offsets.heed_reset(self._group, topic, queue_id, place.offset)
         return None if target is None else Part(place.index, place.offset, 0, 0, error=OffsetReset(target))
 
-    def _read(self, place: _Place) -> Part:
+    def _read(self, place: _Place, scan: Scan) -> Part:
         core, topic, queue_id, index, offset = self._core, place.topic, place.queue_id, place.index, place.offset
         try:
             if not core.topic(topic).perm & PERM_READ:
@@ -189,7 +205,7 @@ class Fetch:
                 return Part(index, high, low, high)
             limits = self._max_messages, self._max_bytes
             with read_filtered(
-                core.store, topic, queue_id, offset, *limits, place.filter, check_crc=self._check_crc
+                core.store, topic, queue_id, offset, *limits, place.filter, check_crc=self._check_crc, scan=scan
             ) as lease:
                 return Part(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)
         except QueueNotFound as error:

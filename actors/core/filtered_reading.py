@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from raymq.actors.core.filters import Filter
@@ -9,11 +11,36 @@ from raymq.actors.core.sql_filter import SqlFilter
 from raymq.storage.lease import Lease
 from raymq.storage.store import Store
 
-#: One call looks at this many messages, or bytes of them, before it answers that it found none so far.
+#: One request looks at this many messages, or bytes of them, before it answers that it found none so far.
 SCAN_MESSAGES = 8_192
 SCAN_BYTES = 16 << 20
 _BATCH_MESSAGES = 2_048
 _BATCH_BYTES = 4 << 20
+#: A batch costs as much as so many of its messages, whatever it holds.
+_BATCH_WORK = 256
+#: So many characters of an expression are about as much work as everything else.
+_WORK_CHARACTERS = 128
+
+
+@dataclass(slots=True)
+class Scan:
+    """How much one request may yet look at through expressions, in all of its queues together.
+
+    Looking at a message counts for more the longer the expression is, so that the loop's time is bounded.
+    """
+
+    messages: int = field(default_factory=lambda: SCAN_MESSAGES)
+    bytes: int = field(default_factory=lambda: SCAN_BYTES)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more may be looked at."""
+        return self.messages <= 0 or self.bytes <= 0
+
+    def looked_at(self, lease: Lease, work: int) -> None:
+        """Count a batch, each of whose messages is so much work."""
+        self.messages -= (len(lease) + _BATCH_WORK) * work
+        self.bytes -= len(lease.records)
 
 
 def read_filtered(
@@ -26,24 +53,35 @@ def read_filtered(
     wanted: Filter,
     *,
     check_crc: bool = True,
+    scan: Scan | None = None,
 ) -> Lease:
     """`Store.read` of the messages that pass `wanted`; raises the same.
 
     Like a read by tags it may return none although more would pass: go on at `next_offset`.
+
+    Args:
+        scan: shared by all queues of a request; None = this one has its own.
     """
     if wanted.sql is None:
         return store.read(topic, queue_id, offset, max_messages, max_bytes, wanted.tags_codes, check_crc=check_crc)
-    scanned_messages = scanned_bytes = 0
-    while True:
-        lease = store.read(topic, queue_id, offset, _BATCH_MESSAGES, _BATCH_BYTES, check_crc=check_crc)
+    scan = Scan() if scan is None else scan
+    work = 1 + len(wanted.sql.expression) // _WORK_CHARACTERS
+    found = Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset)
+    while not len(found) and not scan.is_over:
+        lease = store.read(
+            topic,
+            queue_id,
+            offset,
+            max(min(_BATCH_WORK, _BATCH_MESSAGES), _BATCH_MESSAGES // work),
+            _BATCH_BYTES,
+            check_crc=check_crc,
+        )
         if not len(lease):
             return lease
-        scanned_messages += len(lease)
-        scanned_bytes += len(lease.records)
+        scan.looked_at(lease, work)
         found = _passing(lease, wanted.sql, max_messages, max_bytes)
-        if len(found) or scanned_messages >= SCAN_MESSAGES or scanned_bytes >= SCAN_BYTES:
-            return found
         offset = found.next_offset
+    return found
 
 
 def _passing(lease: Lease, sql: SqlFilter, max_messages: int, max_bytes: int) -> Lease:

@@ -9,6 +9,8 @@ from raymq.storage import json_file
 
 #: The namespace of ordered topics: topic -> "broker:queues;...".
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
+#: Of all names and values. They are rewritten with each change: those of 10,000 ordered topics.
+MAX_CHARACTERS = 1 << 20
 
 
 class KeyValues:
@@ -21,10 +23,13 @@ class KeyValues:
         self._table: dict[str, dict[str, str]] = {str(name): dict(values) for name, values in raw.items()}
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Create or replace."""
+        """Create or replace; InvalidInput if it is more than may be kept."""
         if not namespace or not key:
             raise InvalidInput("namespace" if not namespace else "key", "at least 1 character", "")
         values = {**self._table.get(namespace, {}), key: value}
+        others = sum(_characters(name, each) for name, each in self._table.items() if name != namespace)
+        if others + _characters(namespace, values) > MAX_CHARACTERS:
+            raise InvalidInput("value", f"at most {MAX_CHARACTERS} characters in all entries", len(value))
         self._save({**self._table, namespace: values})
 
     def get(self, namespace: str, key: str) -> str:
@@ -54,3 +59,7 @@ class KeyValues:
     def _save(self, table: dict[str, dict[str, str]]) -> None:
         json_file.save(self._path, {"configTable": table})
         self._table = table
+
+
+def _characters(namespace: str, values: dict[str, str]) -> int:
+    return len(namespace) + sum(len(name) + len(value) for name, value in values.items())

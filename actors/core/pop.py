@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+from raymq.actors.core.filtered_reading import Scan
 from raymq.actors.core.pop_queue import LentQueue
 from raymq.actors.core.pop_reading import read_again, read_new
 from raymq.actors.core.pop_request import Popped, PoppedQueue, PopRequest, Taken
@@ -201,7 +202,7 @@ class Pop:
             position = self._start(queue, asked.from_end) if lent is None else max(lent.next_offset, low)
             position = min(position, high)
             if lent is None or len(lent.deliveries) < MAX_IN_FLIGHT:
-                position = self._take_new(asked, queue_id, position, room, space_bytes, taken)
+                position = self._take_new(asked, queue_id, position, room, space_bytes, taken, popped.scan)
                 popped.unseen |= not taken.offsets and position < high
             if damage is not None and not taken.offsets:
                 raise damage
@@ -225,7 +226,7 @@ class Pop:
         return damage
 
     def _take_new(
-        self, asked: PopRequest, queue_id: int, position: int, room: int, space_bytes: int, taken: Taken
+        self, asked: PopRequest, queue_id: int, position: int, room: int, space_bytes: int, taken: Taken, scan: Scan
     ) -> int:
         """Take from `position` on what there is room for; where to go on."""
         room -= len(taken.offsets)
@@ -233,7 +234,7 @@ class Pop:
         if room <= 0 or space_bytes <= 0:
             return position
         try:
-            return read_new(self._store, asked.topic, queue_id, position, room, space_bytes, asked.wanted, taken)
+            return read_new(self._store, asked.topic, queue_id, position, room, space_bytes, asked.wanted, taken, scan)
         except StoreCorrupt:
             if taken.offsets:
                 return position

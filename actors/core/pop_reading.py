@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from raymq.actors.core.filtered_reading import read_filtered
+from raymq.actors.core.filtered_reading import Scan, read_filtered
 from raymq.actors.core.filters import Filter
 from raymq.actors.core.pop_request import Taken
 from raymq.storage import record as layout
@@ -25,14 +25,15 @@ def read_new(
     space_bytes: int,
     wanted: Filter,
     into: Taken,
+    scan: Scan,
 ) -> int:
-    """Add records from `offset` on to `into`; the offset to go on from.
+    """Add records from `offset` on to `into`, as far as `scan` allows; the offset to go on from.
 
     Raises:
         StoreCorrupt: the record at `offset` is damaged.
     """
     try:
-        lease = read_filtered(store, topic, queue_id, offset, room, space_bytes, wanted)
+        lease = read_filtered(store, topic, queue_id, offset, room, space_bytes, wanted, scan=scan)
     except QueueNotFound:  # nothing was ever written there
         return offset
     with lease:

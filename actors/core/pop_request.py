@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from raymq.actors.core.filtered_reading import Scan
 from raymq.actors.core.filters import EVERYTHING, Filter
 from raymq.storage.record import Buffer
 
@@ -59,9 +60,11 @@ class Popped:
     Attributes:
         rest: how many messages the queues have besides, about.
         unseen: it has passed over as many unwanted messages as one call does; there may be wanted ones behind.
+        scan: how many of them it may yet look at.
     """
 
     pop_time_ms: int
     queues: list[PoppedQueue] = field(default_factory=list)
     rest: int = 0
     unseen: bool = False
+    scan: Scan = field(default_factory=Scan)

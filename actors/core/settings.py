@@ -14,6 +14,8 @@ from raymq.storage import json_file
 from raymq.storage.json_file import DataVersion
 
 MAX_SETTINGS = 1000
+#: Of all names and values that were changed.
+MAX_CHARACTERS = 256 * 1024
 
 
 class Settings:
@@ -63,6 +65,9 @@ class Settings:
         wanted = {name: value for name, value in changes.items() if name not in self._fixed}
         if len(self._changed | wanted) > MAX_SETTINGS:
             raise InvalidInput("settings", f"at most {MAX_SETTINGS} names", len(self._changed | wanted))
+        characters = sum(len(name) + len(value) for name, value in (self._changed | wanted).items())
+        if characters > MAX_CHARACTERS:
+            raise InvalidInput("settings", f"at most {MAX_CHARACTERS} characters in all", characters)
         before = self.all()
         applied: list[str] = []
         try:

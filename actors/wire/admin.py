@@ -34,7 +34,7 @@ def topic_config_command(topic: str) -> Command:
 
 def read_topic_config(answer: Command) -> TopicConfig:
     """The settings in an answer to GET_TOPIC_CONFIG."""
-    told = json_body.read_object(answer.body)
+    told = json_body.read_answer(answer.body)
     return TopicConfig.from_json(told["topicName"], told)
 
 
@@ -81,7 +81,7 @@ def all_groups_command() -> Command:
 
 def read_groups(answer: Command) -> list[str]:
     """The names of the groups in an answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
-    return list(json_body.read_object(answer.body)["subscriptionGroupTable"])
+    return list(json_body.read_answer(answer.body)["subscriptionGroupTable"])
 
 
 def reset_offset_command(group: str, topic: str, timestamp_ms: int) -> Command:
@@ -91,7 +91,7 @@ def reset_offset_command(group: str, topic: str, timestamp_ms: int) -> Command:
 
 def read_reset(answer: Command) -> dict[MessageQueue, int]:
     """Where the group goes on, in an answer to INVOKE_BROKER_TO_RESET_OFFSET."""
-    table = json_body.read_object(answer.body)["offsetTable"]
+    table = json_body.read_answer(answer.body)["offsetTable"]
     return {json_body.read_queue_key(key): offset for key, offset in table.items()}
 
 
@@ -102,7 +102,7 @@ def status_command() -> Command:
 
 def read_queue_table(answer: Command) -> dict[MessageQueue, dict[str, Any]]:
     """The offsetTable of an answer: RocketMQ's map whose keys are queues, written as quoted JSON."""
-    table = json_body.read_object(answer.body)["offsetTable"]
+    table = json_body.read_answer(answer.body)["offsetTable"]
     return {json_body.read_queue_key(key): values for key, values in table.items()}
 
 

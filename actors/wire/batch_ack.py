@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,29 +20,54 @@ from raymq.actors.wire.headers.pop import Handle
 
 #: Ours, in the answer to BATCH_ACK_MESSAGE: how many of the handles were stale.
 STALE = "raymqStale"
+_MAX_OFFSET = 1 << 60
 
 
-def read_batch_acks(request: Command) -> list[tuple[str, str, int, int, Sequence[int]]]:
-    """(group, topic, queue id, pop time, offsets) of each entry."""
-    acks = json_body.read_object(request.body).get("acks")
-    if not isinstance(acks, list):
-        raise InvalidInput("acks", "a list", acks)
-    return [_batch_ack(each) for each in acks]
+@dataclass(frozen=True, slots=True)
+class BatchAck:
+    """One entry of a request: `count` deliveries of one queue and pop, as bits of their distance to `start`."""
+
+    group: str
+    topic: str
+    queue_id: int
+    pop_time_ms: int
+    start: int
+    bits: bytes
+    count: int
+
+    def offsets(self) -> list[int]:
+        """The queue offsets, ascending."""
+        numbers = np.frombuffer(self.bits, np.uint8)
+        used = np.flatnonzero(numbers)
+        rows, places = np.nonzero(np.unpackbits(numbers[used, None], axis=1, bitorder="little"))
+        return (self.start + used[rows] * 8 + places).tolist()  # type: ignore[no-any-return]
 
 
-def _batch_ack(told: Mapping[str, Any]) -> tuple[str, str, int, int, Sequence[int]]:
+def read_batch_acks(request: Command) -> list[BatchAck]:
+    """The entries of BATCH_ACK_MESSAGE; what they name is not spelled out yet.
+
+    Raises:
+        InvalidInput: it is not what RocketMQ sends, or names more messages than a group may have out.
+    """
+    told = json_body.read_object(request.body).get("acks")
+    if not isinstance(told, list):
+        raise InvalidInput("acks", "a list", type(told).__name__)
+    acks = [_batch_ack(each) for each in told]
+    count = sum(ack.count for ack in acks)
+    if count > MAX_IN_FLIGHT:
+        raise InvalidInput("acks", f"at most {MAX_IN_FLIGHT} messages", count)
+    return acks
+
+
+def _batch_ack(told: Mapping[str, Any]) -> BatchAck:
     try:
         group, topic, queue_id, pop_time_ms = str(told["c"]), str(told["t"]), int(told["q"]), int(told["pt"])
         start, bits = int(told["so"]), base64.b64decode(told["b"], validate=True)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise InvalidInput("acks", "entries of RocketMQ's BatchAck", str(error)) from error
-    numbers = np.frombuffer(bits, np.uint8)
-    if np.count_nonzero(numbers) > MAX_IN_FLIGHT:
-        raise InvalidInput("acks", f"at most {MAX_IN_FLIGHT} messages", len(bits) * 8)
-    used = np.flatnonzero(numbers)
-    each = np.unpackbits(numbers[used, None], axis=1, bitorder="little")
-    rows, places = np.nonzero(each)
-    return group, topic, queue_id, pop_time_ms, (start + used[rows] * 8 + places).tolist()
+    if not 0 <= start <= _MAX_OFFSET:
+        raise InvalidInput("so", f"0..{_MAX_OFFSET}", start)
+    return BatchAck(group, topic, queue_id, pop_time_ms, start, bits, int.from_bytes(bits, "big").bit_count())
 
 
 def batch_ack_command(group: str, topic: str, handles: Iterable[Handle]) -> Command:

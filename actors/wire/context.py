@@ -94,6 +94,9 @@ def integer(request: Command, name: str, default: int | None = None) -> int:
     if value is None and default is not None:
         return default
     try:
-        return int(text(request, name))
+        number = int(text(request, name))
     except ValueError:
         raise InvalidInput(name, "a whole number", value) from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise InvalidInput(name, "a whole number of 64 bits", value)
+    return number

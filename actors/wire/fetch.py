@@ -14,14 +14,14 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core.fetching import Fetch, Part, Wanted
 from raymq.actors.core.long_poll import QueueKey
-from raymq.actors.core.sql_filter import compile_sql
+from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.naming import check_group
 from raymq.actors.wire import bare, faults
@@ -35,6 +35,8 @@ from raymq.storage.record import OFFSET_QUEUE_OFFSET
 
 #: A fetch is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 30.0
+#: Of the different filter expressions of one request: reading one takes up to 40 us a character.
+MAX_SQL_CHARACTERS: Final = 4 * MAX_CHARACTERS
 #: A message that comes so soon after another one may wait for the loop's turn, and for more of them.
 _APART_SECONDS: Final = 250e-6
 #: In front of the record of a message that is answered alone.
@@ -122,7 +124,7 @@ def read_one(body: memoryview) -> tuple[int, memoryview]:
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
-    turns = Turns()
+    core, turns = context.core, Turns()
 
     def fetch_queues(connection: ServerConnection, request: Command) -> Command | asyncio.Future[Command]:
         wanted = _wanted(request)
@@ -135,7 +137,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         context.polls.supersede(session)
         member = request.fields.get("member")
         if group is not None and member is not None:
-            context.groups.fetched(group, str(member), [(w.topic, w.queue_id) for w in wanted])
+            known = [(w.topic, w.queue_id) for w in wanted if core.has_queue(w.topic, w.queue_id)]
+            context.groups.fetched(group, str(member), known)
         check_crc = bool(request.fields.get("check_crc", True))
         fetch = Fetch(context.core, wanted, *limits, group, check_crc=check_crc)
         asked = _Asked(context, turns, connection, request, fetch, group, [want.topic for want in wanted])
@@ -267,12 +270,20 @@ def _group(request: Command) -> str | None:
 
 
 def _wanted(request: Command) -> list[Wanted]:
+    queues: Any = request.fields.get("queues")
     try:
+        if len({(topic, queue_id) for topic, queue_id, _, _ in queues}) < len(queues):
+            raise InvalidInput("queues", "each queue once", f"{len(queues)} queues")
+        characters = sum(map(len, {filtered for *_, filtered in queues if isinstance(filtered, str)}))
+        if characters > MAX_SQL_CHARACTERS:
+            raise InvalidInput("queues", f"at most {MAX_SQL_CHARACTERS} characters of SQL92 expressions", characters)
         return [
             _one_wanted(str(topic), int(queue_id), int(offset), filtered)
-            for topic, queue_id, offset, filtered in request.fields["queues"]
+            for topic, queue_id, offset, filtered in queues
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except InvalidInput:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         limit = "a list of [topic, queue id, offset, tags codes or an SQL92 expression or nil]"
         raise InvalidInput("queues", limit, str(error)) from error
 

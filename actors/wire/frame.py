@@ -36,6 +36,12 @@ FLAG_ONEWAY = 2
 #: Ours, in answers to our own client: more answers to the same request follow.
 FLAG_EARLY = 4
 
+#: What a header may hold. Each field costs far more than its bytes; no command has more than a few dozen.
+_MAX_FIELDS = 1_000
+#: A JSON header is shorter: the longest, of a message of 32,767 bytes of properties, takes 200,000 bytes at worst.
+_MAX_JSON_BYTES = 256 * 1024
+#: Elements of one list in a header of ours: queues of a fetch.
+_MAX_ELEMENTS = 65_536
 #: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
 _LONE_SURROGATES = "replace"
 _LENGTHS = struct.Struct(">iI")
@@ -199,12 +205,14 @@ def _text(value: Any) -> str:
 
 
 def _decode_json(header: bytes | memoryview) -> Command:
+    if len(header) > _MAX_JSON_BYTES:
+        raise ProtocolError(f"a JSON header of {len(header)} bytes is above the limit of {_MAX_JSON_BYTES}")
     data = json.loads(bytes(header))
     if not isinstance(data, dict):
         raise ProtocolError("the header is no JSON object")
     fields = data.get("extFields") or {}
-    if not isinstance(fields, dict):
-        raise ProtocolError("extFields is no JSON object")
+    if not isinstance(fields, dict) or len(fields) > _MAX_FIELDS:
+        raise ProtocolError(f"extFields is no JSON object of at most {_MAX_FIELDS} fields")
     return Command(
         int(data["code"]),
         {key: _text(value) for key, value in fields.items() if value is not None},
@@ -238,7 +246,11 @@ def _decode_binary(header: bytes | memoryview) -> Command:
         raise ProtocolError("bytes behind the header's last field")
     fields: dict[str, Any] = {}
     at = 0
+    count = 0
     while at < len(ext):
+        count += 1
+        if count > _MAX_FIELDS:
+            raise ProtocolError(f"more than {_MAX_FIELDS} fields")
         (key_bytes,) = _KEY_LENGTH.unpack_from(ext, at)
         at += _KEY_LENGTH.size
         if key_bytes < 0 or at + key_bytes > len(ext):
@@ -273,7 +285,9 @@ def _encode_msgpack(command: Command) -> bytes:
 
 
 def _decode_msgpack(header: bytes | memoryview) -> Command:
-    code, opaque, flag, remark, fields = msgpack.unpackb(header, raw=False, strict_map_key=True)
+    code, opaque, flag, remark, fields = msgpack.unpackb(
+        header, raw=False, strict_map_key=True, max_array_len=_MAX_ELEMENTS, max_map_len=_MAX_FIELDS
+    )
     if not isinstance(fields, dict):
         raise ProtocolError("the header's fields are no map")
     return Command(

@@ -13,7 +13,7 @@ from raymq.actors.core.pop_request import Popped, PopRequest
 from raymq.actors.errors import InvalidInput, PermissionDenied, StaleHandle
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import PERM_READ
-from raymq.actors.wire.batch_ack import STALE, read_batch_acks
+from raymq.actors.wire.batch_ack import STALE, BatchAck, read_batch_acks
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
@@ -37,6 +37,8 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_WAIT_SECONDS = 60.0
 #: With so many requests parked, another one is not (RocketMQ's maxPopPollingSize).
 MAX_PARKED = 100_000
+#: So many messages are acknowledged before others have their turn.
+_ACKS_AT_ONCE = 1_000
 _STALE = "the handle is stale: acknowledged, renewed, expired or reset"
 
 
@@ -109,11 +111,28 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
             raise StaleHandle(_STALE)
         return request.response(ResponseCode.SUCCESS)
 
-    def batch_ack(_: ServerConnection, request: Command) -> Command:
-        stale = 0
-        for group, topic, queue_id, pop_time_ms, offsets in read_batch_acks(request):
-            stale += len(offsets) - pop.acknowledge(group, topic, queue_id, pop_time_ms, offsets)
+    def batch_ack(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        acks = read_batch_acks(request)
+        if sum(ack.count for ack in acks) + len(acks) > _ACKS_AT_ONCE:
+            return batch_ack_in_turns(request, acks)
+        stale = sum(ack.count - acknowledge(ack, ack.offsets()) for ack in acks)
         return request.response(ResponseCode.SUCCESS, {STALE: stale})
+
+    async def batch_ack_in_turns(request: Command, acks: list[BatchAck]) -> Command:
+        """Others have their turn between the pieces of a large batch."""
+        stale = done = 0
+        for ack in acks:
+            offsets = ack.offsets()
+            for piece in (offsets[at : at + _ACKS_AT_ONCE] for at in range(0, len(offsets), _ACKS_AT_ONCE)):
+                stale += len(piece) - acknowledge(ack, piece)
+                done += len(piece) + 1
+                if done >= _ACKS_AT_ONCE:
+                    done = 0
+                    await asyncio.sleep(0)
+        return request.response(ResponseCode.SUCCESS, {STALE: stale})
+
+    def acknowledge(ack: BatchAck, offsets: list[int]) -> int:
+        return pop.acknowledge(ack.group, ack.topic, ack.queue_id, ack.pop_time_ms, offsets)
 
     def change_invisible(_: ServerConnection, request: Command) -> Command:
         header = ChangeInvisibleTime.read(request)

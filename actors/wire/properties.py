@@ -13,13 +13,19 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
+#: Settings in one body.
+MAX_BYTES = 64 * 1024
+
+
 def write(settings: Mapping[str, str]) -> bytes:
     """One line per setting, sorted by name; ASCII only, since Java's reader takes bytes for ISO-8859-1."""
     return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in sorted(settings.items())).encode("ascii")
 
 
 def read(body: Buffer) -> dict[str, str]:
-    """The settings in a body; InvalidInput if it is no text. Comments and continued lines are understood."""
+    """The settings in a body; InvalidInput if it is no text or too long. Knows comments and continued lines."""
+    if len(body) > MAX_BYTES:
+        raise InvalidInput("body", f"at most {MAX_BYTES} bytes", len(body))
     try:
         text = bytes(body).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
 """How much memory the requests of all connections of a server may hold together. Decisions only, injected clock.
 
 A request that is under way counts with its body, a frame that is still arriving with the memory that it has got, which
-follows what has arrived: what a peer announces costs nothing. Frames that would go beyond the limit wait, in the sockets of their senders. So that
-frames that have arrived in part never wait for each other, one of them at a time has the turn to arrive whole; it loses
-its connection if it does not use it.
+follows what has arrived: what a peer announces costs nothing. Frames that would go beyond the limit wait, in the
+sockets of their senders. So that frames that have arrived in part never wait for each other, one of them at a time has
+the turn to arrive whole; it loses its connection if it does not use it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from raymq.actors.naming import check_topic
 from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.frame import Buffer, Command
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
 from raymq.actors.wire.headers.route import (
     AddWritePermission,
     DeleteTopicInNameServer,
@@ -25,6 +25,9 @@ from raymq.actors.wire.headers.route import (
 )
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.storage.json_file import DataVersion
+
+#: A broker with 100,000 topics tells five values of each.
+_MAX_REGISTERED_VALUES = 600_000
 
 
 def register_command(
@@ -60,7 +63,7 @@ def must_register(answer: Command) -> bool:
 
 def read_route(topic: str, body: Buffer) -> TopicRoute:
     """The route in an answer to GET_ROUTEINFO_BY_TOPIC."""
-    data = json_body.read_object(body)
+    data = json_body.read_answer(body)
     queues = tuple(
         QueueData(item["brokerName"], item["readQueueNums"], item["writeQueueNums"], item["perm"])
         for item in data["queueDatas"]
@@ -73,7 +76,7 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
 
 def read_view(body: Buffer) -> ClusterView:
     """The cluster in an answer to GET_BROKER_CLUSTER_INFO."""
-    data = json_body.read_object(body)
+    data = json_body.read_answer(body)
     return ClusterView(
         {
             name: (item["cluster"], {int(replica): address for replica, address in item["brokerAddrs"].items()})
@@ -101,7 +104,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         if header.compressed:
             raise InvalidInput("compressed", "false", "true")
         try:
-            body = json_body.read_object(request.body)
+            body = json_body.read_object(request.body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
             wrapper = body["topicConfigSerializeWrapper"]
             version = DataVersion.from_json(wrapper.get("dataVersion"))
             topics = {

@@ -65,6 +65,13 @@ def wire_names(header: type[Header]) -> list[str]:
     return [wire for _, wire, _, _ in _layout(header)]
 
 
+def _whole(value: str) -> int:
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError("more than a Java long holds")
+    return number
+
+
 def _truth(value: str) -> bool:
     return str(value).lower() == "true"
 
@@ -72,7 +79,7 @@ def _truth(value: str) -> bool:
 #: (attribute, wire name, converter, required) of each field.
 _Layout = tuple[tuple[str, str, Callable[[Any], Any], bool], ...]
 _LAYOUTS: dict[type[Header], _Layout] = {}
-_CONVERTERS: dict[type, Callable[[Any], Any]] = {str: str, int: int, bool: _truth}
+_CONVERTERS: dict[type, Callable[[Any], Any]] = {str: str, int: _whole, bool: _truth}
 
 
 def _layout(header: type[Header]) -> _Layout:

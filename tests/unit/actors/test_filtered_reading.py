@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.core import filtered_reading
-from raymq.actors.core.filtered_reading import read_filtered
+from raymq.actors.core.filtered_reading import Scan, read_filtered
 from raymq.actors.core.filters import SQL92, TAG, Filter, filter_of
 from raymq.actors.errors import BadSubscription
 from raymq.storage.config import StoreConfig
@@ -65,6 +65,7 @@ def test_limits_say_where_to_go_on(store: Store) -> None:
 
 def test_a_queue_without_a_match_is_gone_through_step_by_step(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtered_reading, "_BATCH_MESSAGES", 10)
+    monkeypatch.setattr(filtered_reading, "_BATCH_WORK", 0)
     monkeypatch.setattr(filtered_reading, "SCAN_MESSAGES", 30)
     nothing = sql("n > 1000")
     steps = [0]
@@ -82,3 +83,20 @@ def test_a_language_that_is_not_served(store: Store) -> None:
     for kind, expression in (("LUA", "x"), (SQL92, "n > > 3")):
         with pytest.raises(BadSubscription):
             filter_of(kind, expression)
+
+
+def test_queues_of_one_request_share_what_it_may_look_at(store: Store) -> None:
+    """Fault 13.21: a fetch that named one queue a hundred times looked at all of it a hundred times."""
+    scan = Scan(messages=300)
+    nothing = sql("n > 1000")
+    assert read_filtered(store, "t", 0, 0, *EVERYTHING, nothing, scan=scan).next_offset == 100
+    assert scan.is_over
+    assert read_filtered(store, "t", 0, 0, *EVERYTHING, nothing, scan=scan).next_offset == 0
+    assert len(read_filtered(store, "t", 0, 0, *EVERYTHING, filter_of(TAG, "even"), scan=scan)) == 50
+
+
+def test_a_long_expression_looks_at_fewer_messages(store: Store) -> None:
+    short, long = Scan(), Scan()
+    read_filtered(store, "t", 0, 0, *EVERYTHING, sql("n > 1000"), scan=short)
+    read_filtered(store, "t", 0, 0, *EVERYTHING, sql(" or ".join(["n > 1000"] * 100)), scan=long)
+    assert filtered_reading.SCAN_MESSAGES - long.messages > 5 * (filtered_reading.SCAN_MESSAGES - short.messages)
