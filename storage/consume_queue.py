@@ -3,10 +3,13 @@
 Entry: physical offset i8, size i4, tags code i8. Derived data: it can be rebuilt from the commit log. A *filler*
 (offset 0, size 2**31 - 1) stands where no message is known: before the first one of a rebuilt queue, or for one that
 was lost.
+
+The newest entries are in memory, the others in files: `EntryWriter` brings them there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from pathlib import Path
 from typing import Final
@@ -14,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.ahead import Ahead
+from raymq.storage.entry_writer import EntryWriter
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue, file_name
 from raymq.storage.open_files import OpenFiles
@@ -24,10 +27,13 @@ _ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES: Final = _ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
-_ALLOCATE_STEP_BYTES = 64 * 1024
 _FIRST_LOOK: Final = 200
 #: Up to how many entries are read without mapping the file.
 _FEW: Final = 64
+#: So much of what is written stays in memory, and is cut to it when there is twice as much.
+_KEPT_BYTES: Final = 1600 * ENTRY_BYTES
+#: How many fillers are made at once.
+_FILLED: Final = 65_536
 
 Entries = npt.NDArray[np.void]
 
@@ -42,7 +48,13 @@ def make_entries(physical_offsets: npt.ArrayLike, sizes: npt.ArrayLike, tags_cod
 
 
 class ConsumeQueue:
-    """The entries of one queue; offsets count entries. Belongs to the store's writer; `sync` to any thread."""
+    """The entries of one queue; offsets count entries.
+
+    Thread rule: it belongs to the store's writer, `sync` to any thread, and `write` and `forget_written` to whoever
+    holds the lock of the `EntryWriter`. The writer alone puts entries behind the tail and moves `max_offset`, those
+    alone take written ones from its front; each is one operation of the interpreter. So the writer finds an entry in
+    the tail by its distance from the end.
+    """
 
     def __init__(
         self,
@@ -52,37 +64,75 @@ class ConsumeQueue:
         writable: bool,
         whole_to: int | None = None,
         open_files: OpenFiles | None = None,
-        ahead: Ahead | None = None,
+        writer: EntryWriter | None = None,
     ) -> None:
-        """Look how far it reaches; further arguments as in `MappedFileQueue`, `whole_to` in entries."""
+        """Look how far it reaches; further arguments as in `MappedFileQueue`, `whole_to` in entries.
+
+        Args:
+            writer: what writes new entries into the files; None = they stay in memory.
+        """
         self._files = MappedFileQueue(
             folder,
             file_entries * ENTRY_BYTES,
             writable=writable,
-            allocate_step_bytes=_ALLOCATE_STEP_BYTES,
             whole_to=None if whole_to is None else whole_to * ENTRY_BYTES,
             open_files=open_files,
-            ahead=ahead,
         )
         self._first = self._files.start // ENTRY_BYTES
-        self.max_offset = self._find_end()
+        #: The newest entries; those before `_written` are in files as well.
+        self._tail = bytearray()
+        self._writer = writer
+        self.waiting = False
+        self._closed = False
+        self._tail_from = self._written = self.max_offset = self._find_end()
         self.min_offset = self._first
         #: The log's minimum for which `min_offset` is right.
         self.trimmed_to = 0
         self._synced = self._first
         self._fresh_from = self.max_offset
         self._seen = (0, 0)
-        #: The entries before that one have blocks, or are written.
-        self._room_to = 0
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """One more entry, for which there is room (`reserve`)."""
-        position = self.max_offset * ENTRY_BYTES
-        file = self._files.extend(position)
-        at = position - file.start
-        file.allocate(at, at + ENTRY_BYTES)  # There are blocks; but it is to hear how the file grows.
-        _ENTRY.pack_into(file.view, at, physical_offset, size, tags_code)
+        """One more entry."""
+        self._tail += _ENTRY.pack(physical_offset, size, tags_code)
         self.max_offset += 1
+        writer = self._writer
+        if writer is not None:
+            writer.added += ENTRY_BYTES
+            if not self.waiting:
+                writer.add(self)
+
+    def _append_many(self, entries: Entries) -> None:
+        content = entries.tobytes()
+        self._tail += content
+        self.max_offset += len(entries)
+        if self._writer is not None and content:
+            self._writer.added += len(content)
+            if not self.waiting:
+                self._writer.add(self)
+
+    def write(self) -> int:
+        """See `entry_writer.Entries`."""
+        if self._closed:
+            return 0
+        begin = (self._written - self._tail_from) * ENTRY_BYTES
+        content = bytes(self._tail[begin:])
+        if content:
+            self._files.write(self._written * ENTRY_BYTES, content)
+            self._written += len(content) // ENTRY_BYTES
+        if len(self._tail) >= 2 * _KEPT_BYTES:
+            self._forget(len(self._tail) - _KEPT_BYTES)
+        return len(content)
+
+    def forget_written(self) -> None:
+        """See `entry_writer.Entries`."""
+        self._forget(len(self._tail))
+
+    def _forget(self, most: int) -> None:
+        """Drop the first `most` bytes of the tail, as far as they are written."""
+        count = min(most // ENTRY_BYTES, self._written - self._tail_from)
+        self._tail_from += count
+        del self._tail[: count * ENTRY_BYTES]
 
     def distrust(self) -> None:
         """No message that is there now counts as checked; those that come count as such."""
@@ -105,19 +155,6 @@ class ConsumeQueue:
         else:
             self._seen = offset, end
 
-    def reserve(self, count: int) -> None:
-        """Make sure that `count` more entries can be written; StoreFull if not."""
-        if self.max_offset + count <= self._room_to:
-            return
-        position = self.max_offset * ENTRY_BYTES
-        end = position + count * ENTRY_BYTES
-        while position < end:
-            file = self._files.extend(position)
-            stop = min(end, file.start + file.size)
-            file.allocate(position - file.start, stop - file.start)
-            self._room_to = (file.start + file.allocated_to) // ENTRY_BYTES
-            position = stop
-
     def put(self, offset: int, entries: Entries) -> None:
         """Write entries from `offset` on, over what is there or behind it; a gap before them gets fillers.
 
@@ -125,31 +162,36 @@ class ConsumeQueue:
         """
         if self.max_offset == self._first == 0 and offset > 0 and not self._files.starts:
             file_entries = self._files.file_bytes // ENTRY_BYTES
-            self._first = self.max_offset = self.min_offset = offset - offset % file_entries
+            self._first = self.min_offset = offset - offset % file_entries
+            self._tail_from = self._written = self.max_offset = self._first
         if offset < self._first:
             entries = entries[self._first - offset :]
             offset = self._first
-        known = offset + len(entries) <= self.max_offset
-        if known and self.entries(offset, len(entries)).tobytes() == entries.tobytes():
-            return  # As recovery finds most of them; what is not written need not be brought to disk.
-        while offset > self.max_offset:
-            room = self._files.file_bytes // ENTRY_BYTES - self.max_offset % (self._files.file_bytes // ENTRY_BYTES)
-            self._write(self.max_offset, np.full(min(room, offset - self.max_offset), _FILLER, ENTRY))
-        self._write(offset, entries)
+        known = entries[: max(0, self.max_offset - offset)]
+        if len(known):
+            # Recovery finds most of them as they are; what is not written need not be brought to disk.
+            if self.entries(offset, len(known)).tobytes() != known.tobytes():
+                self._overwrite(offset, known)
+            entries, offset = entries[len(known) :], offset + len(known)
+        while offset > self.max_offset and len(entries):
+            if self._writer is not None and offset - self.max_offset > _FILLED:
+                self._writer.write(self)
+            self._append_many(np.full(min(_FILLED, offset - self.max_offset), _FILLER, ENTRY))
+        self._append_many(entries)
 
-    def _write(self, offset: int, entries: Entries) -> None:
-        content = memoryview(entries.tobytes())
-        position = offset * ENTRY_BYTES
-        while content:
-            file = self._files.extend(position)
-            at = position - file.start
-            part = content[: file.size - at]
-            file.allocate(at, at + len(part))
-            file.view[at : at + len(part)] = part
-            content = content[len(part) :]
-            position += len(part)
-        self.max_offset = max(self.max_offset, offset + len(entries))
-        self._synced = min(self._synced, offset)
+    def _overwrite(self, offset: int, entries: Entries) -> None:
+        """Replace entries that are there, in the files and in memory."""
+        with contextlib.nullcontext() if self._writer is None else self._writer.lock:
+            content = memoryview(entries.tobytes())
+            in_memory = content[max(0, self._tail_from - offset) * ENTRY_BYTES :]
+            at = max(0, offset - self._tail_from) * ENTRY_BYTES
+            self._tail[at : at + len(in_memory)] = in_memory
+            end = max(offset, min(offset + len(entries), self._written))
+            for file, start, stop in self._files.ranges(offset * ENTRY_BYTES, end * ENTRY_BYTES):
+                file.allocate(start, stop)
+                file.view[start:stop] = content[: stop - start]
+                content = content[stop - start :]
+            self._synced = min(self._synced, offset)
 
     def entries(self, offset: int, count: int) -> Entries:
         """At most `count` entries from `offset` on, to be used at once: where they can they are those of the mapping.
@@ -158,20 +200,41 @@ class ConsumeQueue:
             offset: within min..max.
         """
         end = min(offset + count, self.max_offset)
+        if end <= offset:
+            return np.empty(0, ENTRY)
+        while True:
+            split = max(offset, min(end, self.max_offset - len(self._tail) // ENTRY_BYTES))
+            newest = self._in_memory(split, end)
+            if len(newest) == (end - split) * ENTRY_BYTES:
+                break  # Else just now some were written and dropped.
+        if split == offset:
+            return np.frombuffer(newest, ENTRY)
+        older = self._in_files(offset, split)
+        return np.concatenate([older, np.frombuffer(newest, ENTRY)]) if newest else older
+
+    def _in_memory(self, offset: int, end: int) -> bytearray:
+        """The bytes of the entries offset..end, `end` at most `max_offset`, without those that are not in memory."""
+        if end <= offset:
+            return bytearray()
+        return self._tail[(offset - self.max_offset) * ENTRY_BYTES : (end - self.max_offset) * ENTRY_BYTES or None]
+
+    def _in_files(self, offset: int, end: int) -> Entries:
         if end - offset <= _FEW:
-            part = self._files.read(offset * ENTRY_BYTES, max(0, end - offset) * ENTRY_BYTES) if end > offset else b""
+            part = self._files.read(offset * ENTRY_BYTES, (end - offset) * ENTRY_BYTES)
             if len(part) == (end - offset) * ENTRY_BYTES:
                 return np.frombuffer(part, ENTRY)
         parts = [
             np.frombuffer(file.view, ENTRY, (stop - start) // ENTRY_BYTES, start)
             for file, start, stop in self._files.ranges(offset * ENTRY_BYTES, end * ENTRY_BYTES)
         ]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, ENTRY)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def entry(self, offset: int) -> tuple[int, int, int]:
         """Physical offset, size and tags code of one entry."""
+        part = self._in_memory(offset, offset + 1)
+        return _ENTRY.unpack(part) if part else self._entry_in_file(offset)
+
+    def _entry_in_file(self, offset: int) -> tuple[int, int, int]:
         return _ENTRY.unpack(self._files.read(offset * ENTRY_BYTES, ENTRY_BYTES))
 
     def place_of(self, offset: int) -> tuple[Path, int]:
@@ -210,8 +273,9 @@ class ConsumeQueue:
                 break
             end = following
         detached = self._files.detach_before(end)
-        self._first = self._files.start // ENTRY_BYTES
-        self.min_offset = max(self.min_offset, self._first)
+        if detached:
+            self._first = self._files.start // ENTRY_BYTES
+            self.min_offset = max(self.min_offset, self._first)
         return detached
 
     def truncate(self, log_end: int, *, certainly: bool = False) -> int:
@@ -223,15 +287,23 @@ class ConsumeQueue:
         end = self._sound_end(log_end)
         dropped = self.max_offset - end
         if dropped or (certainly and self._files.last_data(end * ENTRY_BYTES) > end * ENTRY_BYTES):
+            self._drop_behind(end)
             self._files.zero_from(end * ENTRY_BYTES)
-            self.max_offset = end
-            self._room_to = 0
             self._synced = min(self._synced, end)
         return dropped
 
+    def _drop_behind(self, end: int) -> None:
+        """Let the queue end there, in memory."""
+        unwritten = self.max_offset - self._written
+        del self._tail[max(0, end - self._tail_from) * ENTRY_BYTES :]
+        self.max_offset = end
+        self._written, self._tail_from = min(self._written, end), min(self._tail_from, end)
+        if self._writer is not None:
+            self._writer.added -= (unwritten - (end - self._written)) * ENTRY_BYTES
+
     def hide_behind(self, log_end: int) -> None:
         """`truncate` for a read-only queue: what lies behind is not shown."""
-        self.max_offset = self._sound_end(log_end)
+        self._drop_behind(self._sound_end(log_end))
 
     def _sound_end(self, log_end: int) -> int:
         """One past the last entry that points into the log, and behind the entry before it."""
@@ -259,19 +331,46 @@ class ConsumeQueue:
         return 0 if size == FILLER_SIZE else physical_offset + size
 
     def trust(self, max_offset: int) -> None:
-        """The entries before `max_offset` are on disk already."""
+        """The entries before `max_offset` are on disk already, and the names of their files."""
         self._synced = max(self._synced, min(max_offset, self.max_offset))
+        self._files.trust_names(max_offset * ENTRY_BYTES)
 
-    def sync(self) -> None:
-        """Wait until the entries of before the call are on disk."""
-        end = self.max_offset
-        if end > self._synced:
-            self._files.sync(self._synced * ENTRY_BYTES, end * ENTRY_BYTES)
-            self._synced = end
+    def start_sync(self) -> bool:
+        """Write the entries of before the call, for `sync` to bring them to disk; whether there are any.
+
+        Raises:
+            StoreFull, StoreFailed: they could not be written.
+        """
+        if self.max_offset <= self._synced or self._closed:
+            return False
+        if self._writer is not None:
+            self._writer.write(self)
+        self._files.start_sync(self._synced * ENTRY_BYTES, self._written * ENTRY_BYTES)
+        return True
+
+    def sync(self) -> list[Path]:
+        """Wait until the entries of before `start_sync` are on disk; the folders to be synced for their names.
+
+        Raises:
+            StoreFailed: they may not be.
+        """
+        end = self._written
+        if self._closed:
+            return []
+        self._files.sync_data(self._synced * ENTRY_BYTES, end * ENTRY_BYTES)
+        self._synced = end
+        return self._files.take_new_names()
 
     def close(self) -> None:
-        """Let go of the files."""
-        self._files.close()
+        """Let go of the files, and of what is not in them yet."""
+        if self._writer is None:
+            self._files.close()
+            return
+        with self._writer.lock:
+            if not self._closed:
+                self._closed = True
+                self._writer.forget(self, (self.max_offset - self._written) * ENTRY_BYTES)
+            self._files.close()
 
     def _find_end(self) -> int:
         """The number of the first empty entry: by halves within the last file that has an entry.
@@ -287,7 +386,7 @@ class ConsumeQueue:
                 low = high = first + int(np.argmax(empty))
             while low < high:
                 middle = (low + high) // 2
-                physical_offset, size, _ = self.entry(middle)
+                physical_offset, size, _ = self._entry_in_file(middle)
                 if physical_offset >= 0 and size > 0:
                     low = middle + 1
                 else:

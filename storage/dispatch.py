@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage import record as layout
-from raymq.storage.ahead import Ahead
 from raymq.storage.byte_rows import Int64s
 from raymq.storage.checking import Single
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
 from raymq.storage.derived import Derived
+from raymq.storage.entry_writer import EntryWriter
 from raymq.storage.errors import QueueNotFound, StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.key_index import KeyIndex
@@ -43,14 +43,12 @@ class Dispatcher:
         delays_ms: tuple[int, ...],
         *,
         writable: bool,
-        ahead: Ahead | None = None,
         rebuilt: bool = False,
         whole: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         """Look at the queues.
 
         Args:
-            ahead: where growing queues ask for their next pages.
             rebuilt: the size is surely that of these files: a queue with a damaged one is dropped, and recovery makes
                 it anew from the log.
             whole: how far each queue was on disk when the machine died; None = it did not.
@@ -63,8 +61,11 @@ class Dispatcher:
         self._file_entries = file_entries
         self._delays_ms = delays_ms
         self._writable = writable
-        self._ahead = ahead
-        # Read-only, what recovery adds is in the mappings alone: none may be closed.
+        #: Read-only, what recovery adds to the queues stays in memory.
+        self.entry_writer = EntryWriter() if writable else None
+        #: Folders whose names were changed and may not be on disk.
+        self._unsynced_folders: set[Path] = set()
+        # Read-only, what recovery changes is in the mappings alone: none may be closed.
         self._open_files = OpenFiles() if writable else None
         self.queues: dict[tuple[str, int], ConsumeQueue] = {}
         for topic, queue_id, path in _queue_folders(folder):
@@ -76,7 +77,7 @@ class Dispatcher:
                     writable=writable,
                     whole_to=whole_to,
                     open_files=self._open_files,
-                    ahead=ahead,
+                    writer=self.entry_writer,
                 )
             except StoreCorrupt:
                 if not (rebuilt and writable):
@@ -88,6 +89,11 @@ class Dispatcher:
         self.due_from_ms: Callable[[], int] | None = None
         self._log_min = 0
         self._unswept: list[tuple[str, int]] | None = None
+
+    def start(self) -> None:
+        """From now on a thread writes the queues' new entries into their files."""
+        if self.entry_writer is not None:
+            self.entry_writer.start()
 
     def trust(self, queues: dict[str, dict[int, int]]) -> None:
         """The entries of these queues before these offsets are on disk already: `sync` need not see to them."""
@@ -129,17 +135,21 @@ class Dispatcher:
         if queue is None:
             folder = self._folder / topic / str(queue_id)
             queue = self.queues[topic, queue_id] = ConsumeQueue(
-                folder, self._file_entries, writable=self._writable, open_files=self._open_files, ahead=self._ahead
+                folder,
+                self._file_entries,
+                writable=self._writable,
+                open_files=self._open_files,
+                writer=self.entry_writer,
             )
         return queue
 
     def assign(self, batch: Batch, keys: int) -> Int64s:
-        """The queue offsets that a new batch's records get; entries' and keys' room is reserved (StoreFull if not)."""
+        """The queue offsets that a new batch's records get; there is room for entries and keys (StoreFull if not)."""
         self.index.reserve(keys)
         offsets = np.empty(len(batch), np.int64)
         for group in batch.groups:
             count = len(batch) if group.members is None else len(group.members)
-            queue = self.reserve((group.topic, group.queue_id), count)
+            queue = self.reserve((group.topic, group.queue_id))
             offsets[slice(None) if group.members is None else group.members] = np.arange(
                 queue.max_offset, queue.max_offset + count
             )
@@ -188,10 +198,11 @@ class Dispatcher:
         failpoint("dispatch.before_index")
         self._index(batch, derived, physical_offsets, timestamps_ms, index_after)
 
-    def reserve(self, lane: tuple[str, int], count: int) -> ConsumeQueue:
-        """The queue, new if need be, with room for `count` more entries (StoreFull if not)."""
+    def reserve(self, lane: tuple[str, int]) -> ConsumeQueue:
+        """The queue, new if need be, with room for entries (StoreFull if not)."""
         queue = self.queues.get(lane) or self.open(*lane)
-        queue.reserve(count)
+        if self.entry_writer is not None:
+            self.entry_writer.check_room()
         return queue
 
     def dispatch_one(self, single: Single, queue: ConsumeQueue, physical_offset: int, timestamp_ms: int) -> None:
@@ -239,12 +250,20 @@ class Dispatcher:
 
     def sync(self) -> None:
         """Wait until queues and index of before the call are on disk."""
-        for queue in list(self.queues.values()):
-            queue.sync()
+        changed = [queue for queue in list(self.queues.values()) if queue.start_sync()]
+        for queue in changed:
+            self._unsynced_folders.update(queue.sync())
+        # Many queues share a topic's folder, and all of them those above it.
+        for folder in sorted(self._unsynced_folders, key=lambda folder: len(folder.parts), reverse=True):
+            if folder.is_dir():  # Else its topic was deleted meanwhile.
+                fileutil.sync_directory(folder)
+            self._unsynced_folders.discard(folder)
         self.index.sync()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files and the thread; what is not written is not written any more."""
+        if self.entry_writer is not None:
+            self.entry_writer.stop()
         for queue in self.queues.values():
             queue.close()
         self.index.close()

@@ -7,14 +7,15 @@ to do: StoreFull where there is no room and nothing is in doubt, StoreFailed for
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 from weakref import WeakValueDictionary
 
 from raymq.storage import file_calls
@@ -39,6 +40,33 @@ def fdatasync(fd: int, path: Path) -> None:
         file_calls.current.fdatasync(fd)
     except OSError as error:
         raise _failed("fdatasync", path, error) from error
+
+
+def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        function.restype = ctypes.c_int
+    return cast("Callable[[int, int, int, int], int] | None", function)
+
+
+_sync_file_range = _load_sync_file_range()
+_START_WRITING: Final = 2
+
+
+def start_writing(path: Path) -> None:
+    """Have the kernel begin to write a file's changed pages, without waiting; a file that is gone is passed over.
+
+    Who is to sync many files does so with all of them first: their `fdatasync` finds them written, and one commit of
+    the file system's journal does for all. It says nothing of whether that has succeeded.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _sync_file_range is not None:
+                _sync_file_range(fd, 0, 0, _START_WRITING)
+        finally:
+            os.close(fd)
 
 
 def sync_directory(directory: Path) -> None:
@@ -212,7 +240,7 @@ def _remove(path: Path) -> None:
         raise _not_done("remove", path, error) from error
 
 
-def write_all(fd: int, content: bytes, path: Path) -> None:
+def write_all(fd: int, content: bytes | memoryview, path: Path) -> None:
     """Write all of it; from then on it survives the process. StoreFull, StoreFailed: a part may be written."""
     view = memoryview(content)
     try:
@@ -220,6 +248,20 @@ def write_all(fd: int, content: bytes, path: Path) -> None:
             view = view[file_calls.current.write(fd, view) :]
     except OSError as error:
         raise _not_done("write", path, error) from error
+
+
+def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> None:
+    """Write into the file at `path`, which is created or grown to `size` bytes as `create_sparse` does.
+
+    Raises:
+        StoreFull, StoreFailed: not written, or a part of it.
+    """
+    fd = create_sparse(path, size)
+    try:
+        os.lseek(fd, at, os.SEEK_SET)
+        write_all(fd, content, path)
+    finally:
+        os.close(fd)
 
 
 def truncate(fd: int, size: int, path: Path) -> None:

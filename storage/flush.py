@@ -1,4 +1,4 @@
-"""The background thread that brings appended bytes to disk and writes checkpoints.
+"""The background threads that bring appended bytes to disk and write checkpoints.
 
 It calls back into the store and knows nothing of files. A failing disk is not its business either: the commit log
 remembers the failure and refuses what follows.
@@ -6,6 +6,7 @@ remembers the failure and refuses what follows.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,10 @@ _AT_MOST_S: Final = 10.0
 
 
 class Flusher:
-    """A daemon thread: group commit every interval, a checkpoint every ten seconds."""
+    """Two daemon threads: group commit every interval, a checkpoint every ten seconds.
+
+    A checkpoint syncs every queue that was written to, and appended bytes do not wait for thousands of them.
+    """
 
     def __init__(
         self,
@@ -34,30 +38,35 @@ class Flusher:
         self._interval_s = interval_ms / 1000
         self._least_bytes = max(1, least_pages * _PAGE_BYTES)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="raymq-flush", daemon=True)
+        self._threads = (
+            threading.Thread(target=self._keep_flushing, name="raymq-flush", daemon=True),
+            threading.Thread(target=self._keep_checkpointing, name="raymq-checkpoint", daemon=True),
+        )
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Wait until the thread has ended; what is not flushed stays so. May be called again."""
+        """Wait until the threads have ended; what is not flushed stays so. May be called again."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
-    def _run(self) -> None:
-        flushed_at = checked_at = time.monotonic()
+    # The store remembers a failure and refuses appends; a checkpoint without room is merely older.
+
+    def _keep_flushing(self) -> None:
+        flushed_at = time.monotonic()
         while not self._stop.wait(self._interval_s):
-            now = time.monotonic()
-            try:
-                waiting = self._unflushed_bytes()
+            with contextlib.suppress(StoreError, OSError):
+                waiting, now = self._unflushed_bytes(), time.monotonic()
                 if waiting >= self._least_bytes or (waiting and now - flushed_at >= _AT_MOST_S):
                     self._flush()
                     flushed_at = now
-                if now - checked_at >= _AT_MOST_S:
-                    self._checkpoint()
-                    checked_at = now
-            except (StoreError, OSError):
-                # The store remembers a failure and refuses appends; a checkpoint without room is merely older.
-                checked_at = now
+
+    def _keep_checkpointing(self) -> None:
+        while not self._stop.wait(max(self._interval_s, _AT_MOST_S)):
+            with contextlib.suppress(StoreError, OSError):
+                self._checkpoint()

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raymq.storage import fileutil
-from raymq.storage.ahead import Ahead
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.mapped_file import MappedFile, sync_path
 from raymq.storage.open_files import OpenFiles
@@ -32,7 +31,8 @@ def file_name(start: int) -> str:
 class MappedFileQueue:
     """The files of one folder.
 
-    Thread rule: one writer; `sync` may run in another thread at the same time.
+    Thread rule: one writer; `sync` and its parts may run in another thread at the same time, and so may `write`, in
+    one, of what nobody maps or reads yet.
     """
 
     def __init__(
@@ -44,13 +44,11 @@ class MappedFileQueue:
         allocate_step_bytes: int = 0,
         open_files: OpenFiles | None = None,
         whole_to: int | None = None,
-        ahead: Ahead | None = None,
     ) -> None:
         """Look what is there; nothing is created yet.
 
         Args:
             open_files: bounds how many files are mapped, these among others; None = as many as are touched.
-            ahead: as in `MappedFile`.
             whole_to: the position up to which all was on disk when the machine died; None = it did not.
 
         Raises:
@@ -65,9 +63,9 @@ class MappedFileQueue:
         self._files: dict[int, MappedFile | None] = {}
         #: The file that was extended last, if it is still mapped.
         self._newest: MappedFile | None = None
+        #: Whether a file's name may not be on disk.
         self._new_names = False
         self._open_files = open_files
-        self._ahead = ahead
         self._prepared: dict[int, MappedFile] = {}
         self._creating = threading.Lock()
         sizes = _sizes(folder)
@@ -84,6 +82,7 @@ class MappedFileQueue:
             if start - file_bytes not in sizes and start != starts[0]:
                 raise StoreCorrupt(str(folder / file_name(start - file_bytes)), 0, "the file is missing")
             self._files[start] = None
+        self._new_names = writable and bool(self._files)
 
     @property
     def start(self) -> int:
@@ -144,6 +143,29 @@ class MappedFileQueue:
         self._newest = self.file_at(start)
         return self._newest
 
+    def write(self, position: int, content: bytes) -> None:
+        """Write bytes at `position` without mapping a file; folder and files are made where they are missing.
+
+        Raises:
+            StoreFull, StoreFailed: not written, or a part of it.
+        """
+        view = memoryview(content)
+        while view:
+            start = position - position % self.file_bytes
+            part = view[: start + self.file_bytes - position]
+            new = start not in self._files
+            if new:
+                if self._files and start != self.end:
+                    raise ValueError(f"{start} does not follow the last file's end {self.end}")
+                fileutil.make_folder(self.folder, durable=False)
+            fileutil.write_at(self.folder / file_name(start), self.file_bytes, position - start, part)
+            if new:
+                with self._creating:
+                    self._files[start] = None
+                self._new_names = True
+            view = view[len(part) :]
+            position += len(part)
+
     def prepare(self, position: int) -> MappedFile:
         """The file in which `position` lies, made before `extend` asks for it. For one other thread than the writer."""
         start = position - position % self.file_bytes
@@ -164,7 +186,8 @@ class MappedFileQueue:
         gone = [start for start in self.starts[:-1] if start + self.file_bytes <= position]
         detached = [(self.folder / file_name(start), self._files[start]) for start in gone]
         if gone:  # Another mapping object: other threads may be walking through this one.
-            self._files = {start: file for start, file in self._files.items() if start not in gone}
+            with self._creating:
+                self._files = {start: file for start, file in self._files.items() if start not in gone}
         return detached
 
     def zero_from(self, position: int) -> None:
@@ -211,10 +234,35 @@ class MappedFileQueue:
         Args:
             names: all names, also those of files that were there when the store was opened.
         """
-        if self._new_names or (names and self._files):
-            self._new_names = False
-            for folder in (self.folder, *self.folder.parents[:_LEVELS]):
+        if names or self._new_names:
+            for folder in self.take_new_names(anyway=names):
                 fileutil.sync_directory(folder)
+        self.sync_data(begin, end)
+
+    def trust_names(self, end: int) -> None:
+        """The names of the files that hold the bytes before `end` are on disk."""
+        if self._files and end > next(reversed(self._files)):
+            self._new_names = False
+
+    def take_new_names(self, *, anyway: bool = False) -> list[Path]:
+        """The folders to be synced so that the files' names are on disk; none if they are, or were asked for before.
+
+        Args:
+            anyway: also where they are.
+        """
+        if not (self._new_names or (anyway and self._files)):
+            return []
+        self._new_names = False
+        return [self.folder, *self.folder.parents[:_LEVELS]]
+
+    def start_sync(self, begin: int, end: int) -> None:
+        """Have the kernel begin with what `sync_data` waits for."""
+        for start in self.starts:
+            if start < end and begin < start + self.file_bytes:
+                fileutil.start_writing(self.folder / file_name(start))
+
+    def sync_data(self, begin: int, end: int) -> None:
+        """Bring begin..end to disk, but no names."""
         for start, file in list(self._files.items()):
             if start < end and begin < start + self.file_bytes:
                 if file is not None:
@@ -247,9 +295,7 @@ class MappedFileQueue:
 
     def _open(self, start: int) -> MappedFile:
         path = self.folder / file_name(start)
-        return MappedFile(
-            path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step, ahead=self._ahead
-        )
+        return MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)
 
     def _close(self, start: int) -> None:
         file = self._files.get(start)

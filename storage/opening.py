@@ -159,7 +159,6 @@ def _open_dispatcher(
         index,
         config.delays_ms,
         writable=writable,
-        ahead=ahead,
         rebuilt=left.own_files,
         whole=left.distrusted.queues if left.distrusted else None,
     )

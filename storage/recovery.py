@@ -274,6 +274,8 @@ def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_
         queued=None if queued.all() else queued,
         index_after=index_after,
     )
+    if dispatcher.entry_writer is not None:
+        dispatcher.entry_writer.check_room()
 
 
 def next_sound(log: CommitLog, position: int) -> int:

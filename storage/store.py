@@ -102,6 +102,7 @@ class Store:
                 parts.health.certify()
             parts.log.prepare_ahead(clean=self.config.flush == "sync")
             parts.ahead.start()
+            parts.dispatcher.start()
         except BaseException:
             parts.close()
             raise

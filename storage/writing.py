@@ -95,7 +95,7 @@ class Writer:
         """See `Store.append_one`."""
         self.check_ready()
         log, dispatcher = self._log, self._dispatcher
-        queue = dispatcher.reserve(single.lane, 1)
+        queue = dispatcher.reserve(single.lane)
         dispatcher.index.reserve(len(single.key_hashes))
         timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
         queue_offset, start = queue.max_offset, log.max_offset
@@ -120,7 +120,7 @@ class Writer:
         log, dispatcher = self._log, self._dispatcher
         if lanes is not None:
             _check_lanes([single.lane for single in singles], lanes)
-        queues = [dispatcher.reserve(single.lane, len(singles)) for single in singles]
+        queues = [dispatcher.reserve(single.lane) for single in singles]
         dispatcher.index.reserve(sum([len(single.key_hashes) for single in singles]))
         timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
         queue_offsets: list[int] = []

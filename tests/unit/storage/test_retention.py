@@ -100,7 +100,7 @@ def test_expired_files_go_and_everything_else_stays(tmp_path: Path) -> None:
     clock = Clock()
     with filled(tmp_path, clock) as store:
         assert store.delete_expired() == retention_of.Deleted()
-        store.flush()
+        store._save_checkpoint()
         before = names(tmp_path / "commitlog")
         all_bodies = [record.body for record in store.walk(0)]
         # Expired: what was stored in the first two of the five minutes.

@@ -88,6 +88,7 @@ def test_files_roll_behind_a_blank(store: Store, tmp_path: Path) -> None:
     assert files[0].read_bytes()[at : at + 8] == struct.pack(">ii", 4096 - at, MAGIC_BLANK)
     assert len(bodies(store)) == 20
     assert [record.queue_offset for record in store.walk(0)] == list(range(20))
+    store._save_checkpoint()
     assert [p.stat().st_size for p in (tmp_path / "consumequeue" / "orders" / "0").iterdir()] == [320, 320]
 
 
