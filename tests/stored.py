@@ -43,6 +43,14 @@ def append(store: Store, *records: bytes) -> AppendResult:
     return store.append(b"".join(records), np.array([len(record) for record in records], np.int32))
 
 
+def write_entries(store: Store) -> None:
+    """Have the queues' files hold all entries, as they do a moment later."""
+    writer = store._dispatcher.entry_writer
+    assert writer is not None
+    for queue in store._dispatcher.queues.values():
+        writer.write(queue)
+
+
 def bodies(store: Store, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
     """The bodies of a queue from its minimum to its maximum."""
     found: list[bytes] = []

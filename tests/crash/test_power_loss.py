@@ -15,7 +15,7 @@ from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedCalls
-from tests.stored import SMALL, append, make_record
+from tests.stored import SMALL, append, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 
@@ -197,6 +197,7 @@ def test_queue_entries_behind_a_hole_do_not_come_back(tmp_path: Path, another_bo
     store._save_checkpoint()
     known = store.max_physical_offset
     append(store, *(make_record(b"%d" % number) for number in range(10, 600)))
+    write_entries(store)
     shutil.copytree(tmp_path / "s", tmp_path / "lost")
     store.close()
     queue_file = tmp_path / "lost" / "consumequeue" / "orders" / "0" / ("0" * 20)
@@ -217,6 +218,7 @@ def test_entries_of_a_lost_log_are_no_messages(tmp_path: Path, another_boot: lis
     """The log and a queue's first file are lost, its second file is not: what was never written is no entry."""
     store = Store.open(tmp_path / "s", CONFIG)
     append(store, *(make_record(b"%d" % number) for number in range(70)))
+    write_entries(store)
     shutil.copytree(tmp_path / "s", tmp_path / "lost")
     store.close()
     first_file = tmp_path / "lost" / "consumequeue" / "orders" / "0" / ("0" * 20)
