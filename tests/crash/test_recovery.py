@@ -13,7 +13,7 @@ import pytest
 from raymq.storage.checkpoint import State
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, bodies, flip, log_file, make_record
+from tests.stored import SMALL, append, bodies, flip, log_file, make_record, write_entries
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
 
@@ -30,6 +30,7 @@ def fill(directory: Path, *, clean: bool = True) -> None:
         store.close()
     else:
         copy = directory.with_name(directory.name + ".copy")
+        write_entries(store)
         shutil.copytree(directory, copy)
         store.close()
         shutil.rmtree(directory)
@@ -201,6 +202,7 @@ def test_derived_data_come_back(tmp_path: Path, clean: bool, damage: Callable[[P
     for i in range(100):
         append(store, make_record(b"%02d" % i, keys=f"k{i}"))
     if not clean:
+        write_entries(store)
         shutil.copytree(directory, tmp_path / "copy")
     store.close()
     if not clean:
