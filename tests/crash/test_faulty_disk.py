@@ -23,7 +23,7 @@ from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import KINDS, FaultyCalls, UnsyncedCalls
-from tests.stored import SMALL, append, bodies, make_record
+from tests.stored import SMALL, append, bodies, make_record, write_entries
 
 pytestmark = pytest.mark.crash
 
@@ -146,6 +146,12 @@ class FullDisk(FileCalls):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().allocate(fd, start, length)
 
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        if f"/{self._folder}/" in os.readlink(f"/proc/self/fd/{fd}"):
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, content)
+
 
 @pytest.mark.parametrize("at_once", [1, 14])
 @pytest.mark.parametrize("part", ["commitlog", "consumequeue", "index"])
@@ -162,6 +168,7 @@ def test_a_full_disk_is_no_failure(tmp_path: Path, part: str, at_once: int) -> N
             with replaced(FullDisk(part)):
                 try:
                     stored = put(stored)
+                    write_entries(store)
                 except StoreFull:
                     refused += 1
             stored = put(stored)
