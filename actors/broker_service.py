@@ -288,7 +288,10 @@ class BrokerService:
                 await self._server.listen(each)
             except OSError as error:
                 _log.warning("%s has no VIP channel: %s", self.spec.name, error)
-        self._deliver_due()  # what became due while it was away
+        try:
+            self._deliver_due()  # what became due while it was away
+        except Exception:  # noqa: BLE001 - the broker serves whatever waits
+            _log.exception("%s: what became due while it was away is not all delivered; it goes on", self.spec.name)
         await self.announce()
         self._duties = [
             self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
@@ -299,6 +302,7 @@ class BrokerService:
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
             self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
+            self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside)),
         ]
 
     def _beat(self) -> None:
@@ -355,6 +359,9 @@ class BrokerService:
         write = self.core.timers.checkpoint()
         if write is not None:
             await asyncio.to_thread(write)
+
+    async def _sync_set_aside(self) -> None:
+        await asyncio.to_thread(self.core.set_aside.sync)
 
     def _notify_group(self, name: str) -> None:
         for connection in self.groups.connections(name):

@@ -51,7 +51,11 @@ class ProducerSequence:
         try:
             if len(value) != sum(_WIDTHS):
                 raise ValueError
-            return cls(value[:16], int(value[16:24], 16), int(value[24:40], 16), int(value[40:], 16))
+            producer = value[:16]
+            epoch, first, count = int(value[16:24], 16), int(value[24:40], 16), int(value[40:], 16)
+            if epoch < 0 or not 0 <= first < 1 << 63 or count < 1:
+                raise ValueError
+            return cls(producer, epoch, first, count)
         except ValueError:
             raise InvalidInput(PRODUCER_SEQUENCE, f"{sum(_WIDTHS)} hexadecimal digits", value) from None
 

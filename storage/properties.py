@@ -68,6 +68,17 @@ PRODUCER_SEQUENCE: Final = "RAYMQ_SEQUENCE"
 #: Ours: a message that was sent to its group again says from which dead letter, by that one's message id.
 REDRIVEN_FROM: Final = "RAYMQ_REDRIVEN_FROM"
 
+#: All of ours begin so.
+OWN_PREFIX: Final = "RAYMQ_"
+#: What only a broker sets, besides ours: it is taken off what a client sends.
+OF_BROKERS: Final[frozenset[str]] = frozenset({REAL_TOPIC, REAL_QID, POP_CK, POP_CK_OFFSET, FIRST_POP_TIME})
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a client has no say over a property."""
+    return name in OF_BROKERS or name.startswith(OWN_PREFIX)
+
+
 SYSTEM_PROPERTIES: Final[frozenset[str]] = frozenset(
     {
         KEYS,

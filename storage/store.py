@@ -187,6 +187,15 @@ class Store:
             self._check_open()
         return self._writer.append_one(single, stored)
 
+    def check_ready(self) -> None:
+        """Raise what an append of whatever records would raise now: StoreFull, StoreFailed."""
+        self._check_open()
+        self._writer.check_ready()
+
+    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> None:
+        """Look at records of one queue as `append` would; InvalidInput if it would refuse them."""
+        self._writer.check(records, sizes, lane)
+
     def _check_open(self) -> None:
         if self._closed or self._read_only:
             raise StoreError("the store is closed" if self._closed else "the store was opened read-only")

@@ -91,6 +91,11 @@ class Writer:
         self._dispatcher.dispatched_to = self._log.max_offset
         return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
 
+    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> None:
+        """See `Store.check`."""
+        batch = self.checker.many(records, sizes, check_crc=True)
+        _check_lanes([(group.topic, group.queue_id) for group in batch.groups], (lane,))
+
     def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
         """See `Store.append_one`."""
         self.check_ready()

@@ -19,6 +19,7 @@ from raymq.actors.core.batch_body import Member
 from raymq.actors.core.batch_records import encode_all
 from raymq.actors.core.draft import TIMER_NAMES, Detour, Draft, Kind, kind_of
 from raymq.actors.core.redelivery import Redelivery
+from raymq.actors.core.retry import counted
 from raymq.actors.core.rewriting import Append
 from raymq.actors.core.schedule import Schedule
 from raymq.actors.errors import InvalidInput, MessageIllegal, PermissionDenied, RayMQError, TopicNotFound
@@ -37,7 +38,10 @@ _MULTI_TAG = "MULTI_TAG"
 _SYS_FLAG_MULTI_TAGS = 0x2
 _HAS_UNIQUE_KEY = re.compile(rf"(?:\A|\x02){names.UNIQ_KEY}\x01[^\x02]".encode())
 #: Properties that a message of a batch cannot just be stored with.
-_WATCHED = tuple(f"{name}\x01".encode() for name in (names.DELAY, *TIMER_NAMES, names.TRAN_MSG, names.DELIVERED_FROM))
+_WATCHED = (
+    *(f"{name}\x01".encode() for name in (names.DELAY, *TIMER_NAMES, names.TRAN_MSG, *sorted(names.OF_BROKERS))),
+    names.OWN_PREFIX.encode(),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,9 @@ class Accepting:
         """
         self._check(draft)
         new_topic = self._destination(draft)
+        _strip(draft)
         self._give_up(draft)
         told = draft.properties
-        told.pop(names.DELIVERED_FROM, None)  # only the schedule may say so
         unique_key = told[names.UNIQ_KEY] = told.get(names.UNIQ_KEY) or self._unique_keys.one()
         told[names.CLUSTER] = self._cluster
         topic, queue_id = draft.topic, draft.queue_id
@@ -139,8 +143,8 @@ class Accepting:
         if draft.kind is not Kind.NORMAL:
             raise MessageIllegal("batch", "messages that come at once", draft.kind.value)
         new_topic = self._destination(draft)
+        _strip(draft)
         common = draft.properties
-        common.pop(names.DELIVERED_FROM, None)
         unique_key = common.pop(names.UNIQ_KEY, "")
         members = batch_body.split(draft.body)
         try:
@@ -229,10 +233,19 @@ class Accepting:
         return int(result.queue_offsets[0]), ",".join(ids)
 
 
+def _strip(draft: Draft) -> None:
+    """Take off what a client has no say over, and hear of its retries what can be counted on."""
+    draft.properties = _unreserved(draft.properties)
+    draft.reconsume_times = counted(draft.reconsume_times)
+
+
+def _unreserved(told: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in told.items() if not names.is_reserved(name)}
+
+
 def _checked(properties: bytes) -> bytes:
-    """The properties of a batch's message without what only the schedule may say; it must come at once."""
-    told = decode_properties(properties)
-    told.pop(names.DELIVERED_FROM, None)
+    """The properties of a batch's message without what only brokers may say; it must come at once."""
+    told = _unreserved(decode_properties(properties))
     kind = kind_of(told, reconsume_times=0)
     if kind is not Kind.NORMAL:
         raise MessageIllegal("batch", "messages that come at once", kind.value)

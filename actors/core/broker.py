@@ -6,6 +6,7 @@ methods both come here, so that every rule stands once.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from raymq.actors.core.accepting import Accepting
 from raymq.actors.core.admission import Admission, AdmissionLimits
+from raymq.actors.core.copying import Copying
 from raymq.actors.core.dead_letters import DeadLetters
 from raymq.actors.core.draft import Kind
 from raymq.actors.core.group_settings import GroupSettings
@@ -46,10 +48,13 @@ from raymq.storage.clock import boottime
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.json_file import DataVersion
 from raymq.storage.record import Record, decode
+from raymq.storage.set_aside import SetAside
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.topic_config import TopicConfig
 from raymq.storage.writing import Stored
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +95,21 @@ class BrokerCore:
         self._auto_create_topics = auto_create_topics
         #: Called with the (topic, queue id) pairs that got messages; the service wakes parked fetches by it.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
-        self.schedule = Schedule(store, self._steady, self._append)
-        self.timers = Timers(name, store, clock, self._append)
+        #: What no copy could be made of.
+        self.set_aside = SetAside(store.directory / "raymq" / "set_aside.jsonl")
+        copying = Copying(store, self._append, self.set_aside, clock)
+        self.schedule = Schedule(store, self._steady, self._append, copying)
+        self.timers = Timers(name, store, clock, self._append, copying)
         self.recall = Recall(name, store, self.timers, clock, self._append).recall
-        self.dead_letters = DeadLetters(store, self.ensure_group, self._append)
+        self.dead_letters = DeadLetters(store, self.ensure_group, copying)
         self.locks = QueueLocks(elapsed)
         self.group_settings = GroupSettings(store, self.ensure_group)
         self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
         self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
-        self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append)
-        self.staging = Staging(store, self._append)
-        self.pop = Pop(store, self._steady, self.redelivery.bury)
+        self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
+        self.staging = Staging(store, self._append, copying)
+        self.pop = Pop(store, self._steady, self.redelivery.bury, copying)
         self.producers = ProducerTable(self._steady)
         self.admission = Admission(time.monotonic, limits)
         self.accepting = Accepting(
@@ -255,6 +263,7 @@ class BrokerCore:
         self.offsets.forget_topic(topic)
         self.pop.forget_topic(topic)
         self.producers.forget_topic(topic)
+        self.dead_letters.forget_topic(topic)
 
     def is_open(self, lane: tuple[str, int]) -> bool:
         """Whether `check_writable` has let that queue pass since topics were changed last."""
@@ -291,7 +300,10 @@ class BrokerCore:
         began = time.monotonic()
         result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc, again=again)
         self.admission.appended(began)
-        self.on_arrival(lanes)
+        try:
+            self.on_arrival(lanes)
+        except Exception:  # noqa: BLE001 - it is stored, whatever becomes of those who wait for it
+            _log.exception("arrivals in %s could not be told", lanes)
         return result
 
     def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
@@ -299,12 +311,25 @@ class BrokerCore:
             raise QueueNotFound(f"topic {topic} has queues 0..{queues - 1} on {self.name}, not {queue_id}")
 
     def deliver_due(self) -> DueReport:
-        """Put everything whose time has come into its real queue, as much as one pass may."""
-        by_clock = ((self.timers.deliver_due(), self.clock), (self.schedule.deliver_due(), self._steady))
-        waits = [
-            report.next_due_ms - int(clock() * 1000) for report, clock in by_clock if report.next_due_ms is not None
-        ]
-        reports = [report for report, _ in by_clock]
+        """Put everything whose time has come into its real queue, as much as one pass may.
+
+        Raises:
+            StoreFull, StoreFailed: nothing was skipped; it is to be tried again.
+        """
+        reports: list[DueReport] = []
+        waits: list[int] = []
+        failures: list[Exception] = []
+        for keeper, clock in ((self.timers, self.clock), (self.schedule, self._steady)):
+            try:
+                report = keeper.deliver_due()
+            except Exception as error:  # noqa: BLE001 - the other one has its turn in any case
+                failures.append(error)
+                continue
+            reports.append(report)
+            if report.next_due_ms is not None:
+                waits.append(report.next_due_ms - int(clock() * 1000))
+        if failures:
+            raise failures[0]
         return DueReport(
             sum(report.delivered for report in reports),
             min((report.next_due_ms for report in reports if report.next_due_ms is not None), default=None),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pyarrow.compute as pc
 
-from raymq.actors.core.rewriting import Append, encode_again, join
-from raymq.actors.errors import GroupNotFound, MessageNotFound, OffsetOutOfRange, QueueNotFound
+from raymq.actors.core.copying import REDRIVE, Copying, Duty, Made, place_of
+from raymq.actors.core.rewriting import SPARE_WAITING, encode_fitting
+from raymq.actors.errors import GroupNotFound, OffsetOutOfRange, QueueNotFound
 from raymq.actors.naming import check_group, dlq_topic, retry_topic
 from raymq.actors.protocol import Redriven
 from raymq.storage import properties as names
@@ -22,6 +24,10 @@ _SCAN_BYTES = 8 << 20
 _LEFT_BEHIND = frozenset({names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.DIED_IN})
 
 
+#: What a redriven message does without if it does not fit, but not what says that it was redriven.
+_SPARE = [names_ - {names.REDRIVEN_FROM} for names_ in SPARE_WAITING]
+
+
 class DeadLetters:
     """The dead-letter queues of one broker.
 
@@ -29,11 +35,11 @@ class DeadLetters:
     it; so it is known after any crash. What was read of these topics is remembered.
     """
 
-    def __init__(self, store: Store, ensure_group: Callable[[str], bool], append: Append) -> None:
+    def __init__(self, store: Store, ensure_group: Callable[[str], bool], copying: Copying) -> None:
         """`ensure_group` makes a group's retry topic where it is missing."""
         self._store = store
         self._ensure_group = ensure_group
-        self._append = append
+        self._copying = copying
         #: By retry topic and queue: up to where it was read, and the entries that its messages name.
         self._seen: dict[tuple[str, int], tuple[int, set[str]]] = {}
 
@@ -51,29 +57,46 @@ class DeadLetters:
         """
         if self._store.group_configs.get(check_group(group)) is None:
             raise GroupNotFound(f"consumer group {group} does not exist")
+        duty = Duty(REDRIVE, group)
         known = set() if force else self._redriven(group)
-        told, copies = [], []
-        for offset in offsets:
-            entry = self._entry(group, offset)
+        told = [Redriven.UNKNOWN] * len(offsets)
+        chosen: list[Record] = []
+        #: Which of `offsets` each message of the queue is.
+        numbers: dict[int, int] = {}
+        for number, offset in enumerate(offsets):
+            entry = self._entry(duty, offset)
             if entry is None:
-                told.append(Redriven.UNKNOWN)
-            elif entry.message_id in known:
-                told.append(Redriven.ALREADY)
-            else:
-                told.append(Redriven.REDRIVEN)
-                known.add(entry.message_id)
-                copies.append(_copy(entry, group))
-        if copies and not dry_run:
+                continue
+            if _id_of(entry) in known:
+                told[number] = Redriven.ALREADY
+                continue
+            known.add(_id_of(entry))
+            chosen.append(entry)
+            numbers[offset] = number
+
+        def redriven(part: Sequence[Made], _: object = None) -> None:
+            for each in part:
+                told[numbers[each.original.queue_offset]] = Redriven.REDRIVEN
+
+        copies = self._copying.make(duty, chosen, lambda entry: (_copy(entry, group), (retry_topic(group), 0)))
+        if dry_run:
+            redriven(copies)
+        elif copies:
             self._ensure_group(group)
-            self._append(*join(copies), (retry_topic(group), 0), again=True)
+            self._copying.store(duty, copies, redriven)
         return told
 
-    def _entry(self, group: str, offset: int) -> Record | None:
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: what its queues said is not said any more."""
+        for lane in [lane for lane in self._seen if lane[0] == topic]:
+            del self._seen[lane]
+
+    def _entry(self, duty: Duty, offset: int) -> Record | None:
         try:
-            with self._store.read(dlq_topic(group), 0, offset, 1) as lease:
-                return lease.messages()[0] if len(lease) else None
-        except (QueueNotFound, OffsetOutOfRange, MessageNotFound, StoreCorrupt):
+            records, _ = self._copying.read(duty, (dlq_topic(duty.owner), 0), offset, 1, _SCAN_BYTES)
+        except (QueueNotFound, OffsetOutOfRange):
             return None
+        return records[0] if records else None
 
     def _redriven(self, group: str) -> set[str]:
         """The message ids of the entries that messages of the group's retry topic name."""
@@ -100,5 +123,8 @@ def _copy(entry: Record, group: str) -> bytes:
     kept.setdefault(names.ORIGIN_MESSAGE_ID, entry.message_id)
     kept.setdefault(names.RETRY_TOPIC, entry.topic)
     kept[names.REDRIVEN_FROM] = entry.message_id
-    entry.reconsume_times = 0
-    return encode_again(entry, retry_topic(group), 0, kept)
+    return encode_fitting(replace(entry, reconsume_times=0), retry_topic(group), 0, kept, _SPARE)
+
+
+def _id_of(entry: Record) -> str:
+    return place_of(entry).message_id

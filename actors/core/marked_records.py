@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.copying import reason_of
 from raymq.storage import record_batch
 from raymq.storage.consume_queue import FILLER_SIZE
 from raymq.storage.errors import StoreCorrupt
@@ -54,18 +55,22 @@ def marked_parts(store: Store, name: str, log_end: int, *, not_in: Collection[st
 
 
 def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[Part]:
-    offset = _first_since(store, topic, queue_id, log_end)
+    offset, count = _first_since(store, topic, queue_id, log_end), _ENTRIES
     while offset < store.max_offset(topic, queue_id):
         try:
-            with store.read(topic, queue_id, offset, _ENTRIES, _BYTES) as lease:
+            with store.read(topic, queue_id, offset, count, _BYTES) as lease:
                 batch = record_batch.parse(lease.records, lease.sizes, check_crc=False)
                 columns = properties_of_batch(batch)
                 marked = np.flatnonzero(columns.last(name).is_valid().to_numpy(zero_copy_only=False))
                 if len(marked):
                     yield Part(topic, queue_id, batch, columns, marked)
-                offset = lease.next_offset
-        except StoreCorrupt:
-            offset += 1
+                offset, count = lease.next_offset, _ENTRIES
+        except Exception as error:  # noqa: BLE001 - nothing that is stored keeps a broker from starting
+            reason_of(error)
+            if count > 1 and not isinstance(error, StoreCorrupt):
+                count //= 2
+            else:
+                offset, count = offset + 1, _ENTRIES
 
 
 def _first_since(store: Store, topic: str, queue_id: int, log_end: int) -> int:

@@ -17,13 +17,15 @@ import random
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+from raymq.actors.core import retry
+from raymq.actors.core.copying import DEAD_LETTER, POP, Copying, Duty, reason_of
 from raymq.actors.core.filtered_reading import Scan
 from raymq.actors.core.pop_queue import LentQueue
 from raymq.actors.core.pop_reading import read_again, read_new
 from raymq.actors.core.pop_request import Popped, PoppedQueue, PopRequest, Taken
 from raymq.actors.naming import dlq_topic
 from raymq.storage import properties as names
-from raymq.storage.errors import NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt, StoreError
+from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.in_flight import Delivery, GroupQueue, Outstanding
 from raymq.storage.record import Record
 from raymq.storage.store import Store
@@ -33,6 +35,9 @@ MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
 MAX_IN_FLIGHT: Final = 100_000
 #: How many dead messages of a queue one sweep moves, so that it never holds the loop for long.
 _DEAD_PER_SWEEP: Final = 200
+#: How many messages that cannot be read one pop passes over in a queue, for the same reason.
+_MOST_PASSED_OVER: Final = 64
+_DEAD_BYTES: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +56,9 @@ class Pop:
     arrivals apart.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float], bury: Bury) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], bury: Bury, copying: Copying) -> None:
         self._store = store
+        self._copying = copying
         self._clock = clock
         self._bury = bury
         self.on_ready: Callable[[str, str, int], None] = _nobody_waits
@@ -74,20 +80,21 @@ class Pop:
     def receive(self, asked: PopRequest) -> Popped:
         """Lend messages: of queues in any order, of a queue those that come again first.
 
+        What cannot be read is set aside, and done for this group.
+
         Raises:
-            StoreCorrupt: nothing else is there than a damaged message.
             StoreError: could not be written down; nobody was given anything.
         """
         popped = Popped(self._pop_time())
         room, space_bytes = asked.max_messages, asked.max_bytes
-        failure: StoreError | None = None
+        failure: Exception | None = None
         for queue_id in random.sample(asked.queue_ids, len(asked.queue_ids)):
             if room <= 0 or space_bytes <= 0:
                 break
             taken = Taken()
             try:
                 self._take(asked, queue_id, room, space_bytes, taken, popped)
-            except StoreError as error:  # those of other queues are given out by now
+            except Exception as error:  # noqa: BLE001 - those of other queues are given out by now
                 failure = failure or error
                 continue
             if taken.offsets:
@@ -153,13 +160,15 @@ class Pop:
     def sweep(self) -> None:
         """Take back what ran out of time, tell who waits for it, move the dead. To be called many times a second."""
         for queue, lent in list(self._lent.items()):
-            self._advance(lent)
-            if lent.has_dead and self._current(queue) is lent:
-                try:
+            try:
+                self._advance(lent)
+                if lent.has_dead and self._current(queue) is lent:
                     for offset in lent.dead(_DEAD_PER_SWEEP):
                         self._bury_one(lent, offset)
-                except StoreError as error:  # they wait for the next sweep
-                    _log.debug("dead messages of %s cannot be moved: %s", queue, error)
+            except StoreError as error:  # they wait for the next sweep
+                _log.debug("dead messages of %s cannot be moved: %s", queue, error)
+            except Exception:  # noqa: BLE001 - one queue's trouble is not that of the others
+                _log.exception("what is out of %s cannot be looked after; it is tried again", queue)
 
     def forget(self, group: str, topic: str, queue_id: int) -> None:
         """The group's offset in a queue was reset: handles given out before have no effect."""
@@ -194,20 +203,17 @@ class Pop:
                     popped.rest += max(0, high - lent.next_offset)
                     return
                 lent.recall()
-        damage: StoreCorrupt | None = None
         try:
             if lent is not None:
-                damage = self._take_again(lent, room, space_bytes, taken)
+                self._take_again(lent, room, space_bytes, taken)
                 lent = self._lent.get(queue)
             position = self._start(queue, asked.from_end) if lent is None else max(lent.next_offset, low)
             position = min(position, high)
             if lent is None or len(lent.deliveries) < MAX_IN_FLIGHT:
                 position = self._take_new(asked, queue_id, position, room, space_bytes, taken, popped.scan)
                 popped.unseen |= not taken.offsets and position < high
-            if damage is not None and not taken.offsets:
-                raise damage
             self._lend(queue, lent, asked, position, popped.pop_time_ms, taken)
-        except StoreError:
+        except BaseException:
             if queue in self._lent:
                 self._lent[queue].cut()  # what was taken from the ready ones is ready again
             raise
@@ -215,15 +221,20 @@ class Pop:
         if lent is not None:
             popped.rest += lent.ready_count
 
-    def _take_again(self, lent: LentQueue, room: int, space_bytes: int, taken: Taken) -> StoreCorrupt | None:
-        """Take what is ready, and what is wrong with the rest. What is gone for good is done."""
+    def _take_again(self, lent: LentQueue, room: int, space_bytes: int, taken: Taken) -> None:
+        """Take what is ready. What is gone for good, or cannot be read, is done."""
         _, topic, queue_id = lent.queue
-        times = {offset: lent.deliveries[offset].reconsume_times + 1 for offset in lent.take_ready(room)}
-        gone, later, damage = read_again(self._store, topic, queue_id, times, space_bytes, taken)
+        times = {offset: retry.counted(lent.deliveries[offset].reconsume_times) + 1 for offset in lent.take_ready(room)}
+        gone, later, unreadable = read_again(self._store, topic, queue_id, times, space_bytes, taken)
         lent.give_back(later)
-        if gone:
-            self._finish(lent, gone)
-        return damage
+        for offset, reason in unreadable.items():
+            self._set_aside(lent.queue, offset, reason)
+        if gone or unreadable:
+            self._finish(lent, [*gone, *unreadable])
+
+    def _set_aside(self, queue: GroupQueue, offset: int, reason: str) -> None:
+        group, topic, queue_id = queue
+        self._copying.refuse(Duty(POP, group), [self._copying.place((topic, queue_id), offset)], reason)
 
     def _take_new(
         self, asked: PopRequest, queue_id: int, position: int, room: int, space_bytes: int, taken: Taken, scan: Scan
@@ -233,12 +244,18 @@ class Pop:
         space_bytes -= taken.size_bytes
         if room <= 0 or space_bytes <= 0:
             return position
-        try:
-            return read_new(self._store, asked.topic, queue_id, position, room, space_bytes, asked.wanted, taken, scan)
-        except StoreCorrupt:
-            if taken.offsets:
-                return position
-            raise
+        for _ in range(_MOST_PASSED_OVER):
+            try:
+                return read_new(
+                    self._store, asked.topic, queue_id, position, room, space_bytes, asked.wanted, taken, scan
+                )
+            except Exception as error:
+                reason = reason_of(error)
+                if not isinstance(error, StoreCorrupt):
+                    raise
+            self._set_aside((asked.group, asked.topic, queue_id), position, reason)
+            position += 1
+        return position
 
     def _lend(
         self,
@@ -302,17 +319,19 @@ class Pop:
         delivery = lent.deliveries[offset]
         death = f"{topic}:{queue_id}:{offset}:{delivery.pop_time_ms}"
         if death not in self._buried:
-            times = delivery.reconsume_times + 1
+            times = retry.counted(delivery.reconsume_times) + 1
+            duty, lane = Duty(DEAD_LETTER, group), (topic, queue_id)
             try:
-                with self._store.read(topic, queue_id, offset, 1) as lease:
-                    records = lease.messages()
+                records, _ = self._copying.read(duty, lane, offset, 1, _DEAD_BYTES)
                 for record in records:
                     record.reconsume_times = times
                     record.properties[names.DIED_IN] = death
                     self._bury(group, record, f"failed {times} times")
                     self._buried.add(death)
-            except (NotFoundError, OffsetOutOfRange, StoreCorrupt) as error:
-                _log.warning("%s, queue %d, offset %d: no dead letter: %s", topic, queue_id, offset, error)
+            except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+                reason = reason_of(error)
+                self._store.check_ready()
+                self._copying.refuse(duty, [self._copying.place(lane, offset)], reason)
         self._finish(lent, [offset])
         self._buried.discard(death)
 
@@ -322,7 +341,7 @@ class Pop:
         try:
             with self._store.read(topic, 0, self._store.max_offset(topic, 0) - 1, 1) as lease:
                 return lease.messages()[0].properties.get(names.DIED_IN)
-        except (NotFoundError, OffsetOutOfRange, StoreCorrupt):
+        except Exception:  # noqa: BLE001 - there is none, or it says nothing: nothing that it is keeps a broker down
             return None
 
     def _current(self, queue: GroupQueue) -> LentQueue | None:

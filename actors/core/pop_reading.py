@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from raymq.actors.core.copying import reason_of
 from raymq.actors.core.filtered_reading import Scan, read_filtered
 from raymq.actors.core.filters import Filter
 from raymq.actors.core.pop_request import Taken
+from raymq.actors.core.retry import counted
 from raymq.storage import record as layout
-from raymq.storage.errors import OffsetOutOfRange, QueueNotFound, StoreCorrupt
+from raymq.storage.errors import OffsetOutOfRange, QueueNotFound
 from raymq.storage.record import Buffer
 from raymq.storage.store import Store
 
@@ -46,26 +48,25 @@ def read_new(
         for part in lease.parts:
             at = 0
             while at < len(part):
-                into.reconsume_times.append(_INT.unpack_from(part, at + _times_at(part, at))[0])
+                into.reconsume_times.append(counted(_INT.unpack_from(part, at + _times_at(part, at))[0]))
                 at += next(sizes)
         return lease.next_offset
 
 
 def read_again(
     store: Store, topic: str, queue_id: int, times: dict[int, int], space_bytes: int, into: Taken
-) -> tuple[list[int], list[int], StoreCorrupt | None]:
+) -> tuple[list[int], list[int], dict[int, str]]:
     """Add the records of some offsets to `into`, each stamped with its new reconsume times.
 
     Args:
         times: reconsume times by offset, ascending.
 
     Returns:
-        The offsets that were not read: those that are gone for good, and those to be tried another time, as they are
-        damaged or the space is used up; and what is wrong with the first damaged one.
+        The offsets that were not read: those that are gone for good, those to be tried another time, as the space is
+        used up, and those that cannot be read, with what is wrong with each.
     """
     gone: list[int] = []
-    later: list[int] = []
-    damage: StoreCorrupt | None = None
+    unreadable: dict[int, str] = {}
     offsets = list(times)
     while offsets:
         run = _first_run(offsets)
@@ -73,16 +74,15 @@ def read_again(
             passed = _read_run(store, topic, queue_id, run, times, space_bytes - into.size_bytes, into)
         except (OffsetOutOfRange, QueueNotFound):
             passed = 0
-        except StoreCorrupt as error:
-            damage = damage or error
-            later.append(run[0])
+        except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+            unreadable[run[0]] = reason_of(error)
             passed = 1
         if passed is None:
             break
         if not passed:
             gone.append(run[0])
         offsets = offsets[max(1, passed) :]
-    return gone, later + offsets, damage
+    return gone, offsets, unreadable
 
 
 def _read_run(

@@ -10,6 +10,7 @@ from typing import Any
 
 from raymq.actors.core.idempotence import ProducerTable, StoredBatch
 from raymq.actors.core.marked_records import marked_records
+from raymq.actors.core.rewriting import queue_number
 from raymq.actors.errors import NotFoundError, StoreCorrupt
 from raymq.storage import json_file, properties
 from raymq.storage.errors import InvalidInput
@@ -38,11 +39,12 @@ def snapshot(table: ProducerTable, store: Store) -> dict[str, Any]:
 
 def _replay(table: ProducerTable, record: Record, value: str) -> None:
     topic = record.properties.get(properties.REAL_TOPIC, record.topic)
-    queue_id = int(record.properties.get(properties.REAL_QID, record.queue_id))
+    told = record.properties.get(properties.REAL_QID)
     try:
+        queue_id = record.queue_id if told is None else queue_number(told)
         sequence = ProducerSequence.from_value(value)
     except InvalidInput:
-        return  # a foreign producer's own property
+        return  # forged, or damaged: it is no producer's of ours
     stored = StoredBatch(record.topic, record.queue_id, record.queue_offset, sequence.count)
     table.replay((sequence.producer, topic, queue_id), sequence, stored, record.store_timestamp_ms / 1000)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 #: The first retry waits level 3 (10 s in the default table), the next level 4, ...
 FIRST_RETRY_LEVEL = 3
-DEFAULT_MAX_RECONSUME_TIMES = 16
 STRAIGHT_TO_DLQ = -1
+#: A higher number is no count: it is what a sender made up, or a damaged byte.
+MOST_RECONSUME_TIMES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,18 @@ class Dead:
     """To the dead-letter queue; `reason` is kept with the message."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Nothing can be made of it any more, for that reason."""
+
+    reason: str
+
+
+def counted(reconsume_times: int) -> int:
+    """How often a message came again, as its sender or its record says: within what can be counted on."""
+    return min(max(0, reconsume_times), MOST_RECONSUME_TIMES)
 
 
 def after_failure(reconsume_times: int, delay_level: int, max_reconsume_times: int, levels: int) -> Later | Dead:

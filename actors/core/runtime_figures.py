@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.copying import DUTIES
 from raymq.actors.core.statistics import MINUTE, Counter, Statistics
+from raymq.actors.errors import NotFoundError, StoreCorrupt
 from raymq.actors.naming import SCHEDULE_TOPIC
 from raymq.storage.retention import Disk
 
@@ -24,6 +26,7 @@ def runtime_figures(core: BrokerCore, statistics: Statistics) -> dict[str, str]:
         "brokerVersionDesc": VERSION_NAME,
         **_traffic(statistics),
         **{f"refusedAppends_{cause}": count for cause, count in statistics.refusals.items()},
+        **{f"setAside_{duty}": core.set_aside.counts[duty] for duty in DUTIES},
         **_log(core),
         **_machine(),
         "pageCacheLockTimeMills": 0,
@@ -69,7 +72,10 @@ def _traffic(statistics: Statistics) -> dict[str, object]:
 def _log(core: BrokerCore) -> dict[str, object]:
     store = core.store
     ratio = Disk.of(store.directory).ratio
-    earliest = next(store.walk(store.min_physical_offset), None)
+    try:
+        earliest = next(store.walk(store.min_physical_offset), None)
+    except (NotFoundError, StoreCorrupt):
+        earliest = None
     figures: dict[str, object] = {
         "commitLogDiskRatio": ratio,
         f"commitLogDiskRatio_{store.directory}": ratio,

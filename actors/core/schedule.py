@@ -10,35 +10,51 @@ last journaled position for copies that the journal had not reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.copying import LEVEL, Copying, Duty, Made
 from raymq.actors.core.delivered import delivered_since
 from raymq.actors.core.draft import TIMER_NAMES, Draft, delay_level
 from raymq.actors.core.due_times import DueTimes
-from raymq.actors.core.rewriting import Append, encode_again, join
-from raymq.actors.naming import SCHEDULE_TOPIC
+from raymq.actors.core.rewriting import (
+    SPARE_DELIVERED,
+    SPARE_WAITING,
+    Append,
+    check_room,
+    encode_fitting,
+    join,
+    queue_number,
+)
+from raymq.actors.errors import TopicNotFound
+from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, Placed
 from raymq.storage import delay_levels, properties
-from raymq.storage.errors import InvalidInput, QueueNotFound
+from raymq.storage.errors import InvalidInput, QueueNotFound, StoreError
 from raymq.storage.record import Record, decode
-from raymq.storage.store import Store
+from raymq.storage.store import AppendResult, Store
 
 #: Property of a delivered copy: "<level>:<offset in its schedule queue>". Hidden from users.
 DELIVERED_FROM = properties.DELIVERED_FROM
 #: One pass takes at most this many messages of a level, so that it never holds the loop for long.
 _MAX_PER_PASS = 1_000
+#: So much is read, copied and appended together, one longer message apart.
+_BYTES_A_STEP = 4 << 20
+_MAX_LEVEL_DIGITS = 9
+_log = logging.getLogger(__name__)
 
 
 class Schedule:
     """The delay levels of one broker. `clock` is wall time without steps, in seconds: `SteadyClock`."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], append: Append) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], append: Append, copying: Copying) -> None:
         self._store = store
         self._clock = clock
         self._append = append
+        self._copying = copying
         self._delays_ms = delay_levels.parse(store.config.delay_levels)
         self._due_times = [DueTimes(delay_ms) for delay_ms in self._delays_ms]
         self._recover()
@@ -56,28 +72,27 @@ class Schedule:
                 raise InvalidInput("records", f"records of topic {lane[0]}, queue {lane[1]}", record.topic)
             level = min(_level(record), self.levels)
             queue_ids.append(level - 1)
+            check_room(waiting_properties(record.properties, record.topic, record.queue_id, level))
             waiting.append(self.waiting_copy(record, record.topic, record.queue_id, level))
         result = self._append(*join(waiting), *((SCHEDULE_TOPIC, queue_id) for queue_id in set(queue_ids)))
         return Placed(SCHEDULE_TOPIC, np.array(queue_ids, np.int32), result.queue_offsets, result.physical_offsets)
 
     def waiting_copy(self, record: Record, topic: str, queue_id: int, level: int) -> bytes:
-        """The record that waits `level` for (`topic`, `queue_id`)."""
-        kept = dict(record.properties)
-        kept.pop(DELIVERED_FROM, None)
-        kept[properties.DELAY] = str(level)
-        kept[properties.REAL_TOPIC] = topic
-        kept[properties.REAL_QID] = str(queue_id)
-        return encode_again(record, SCHEDULE_TOPIC, level - 1, kept)
+        """The record that waits `level` for (`topic`, `queue_id`); InvalidInput if there can be none."""
+        kept = waiting_properties(record.properties, topic, queue_id, level)
+        return encode_fitting(record, SCHEDULE_TOPIC, level - 1, kept, SPARE_WAITING)
 
     def detour(self, draft: Draft) -> None:
-        """Make a draft with a delay level wait for its topic and queue. A time that it names counts no more."""
+        """Make a draft with a delay level wait for its topic and queue. A time that it names counts no more.
+
+        MessageIllegal: its properties leave no room for those of its copies.
+        """
         level = min(delay_level(draft.properties), self.levels)
         told = draft.properties
         for name in TIMER_NAMES:
             told.pop(name, None)
-        told[properties.DELAY] = str(level)
-        told[properties.REAL_TOPIC] = draft.topic
-        told[properties.REAL_QID] = str(draft.queue_id)
+        told |= waiting_properties(told, draft.topic, draft.queue_id, level)
+        check_room(told)
         draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
 
     def deliver_due(self) -> DueReport:
@@ -86,7 +101,13 @@ class Schedule:
         delivered, lateness_ms = 0, 0
         next_due_ms: int | None = None
         for level in range(1, self.levels + 1):
-            count, late_ms, due_ms = self._deliver_level(level, now_ms)
+            try:
+                count, late_ms, due_ms = self._deliver_level(level, now_ms)
+            except StoreError:
+                raise
+            except Exception:  # noqa: BLE001 - one level's trouble is not that of the others
+                _log.exception("delay level %d could not be delivered; it is tried again", level)
+                continue
             delivered += count
             lateness_ms = max(lateness_ms, late_ms)
             if due_ms is not None and (next_due_ms is None or due_ms < next_due_ms):
@@ -113,22 +134,38 @@ class Schedule:
         return count, late_ms, int(due_ms[count]) if count < len(due_ms) else None
 
     def _deliver(self, level: int, begin: int, count: int) -> None:
-        copies: list[bytes] = []
-        lanes: set[tuple[str, int]] = set()
+        lane, duty = (SCHEDULE_TOPIC, level - 1), Duty(LEVEL, str(level))
+
+        def copy(record: Record) -> tuple[bytes, tuple[str, int]]:
+            return self._delivered_copy(record, level)
+
+        def stored(part: Sequence[Made], _: AppendResult) -> None:
+            self._passed(level, part[-1].original.queue_offset + 1)
+
         offset = begin
         while offset < begin + count:
-            with self._store.read(SCHEDULE_TOPIC, level - 1, offset, begin + count - offset, 4 << 20) as lease:
-                for record in lease.messages():
-                    topic = record.properties.get(properties.REAL_TOPIC, "")
-                    queue_id = int(record.properties.get(properties.REAL_QID, 0))
-                    if self._store.topic_configs.get(topic) is not None:  # deleted meanwhile: nobody waits for it
-                        kept = {**record.properties, DELIVERED_FROM: f"{level}:{record.queue_offset}"}
-                        copies.append(encode_again(record, topic, queue_id, kept))
-                        lanes.add((topic, queue_id))
-                offset = lease.next_offset
-        if copies:
-            self._append(*join(copies), *lanes, again=True)
-        self._store.delay_progress.commit(level, begin + count, self._store.max_physical_offset)
+            records, following = self._copying.read(duty, lane, offset, begin + count - offset, _BYTES_A_STEP)
+            self._copying.store(duty, self._copying.make(duty, records, copy), stored)
+            offset = following
+            self._passed(level, offset)
+
+    def _delivered_copy(self, record: Record, level: int) -> tuple[bytes, tuple[str, int]]:
+        """The copy of a message whose time has come, and the queue that it is meant for.
+
+        One for a queue that its topic had, and has no more, comes to one of those that there are.
+        """
+        topic = record.properties.get(properties.REAL_TOPIC, "")
+        config = self._store.topic_configs.get(topic)
+        if config is None or topic in UNSENDABLE_TOPICS:
+            raise TopicNotFound(f"its topic {topic!r} is gone")
+        queues = max(1, config.read_queues, config.write_queues)
+        queue_id = queue_number(record.properties.get(properties.REAL_QID)) % queues
+        kept = {**record.properties, DELIVERED_FROM: f"{level}:{record.queue_offset}"}
+        return encode_fitting(record, topic, queue_id, kept, SPARE_DELIVERED), (topic, queue_id)
+
+    def _passed(self, level: int, offset: int) -> None:
+        """All before that offset is delivered, or set aside."""
+        self._store.delay_progress.commit(level, offset, self._store.max_physical_offset)
 
     def _recover(self) -> None:
         """Move each level's position past what was delivered and not journaled before a crash."""
@@ -140,6 +177,16 @@ class Schedule:
                 self._store.delay_progress.commit(origin.level, origin.offset + 1, start)
 
 
+def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, level: int) -> dict[str, str]:
+    """The properties of what waits `level` for (`topic`, `queue_id`)."""
+    kept = {name: value for name, value in told.items() if name != DELIVERED_FROM}
+    return kept | {
+        properties.DELAY: str(level),
+        properties.REAL_TOPIC: topic,
+        properties.REAL_QID: str(queue_id),
+    }
+
+
 def _decoded(records: memoryview, sizes: npt.NDArray[np.int32]) -> Iterable[Record]:
     position = 0
     for size in sizes.tolist():
@@ -149,6 +196,6 @@ def _decoded(records: memoryview, sizes: npt.NDArray[np.int32]) -> Iterable[Reco
 
 def _level(record: Record) -> int:
     text = record.properties.get(properties.DELAY, "")
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _MAX_LEVEL_DIGITS or int(text) < 1:
         raise InvalidInput("delay_level", "a whole number, at least 1", text)
     return int(text)

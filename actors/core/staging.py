@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.copying import STAGED, Copying, Duty, Place
 from raymq.actors.core.rewriting import Append
 from raymq.storage.record import decode
 from raymq.storage.staging import StagedChunk, StagedRecords
@@ -19,9 +20,10 @@ from raymq.storage.store import Store
 class Staging:
     """Takes chunks, and appends those of the parts that won."""
 
-    def __init__(self, store: Store, append: Append) -> None:
+    def __init__(self, store: Store, append: Append, copying: Copying) -> None:
         self._store = store
         self._append = append
+        self._copying = copying
         self._files = StagedRecords(store.directory)
         self._files.sweep()
 
@@ -34,7 +36,12 @@ class Staging:
         records: memoryview,
         sizes: npt.NDArray[np.int32],
     ) -> None:
-        """Keep a chunk of `lane`'s records; nobody sees them before the commit."""
+        """Keep a chunk of `lane`'s records; nobody sees them before the commit.
+
+        Raises:
+            InvalidInput: a record that could not be appended; nothing is kept.
+        """
+        self._store.check(records, sizes, lane)
         self._files.add(transaction, part, number, lane, records, sizes)
 
     def commit(self, transaction: str, parts: Sequence[str]) -> Iterator[int]:
@@ -44,15 +51,32 @@ class Staging:
         for part in parts:
             for chunk in self._files.chunks(transaction, part):
                 records, sizes = self._missing(chunk)
-                if len(sizes):
-                    self._append(records, sizes, (chunk.topic, chunk.queue_id))
+                added = self._add(transaction, chunk, memoryview(records), sizes)
                 self._files.finish(chunk)
-                yield len(sizes)
+                yield added
         self._files.close(transaction)
 
     def abort(self, transaction: str) -> None:
         """Forget a transaction that was not committed."""
         self._files.drop(transaction)
+
+    def _add(self, transaction: str, chunk: StagedChunk, records: memoryview, sizes: npt.NDArray[np.int32]) -> int:
+        """Append records of a chunk and say how many; those that were damaged since they were staged are set aside."""
+        ends = np.cumsum(sizes, dtype=np.int64)
+        duty, lane = Duty(STAGED, transaction), (chunk.topic, chunk.queue_id)
+        refused: list[int] = []
+
+        def append(part: range) -> None:
+            begin, end = int(ends[part[0]] - sizes[part[0]]), int(ends[part[-1]])
+            self._append(records[begin:end], sizes[part.start : part.stop], lane)
+
+        def refuse(part: range, reason: str) -> None:
+            places = [Place(*lane, message_id=f"{chunk.path.name}, record {number}") for number in part]
+            self._copying.refuse(duty, places, reason)
+            refused.extend(part)
+
+        self._copying.by_halves(range(len(sizes)), append, lambda _, __: None, refuse)
+        return len(sizes) - len(refused)
 
     def _missing(self, chunk: StagedChunk) -> tuple[bytes | memoryview, npt.NDArray[np.int32]]:
         """The records of `chunk` that an earlier, interrupted commit has not appended."""

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.actors.core.delivered import origin_of
+from raymq.actors.core.rewriting import check_room
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage import properties as names
 from raymq.storage import record_batch
 from raymq.storage.property_columns import properties_of_batch
-from raymq.storage.record import MAX_PROPERTIES_BYTES, encode_properties
+from raymq.storage.record import encode_properties
 from raymq.storage.timer_log import ENTRY, HOUR_MS, Entries, Kind, key_of
 
 #: Where all of them wait.
@@ -25,8 +26,8 @@ LANE: Final = (TIMER_TOPIC, 0)
 TIMER_LEVEL: Final = 0
 #: How far ahead a message may be due.
 MAX_AHEAD_MS: Final = 40 * 24 * HOUR_MS
-#: What is left free of a message's properties for those that its copies get.
-_PROPERTIES_ROOM_BYTES: Final = 1_024
+#: A due time from here on, in some thousand years, is none that anybody named.
+_NEVER_MS: Final = 10**14
 
 
 def due_of(told: Mapping[str, str], now_ms: int) -> int | None:
@@ -57,10 +58,7 @@ def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, due_m
     """The properties of what waits for (`topic`, `queue_id`). MessageIllegal: there is no room for them."""
     kept = {name: value for name, value in told.items() if name != names.DELIVERED_FROM}
     kept |= {names.REAL_TOPIC: topic, names.REAL_QID: str(queue_id), names.TIMER_OUT_MS: str(due_ms)}
-    limit = MAX_PROPERTIES_BYTES - _PROPERTIES_ROOM_BYTES
-    length = len(encode_properties(kept))
-    if length > limit:
-        raise MessageIllegal("properties", f"at most {limit} bytes of a message for a chosen time", length)
+    check_room(kept)
     return kept
 
 
@@ -76,26 +74,31 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What records of the timer topic say: these wait, these were withdrawn, these moved."""
+    """What records of the timer topic say: these wait, these were withdrawn, these moved, these say nothing."""
 
     waits: Entries
     withdrawals: Sequence[Withdrawal]
     moved: Entries
+    silent: Entries
 
 
 def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offsets: npt.NDArray[np.int64]) -> Told:
-    """What contiguous records of the timer queue say; those that name no time say nothing."""
+    """What contiguous records of the timer queue say; those that name no time that can be say nothing."""
     batch = record_batch.parse(records, sizes, check_crc=False)
     columns = properties_of_batch(batch)
     due_ms = numbers(columns.last(names.TIMER_OUT_MS))
     topics = columns.last(names.REAL_TOPIC).to_pylist()
     unique_keys = columns.first(names.UNIQ_KEY).to_pylist()
     deletes = columns.last(names.TIMER_DEL_UNIQKEY).to_pylist()
-    origins = [
-        origin_of({names.DELIVERED_FROM: text}) if text else None
-        for text in columns.last(names.DELIVERED_FROM).to_pylist()
-    ]
+    moved_from = np.array(
+        [
+            _moved_from(text, offset)
+            for text, offset in zip(columns.last(names.DELIVERED_FROM).to_pylist(), queue_offsets.tolist(), strict=True)
+        ],
+        np.int64,
+    )
     entries = np.empty(len(sizes), ENTRY)
+    due_ms[due_ms >= _NEVER_MS] = -1
     entries["due_ms"] = due_ms
     entries["queue_offset"] = queue_offsets
     entries["physical_offset"] = batch.physical_offsets
@@ -108,12 +111,19 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
     is_delete = np.array([delete is not None for delete in deletes])
     withdrawals = [
         Withdrawal(*(int(entry[name]) for name in ("key", "due_ms", "queue_offset", "physical_offset")))
-        for entry in entries[is_delete]
+        for entry in entries[is_delete & (due_ms >= 0)]
     ]
-    moved = entries[np.array([origin is not None for origin in origins])]
+    has_moved = (moved_from >= 0) & (due_ms >= 0)
+    moved = entries[has_moved]
     moved["kind"] = Kind.MOVED
-    moved["queue_offset"] = [origin.offset for origin in origins if origin is not None]
-    return Told(entries[~is_delete & (due_ms >= 0)], withdrawals, moved)
+    moved["queue_offset"] = moved_from[has_moved]
+    return Told(entries[~is_delete & (due_ms >= 0)], withdrawals, moved, entries[due_ms < 0])
+
+
+def _moved_from(text: str | None, offset: int) -> int:
+    """Under which offset the message at `offset` of the timer queue waited before, -1 if it always waited there."""
+    origin = None if text is None else origin_of({names.DELIVERED_FROM: text})
+    return origin.offset if origin is not None and origin.level == TIMER_LEVEL and origin.offset < offset else -1
 
 
 def delete_key(topic: str | None, unique_key: str | None) -> str:

@@ -11,7 +11,6 @@ log does not know of. Never early by the broker's clock: a message is due when t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.copying import TIMER, Copying, Culprits, Duty, Place, reason_of
 from raymq.actors.core.delivered import delivered_since
 from raymq.actors.core.draft import Draft
 from raymq.actors.core.recall_handle import RecallHandle
@@ -36,7 +36,7 @@ from raymq.actors.core.timer_records import (
     waiting_properties,
 )
 from raymq.actors.core.timer_wheel import TimerWheel
-from raymq.actors.naming import TIMER_TOPIC
+from raymq.actors.naming import TIMER_TOPIC, UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, Placed
 from raymq.storage import properties as names
 from raymq.storage import record_batch
@@ -44,7 +44,7 @@ from raymq.storage.errors import InvalidInput, QueueNotFound, StoreCorrupt
 from raymq.storage.property_columns import properties_of_batch
 from raymq.storage.readdress import readdressed
 from raymq.storage.record import Record, decode
-from raymq.storage.store import Store
+from raymq.storage.store import AppendResult, Store
 from raymq.storage.timer_log import ENTRY, HOUR_MS, NO_ENTRIES, Entries, Kind, TimerLog, key_of
 
 #: The wheel holds what is due within this time.
@@ -57,17 +57,20 @@ _ABSORB_BYTES: Final = 8 << 20
 #: One run rescues at most so many messages from files that expire, and so many passes' bytes of them.
 _MAX_RESCUED: Final = 5_000
 _MAX_RESCUED_PARTS: Final = 8
-_log = logging.getLogger(__name__)
+#: Of a time in ms that any record waits for.
+_MAX_MS_DIGITS: Final = 14
+_DUTY: Final = Duty(TIMER)
 
 
 class Timers:
     """The waiting messages of the broker of that name. `clock` is wall time in seconds. Used on the broker's loop."""
 
-    def __init__(self, broker: str, store: Store, clock: Callable[[], float], append: Append) -> None:
+    def __init__(self, broker: str, store: Store, clock: Callable[[], float], append: Append, copying: Copying) -> None:
         self._broker = broker
         self._store = store
         self._clock = clock
         self._append = append
+        self._copying = copying
         self.log = TimerLog(
             store.directory / "raymq" / "timers", log_end=store.max_physical_offset, clean=store.recovery.clean
         )
@@ -127,16 +130,27 @@ class Timers:
         """Make entries of what has come into the timer topic since the last call."""
         low, high = self._bounds()
         self.log.enqueued = max(self.log.enqueued, low)
+        count = _ABSORB_MESSAGES
         while self.log.enqueued < high:
             try:
-                with self._store.read(*LANE, self.log.enqueued, _ABSORB_MESSAGES, _ABSORB_BYTES) as lease:
-                    self._take(read_waiting(lease.records, lease.sizes, lease.queue_offsets))
-                    self.log.enqueued = lease.next_offset
-            except StoreCorrupt as error:
-                _log.error("a message for a chosen time is lost: %s", error)
+                with self._store.read(*LANE, self.log.enqueued, count, _ABSORB_BYTES) as lease:
+                    told = read_waiting(lease.records, lease.sizes, lease.queue_offsets)
+                    following = lease.next_offset
+            except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
+                reason = reason_of(error)
+                if count > 1 and not isinstance(error, StoreCorrupt):
+                    count //= 2
+                    continue
+                self._copying.refuse(_DUTY, [self._copying.place(LANE, self.log.enqueued)], reason)
                 self.log.enqueued += 1
+            else:
+                self._take(told)
+                self.log.enqueued = following
+                count = min(2 * count, _ABSORB_MESSAGES)
 
     def _take(self, told: Told) -> None:
+        if len(told.silent):
+            self._refuse(told.silent, "it names no time that can be")
         self.log.append(told.waits)
         self._load_more(told.waits)
         for withdrawal in told.withdrawals:
@@ -180,10 +194,7 @@ class Timers:
         waiting = waiting[np.argsort(waiting["physical_offset"])]
         parts = _parts(waiting[:_MAX_RESCUED])[:_MAX_RESCUED_PARTS]
         for part in parts:
-            sound = self._read_sound(part)
-            if sound is not None:
-                lanes = [TIMER_TOPIC] * len(sound.entries)
-                self._append(*readdressed(sound.batch, lanes, LANE[1], origins_of(sound.entries)), LANE, again=True)
+            self._copying.by_halves(part, self._store_anew, lambda _, __: None, self._drop)
         self.absorb()
         left = waiting[sum(map(len, parts)) :]
         return int(left["physical_offset"][0]) if len(left) else log_min
@@ -247,44 +258,63 @@ class Timers:
             self._wheel.add(entries[entries["due_ms"] < until_ms])
 
     def _deliver(self, due: Entries) -> None:
-        sound = self._read_sound(due)
-        if sound is None:
-            return
-        result = self._append(
-            *readdressed(sound.batch, sound.topics, sound.queue_ids, origins_of(sound.entries)),
+        self._copying.by_halves(due, self._store_copies, self._delivered, self._drop)
+
+    def _store_copies(self, due: Entries) -> AppendResult:
+        sound = self._read(due)
+        return self._append(
+            *readdressed(sound.batch, sound.topics, sound.queue_ids, origins_of(due)),
             *set(zip(sound.topics, sound.queue_ids, strict=True)),
             again=True,
         )
-        self._end(sound.entries, Kind.DELIVERED, result.physical_offsets)
 
-    def _read_sound(self, entries: Entries) -> _Sound | None:
-        """The records of entries; those that cannot be delivered are ended. None if no other is left."""
-        while len(entries):
-            try:
-                return self._read(entries)
-            except _Undeliverable as error:
-                places = entries["physical_offset"][error.which]
-                for place in places.tolist():
-                    _log.warning("the message at %d is not delivered: %s", place, error)
-                self._end(entries[error.which], Kind.DROPPED, places)
-                entries = entries[~error.which]
-        return None
+    def _delivered(self, due: Entries, result: AppendResult) -> None:
+        self._end(due, Kind.DELIVERED, result.physical_offsets)
 
-    def _read(self, entries: Entries) -> _Sound:
+    def _store_anew(self, waiting: Entries) -> None:
+        lanes = [TIMER_TOPIC] * len(waiting)
+        self._append(*readdressed(self._read(waiting).batch, lanes, LANE[1], origins_of(waiting)), LANE, again=True)
+
+    def _drop(self, entries: Entries, reason: str) -> None:
+        """Set aside what cannot be delivered; it waits no more."""
+        self._refuse(entries, reason)
+        self._end(entries, Kind.DROPPED, entries["physical_offset"])
+
+    def _refuse(self, entries: Entries, reason: str) -> None:
+        places = [
+            Place(*LANE, offset, physical, self._copying.message_id(physical))
+            for offset, physical in zip(
+                entries["queue_offset"].tolist(), entries["physical_offset"].tolist(), strict=True
+            )
+        ]
+        self._copying.refuse(_DUTY, places, reason)
+
+    def _read(self, entries: Entries) -> _Waiting:
+        """The records of entries, and where they are meant for. Culprits: some cannot be delivered."""
         places, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int32)
         lost = (places < self._store.min_physical_offset) | (places + sizes > self._store.max_physical_offset)
-        if lost.any():
-            raise _Undeliverable("the log does not hold it", lost)
+        _require(~lost, "the log does not hold it", entries)
         try:
             batch = record_batch.parse(self._store.raw_many(places.tolist(), sizes.tolist()), sizes)
         except record_batch.BadRecord as error:
-            raise _Undeliverable(str(error), np.arange(len(entries)) == error.index) from None
+            is_bad = np.arange(len(entries)) == error.index
+            _require(~is_bad, f"its record is damaged: {error.reason}", entries)
+            raise
         columns = properties_of_batch(batch)
         topics = columns.last(names.REAL_TOPIC).fill_null("").to_pylist()
-        gone = {topic for topic in set(topics) if self._store.topic_configs.get(topic) is None}
-        if gone:
-            raise _Undeliverable("its topic is gone", np.array([topic in gone for topic in topics]))
-        return _Sound(entries, batch, topics, numbers(columns.last(names.REAL_QID)).tolist())
+        queues = {topic: self._queues(topic) for topic in set(topics)}
+        room = np.array([queues[topic] for topic in topics])
+        _require(room > 0, "its topic is gone", entries)
+        queue_ids = numbers(columns.last(names.REAL_QID).fill_null("0"))
+        _require(queue_ids >= 0, f"{names.REAL_QID} is no queue's number", entries)
+        return _Waiting(batch, topics, (queue_ids % room).tolist())
+
+    def _queues(self, topic: str) -> int:
+        """How many queues a topic has; 0: nothing may be delivered to it."""
+        config = self._store.topic_configs.get(topic)
+        if config is None or topic in UNSENDABLE_TOPICS:
+            return 0
+        return max(1, config.read_queues, config.write_queues)
 
     def _end(self, entries: Entries, kind: Kind, physical_offsets: npt.ArrayLike) -> None:
         """Write down that these wait no more. It is done even if the disk is full: then it is written later."""
@@ -317,29 +347,27 @@ class Timers:
         delivered = []
         for copy in delivered_since(self._store, self.log.log_end):
             origin, sense = copy.origin, copy.sense
-            if origin.level == TIMER_LEVEL and sense.due_ms is not None:
+            due_ms = sense.due_ms or ""
+            if origin.level == TIMER_LEVEL and due_ms.isdecimal() and len(due_ms) <= _MAX_MS_DIGITS:
                 key = key_of(delete_key(sense.topic, sense.unique_key))
                 place = copy.physical_offset
-                delivered.append((int(sense.due_ms), origin.offset, place, key, copy.size, Kind.DELIVERED))
+                delivered.append((int(due_ms), origin.offset, place, key, copy.size, Kind.DELIVERED))
         self.log.append(np.array(delivered, ENTRY))
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
 
-class _Undeliverable(Exception):
-    """`which` of some entries cannot be delivered."""
-
-    def __init__(self, reason: str, which: npt.NDArray[np.bool_]) -> None:
-        super().__init__(reason)
-        self.which = which
+def _require(good: npt.NDArray[np.bool_], reason: str, entries: Entries) -> None:
+    """Culprits unless all entries are good."""
+    if not good.all():
+        raise Culprits(reason, entries[~good], entries[good])
 
 
 @dataclass(frozen=True, slots=True)
-class _Sound:
+class _Waiting:
     """Records of entries, and where they are meant for."""
 
-    entries: Entries
     batch: record_batch.Batch
     topics: list[str]
     queue_ids: list[int]

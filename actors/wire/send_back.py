@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from raymq.actors.core.retry import Dead
+from raymq.actors.core.retry import Aside, Dead
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
 from raymq.actors.wire.server import Handler, ServerConnection
+
+#: Ours, in the answer: why nothing can be made of the message any more. A foreign client goes on, as after a retry.
+SET_ASIDE = "raymqSetAside"
 
 
 def send_back_command(
@@ -42,7 +45,10 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
         def answer(_: SendStatus) -> Command:
             # RocketMQ answers without fields; our own consumer tells its watchers what became of the message
-            return request.response(ResponseCode.SUCCESS, {"deadLetter": isinstance(decision, Dead)})
+            fields: dict[str, object] = {"deadLetter": isinstance(decision, Dead)}
+            if isinstance(decision, Aside):
+                fields[SET_ASIDE] = decision.reason
+            return request.response(ResponseCode.SUCCESS, fields)
 
         return context.when_settled(answer, new_topic=core.store.topic_configs.version is not known)
 

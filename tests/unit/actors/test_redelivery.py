@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from raymq.actors.errors import GroupNotFound, MessageNotFound, PermissionDenied
+from raymq.actors.core.retry import Aside, Dead, Later
+from raymq.actors.errors import GroupNotFound, MessageExpired, MessageNotFound, PermissionDenied, StoreFull
+from raymq.actors.protocol import Redriven
 from raymq.client import Message
 from raymq.storage.group_config import GroupConfig
+from raymq.storage.record import encode
 from raymq.storage.topic_config import TopicConfig
-from tests.unit.actors.bench import Bench
+from tests.unit.actors.bench import HOST, Bench
 
 
 def test_retries_then_the_dead_letter_queue(bench: Bench) -> None:
@@ -101,3 +105,93 @@ def test_what_clients_send_to_the_retry_topic_themselves(bench: Bench) -> None:
     assert core.topics.get("%DLQ%g").write_queues == 1
     core.locks.lock("g", "x", [("t", 0)])
     assert core.redelivery.dead_letters_of_resent("g", 1) == ("%DLQ%g", "an ordered consumer gave it up")
+
+
+def largest(topic: str = "t") -> Message:
+    """A message whose properties leave no room for one more."""
+    return Message(topic, b"large", tags="x", properties={"p": "y" * (32_690 - 100)})
+
+
+def test_a_retry_that_does_not_fit_does_without_what_nobody_needs(bench: Bench) -> None:
+    """Fault 13.1: an ordinary message with large properties stopped all delay levels through its retry."""
+    bench.core.ensure_group("g")
+    room = 32_767 - len(largest().own_properties) - 43  # its unique key
+    for size in range(0, room, 7):
+        placed = bench.append(Message("t", b"%d" % size, tags="x", properties={"p": "y" * (32_590 + size)}))
+        bench.core.redelivery.send_back("g", int(placed.physical_offsets[0]), 1)
+    bench.clock.advance(1)
+    bench.core.deliver_due()
+    came = [record.body for record in bench.records("%RETRY%g")]
+    dead = [record.body for record in bench.records("%DLQ%g")]
+    assert sorted(came + dead, key=int) == [b"%d" % size for size in range(0, room, 7)]
+    assert came
+    assert dead
+    for record in bench.records("%RETRY%g"):
+        assert record.properties["RETRY_TOPIC"] == "t"
+        assert "ORIGIN_MESSAGE_ID" in record.properties
+    assert not bench.core.set_aside.notes()
+
+
+def test_what_cannot_be_copied_at_all_is_set_aside_and_that_is_the_answer(bench: Bench) -> None:
+    """Fault 13.4."""
+    bench.core.ensure_group("g")
+    record = encode("t", 0, b"x", b"p\x01" + b"\xff" * 20_000 + b"\x02", born_timestamp_ms=1, born_host=HOST)
+    place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
+    for _ in range(2):
+        decision = bench.core.redelivery.send_back("g", place, 0)
+        assert isinstance(decision, Aside)
+        assert "32767" in decision.reason
+    assert [(note.duty, note.owner) for note in bench.core.set_aside.notes()] == [("retry", "g")]
+
+
+@pytest.mark.parametrize("times", [2**31 - 1, -5, -(2**31)])
+def test_reconsume_times_from_a_producer_are_counted_on(bench: Bench, times: int) -> None:
+    """Fault 13.5: a made-up number made every send-back fail."""
+    bench.core.ensure_group("g")
+    record = encode("t", 0, b"x", b"", born_timestamp_ms=1, born_host=HOST, reconsume_times=times)
+    place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
+    decision = bench.core.redelivery.send_back("g", place, 0)
+    assert decision == (Later(3) if times < 0 else Dead(f"failed {(1 << 30) + 1} times"))
+
+
+def test_a_retry_whose_original_has_expired_is_told_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.8."""
+    bench.core.ensure_group("g")
+    place = place_of_a_message(bench)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(bench.store._log), "min_offset", property(lambda _: place + 1))
+        for _ in range(2):
+            with pytest.raises(MessageExpired):
+                bench.core.redelivery.send_back("g", place, 0)
+    (note,) = bench.core.set_aside.notes()
+    assert (note.duty, note.owner, note.physical_offset) == ("retry", "g", place)
+    assert bench.core.set_aside.counts["retry"] == 1
+
+
+def test_a_full_store_skips_no_retry(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.core.ensure_group("g")
+    place = place_of_a_message(bench)
+
+    def full() -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store._writer, "check_ready", full)
+        with pytest.raises(StoreFull):
+            bench.core.redelivery.send_back("g", place, 0)
+    assert not bench.core.set_aside.notes()
+    assert bench.core.redelivery.send_back("g", place, 0) == Later(3)
+
+
+def test_redrive_knows_again_what_it_did_after_the_retry_topic_was_made_again(bench: Bench) -> None:
+    """Fault 13.29: it repeated one entry for ever."""
+    core = bench.core
+    core.ensure_group("g")
+    for _ in range(3):
+        core.redelivery.send_back("g", place_of_a_message(bench), -1)
+    redrive = core.dead_letters.redrive
+    assert redrive("g", [0, 1, 2], force=False, dry_run=False) == [Redriven.REDRIVEN] * 3
+    core.topics.delete("%RETRY%g")
+    assert redrive("g", [0], force=False, dry_run=False) == [Redriven.REDRIVEN]
+    assert redrive("g", [0], force=False, dry_run=False) == [Redriven.ALREADY]
+    assert bench.store.max_offset("%RETRY%g", 0) == 1

@@ -1,0 +1,72 @@
+"""What only brokers may say of a message is taken off what clients send; and if it is stored, it keeps nobody down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.core import producer_history
+from raymq.actors.core.idempotence import ProducerTable
+from raymq.actors.errors import MessageIllegal
+from raymq.storage import properties as names
+from raymq.storage.record import encode, encode_properties
+from tests.unit.actors.taking_in import BORN_HOST, Intake, member
+
+RESERVED = sorted({*names.OF_BROKERS, *(name for name in names.SYSTEM_PROPERTIES if name.startswith("RAYMQ_"))})
+
+
+@pytest.fixture
+def intake(tmp_path: Path) -> Iterator[Intake]:
+    made = Intake(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_foreign_client_cannot_say_what_only_brokers_may(intake: Intake) -> None:
+    """Fault 13.3, and POP_CK of a message that was popped and forwarded (fault 14.16)."""
+    told = dict.fromkeys([*RESERVED, "RAYMQ_ANYTHING"], "x")
+    intake.accept(queue_id=0, properties={**told, "mine": "stays"})
+    intake.accept_batch(member(b"m", {**told, "mine": "stays"}), queue_id=0, properties=dict(told))
+    for record in intake.records():
+        assert not {name for name in record.properties if names.is_reserved(name)}
+        assert record.properties["mine"] == "stays"
+
+
+@pytest.mark.parametrize(("told", "stored"), [(-5, 0), (-(2**31), 0), (7, 7), (2**31 - 1, 1 << 30)])
+def test_reconsume_times_are_clamped_where_they_come_in(intake: Intake, told: int, stored: int) -> None:
+    """Fault 13.5."""
+    intake.accept(queue_id=0, reconsume_times=told)
+    assert intake.records()[0].reconsume_times == stored
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"RAYMQ_SEQUENCE": "x", "REAL_QID": "abc"},
+        {"RAYMQ_SEQUENCE": "0" * 48, "REAL_QID": "abc"},
+        {"RAYMQ_SEQUENCE": "f" * 48},
+        {"RAYMQ_SEQUENCE": "0" * 16 + "+fffffff" + "f" * 16 + "00000001"},
+        {"RAYMQ_DELIVERED_FROM": "1:0", "REAL_QID": "9" * 5_000},
+    ],
+)
+def test_a_start_reads_stored_forgeries_and_goes_on(intake: Intake, tmp_path: Path, forged: dict[str, str]) -> None:
+    """Fault 13.3: int('abc') at every start."""
+    record = encode("t", 0, b"x", encode_properties(forged), born_timestamp_ms=1, born_host=BORN_HOST)
+    intake.store.append(record, np.array([len(record)], np.int32))
+    table = ProducerTable(intake.clock)
+    producer_history.restore(table, intake.store, tmp_path / "nothing")
+    table.validate()
+
+
+def test_a_delayed_message_without_room_for_its_copies_is_refused_at_the_send(intake: Intake) -> None:
+    """Fault 13.1: it was taken, could not be delivered, and stopped all that came behind it."""
+    before = intake.state()
+    with pytest.raises(MessageIllegal, match="31743 bytes"):
+        intake.accept(properties={"DELAY": "1", "p": "y" * 31_743})
+    assert intake.state() == before
+    intake.accept(queue_id=0, properties={"DELAY": "1", "p": "y" * 31_000})
+    intake.clock.advance(2)
+    assert intake.core.deliver_due().delivered == 1
