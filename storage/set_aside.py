@@ -20,7 +20,6 @@ from raymq.storage.errors import StoreError
 
 #: So many notes are kept; the file is rewritten when it has twice as many lines.
 KEPT: Final = 10_000
-_MAX_REASON_CHARACTERS: Final = 300
 _log = logging.getLogger(__name__)
 
 
@@ -157,9 +156,7 @@ class SetAside:
 
 
 def _line(note: Note) -> bytes:
-    told = asdict(note)
-    told["reason"] = note.reason[:_MAX_REASON_CHARACTERS]
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(asdict(note)).encode() + b"\n"
 
 
 def _read(line: bytes) -> Note | None:

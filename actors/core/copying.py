@@ -36,6 +36,8 @@ DUTIES: Final = (LEVEL, RETRY, DEAD_LETTER, TIMER, REDRIVE, POP, STAGED)
 
 #: Of the messages that are set aside together so many are told one by one.
 _TOLD: Final = 10
+#: A reason may quote what is stored.
+_MAX_REASON_CHARACTERS: Final = 300
 _log = logging.getLogger(__name__)
 
 _R = TypeVar("_R")
@@ -194,7 +196,7 @@ class Copying:
 
         StoreFull, StoreFailed: it could not be written down, so it is not done.
         """
-        now_ms = int(self._clock() * 1000)
+        now_ms, reason = int(self._clock() * 1000), reason[:_MAX_REASON_CHARACTERS]
         new = self._aside.put(
             [
                 Note(
