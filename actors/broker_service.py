@@ -72,6 +72,8 @@ _GROUP_SWEEP_SECONDS = 0.5
 _RETENTION_SECONDS = 10.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
+#: How often groups and retry topics that were made by who named them are written to their tables.
+_SETTINGS_SECONDS = 1.0
 #: A broker that no scheduler has asked for so long delivers what is due by itself, once per period.
 _UNASKED_SECONDS = 0.3
 _UNASKED_PERIOD_SECONDS = 0.05
@@ -301,6 +303,7 @@ class BrokerService:
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
             self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
+            self._loop.create_task(self._every(_SETTINGS_SECONDS, self._save_settings)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside)),
         ]
@@ -354,6 +357,12 @@ class BrokerService:
         if content["position"] != self._producers_saved_to:
             await asyncio.to_thread(json_file.save, self._producers_file, content)
             self._producers_saved_to = content["position"]
+
+    async def _save_settings(self) -> None:
+        for table in (self.store.topic_configs, self.store.group_configs):
+            write = table.pending()
+            if write is not None:
+                await asyncio.to_thread(write)
 
     async def _checkpoint_timers(self) -> None:
         write = self.core.timers.checkpoint()

@@ -29,6 +29,8 @@ class StoreConfig:
         retention_hours: age at which commit log files may be deleted.
         delete_at_hour: hour of the day at which that happens, "*" = any.
         disk_refuse_ratio: used share of the disk from which on appends are refused.
+        max_auto_groups: with so many consumer groups, one that nobody created is not made any more by who names it.
+        max_auto_topics: the same of topics, and who sends to them.
         store_host: the broker's numeric IPv4 address and port, stamped into each record.
 
     Raises:
@@ -47,6 +49,8 @@ class StoreConfig:
     retention_hours: float = 72.0
     delete_at_hour: str = "04"
     disk_refuse_ratio: float = 0.90
+    max_auto_groups: int = 10_000
+    max_auto_topics: int = 20_000
     store_host: str = "127.0.0.1:10911"
 
     def __post_init__(self) -> None:
@@ -60,6 +64,8 @@ class StoreConfig:
             "index_slots": 1,
             "index_entries": 2,
             "max_message_bytes": 1,
+            "max_auto_groups": 0,
+            "max_auto_topics": 0,
         }
         for field, least in at_least.items():
             value = getattr(self, field)

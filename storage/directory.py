@@ -81,6 +81,16 @@ class Paths:
         return self.root / "raymq" / "in_flight.journal"
 
     @property
+    def made_topics(self) -> Path:
+        """Topics that were made since their settings were written."""
+        return self.root / "raymq" / "topics.journal"
+
+    @property
+    def made_groups(self) -> Path:
+        """Consumer groups that were made since their settings were written."""
+        return self.root / "raymq" / "groups.journal"
+
+    @property
     def request_modes(self) -> Path:
         """Which groups pop which topics."""
         return self.config / "messageRequestMode.json"

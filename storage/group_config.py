@@ -66,9 +66,14 @@ class GroupConfig:
 class GroupConfigs(SettingsTable[GroupConfig]):
     """All groups; see `SettingsTable`."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
+    def __init__(self, path: Path, *, writable: bool, made: Path | None = None) -> None:
         super().__init__(
-            path, "subscriptionGroupTable", GroupConfig.from_json, writable=writable, defaults={"forbiddenTable": {}}
+            path,
+            "subscriptionGroupTable",
+            GroupConfig.from_json,
+            writable=writable,
+            defaults={"forbiddenTable": {}},
+            made=made,
         )
 
     @property

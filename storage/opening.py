@@ -111,6 +111,10 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         resources.callback(progress.close, fold=False)
         in_flight = InFlight(paths.in_flight, writable=not read_only, on_failure=health.fail)
         resources.callback(in_flight.close, rewrite=False)
+        topic_configs = TopicConfigs(paths.topics, writable=not read_only, made=paths.made_topics)
+        resources.callback(topic_configs.close)
+        group_configs = GroupConfigs(paths.groups, writable=not read_only, made=paths.made_groups)
+        resources.callback(group_configs.close)
         return Parts(
             paths,
             config,
@@ -123,8 +127,8 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             recovery,
             progress,
             in_flight,
-            TopicConfigs(paths.topics, writable=not read_only),
-            GroupConfigs(paths.groups, writable=not read_only),
+            topic_configs,
+            group_configs,
             RequestModes(paths.request_modes, writable=not read_only),
             resources.pop_all(),
         )

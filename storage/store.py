@@ -447,6 +447,8 @@ class Store:
                 failpoint("close.before_fold")
                 self._parts.progress.close(fold=True)
                 self.in_flight.close(rewrite=True)
+                for table in (self.topic_configs, self.group_configs):
+                    table.save()
                 failpoint("close.before_checkpoint")
                 self._save_checkpoint()
                 failpoint("close.before_abort")

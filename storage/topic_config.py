@@ -63,5 +63,5 @@ class TopicConfig:
 class TopicConfigs(SettingsTable[TopicConfig]):
     """All topics; see `SettingsTable`."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
-        super().__init__(path, "topicConfigTable", TopicConfig.from_json, writable=writable)
+    def __init__(self, path: Path, *, writable: bool, made: Path | None = None) -> None:
+        super().__init__(path, "topicConfigTable", TopicConfig.from_json, writable=writable, made=made)

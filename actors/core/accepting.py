@@ -187,6 +187,8 @@ class Accepting:
         model = self._store.topic_configs.get(draft.default_topic) if self._auto_create_topics else None
         if model is None or not model.perm & PERM_INHERIT:
             raise TopicNotFound(f"topic {draft.topic} does not exist", remedy="create it first")
+        if len(self._store.topic_configs) >= self._store.config.max_auto_topics:
+            raise TopicNotFound(f"topic {draft.topic} does not exist", remedy="create it first: there are too many")
         if draft.default_queues < 1:
             raise InvalidInput("defaultTopicQueueNums", "at least 1", draft.default_queues)
         queues = min(draft.default_queues, model.write_queues)

@@ -279,6 +279,7 @@ class BrokerCore:
             raise InvalidInput("topic", "not one of the system's own topics", topic)
         if config is None:
             if self._auto_create_topics:
+                self.topics.check_room(topic)
                 self.topics.create(topic, AUTO_CREATED_QUEUES)
             config = self.topic(topic)
         if not config.perm & PERM_WRITE:
@@ -340,19 +341,33 @@ class BrokerCore:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> GroupConfig:
-        """A consumer group's settings; who names a group that is not there makes it, as in RocketMQ."""
+        """A consumer group's settings, those of a new one where it is not there."""
+        return self.store.group_configs.get(check_group(name)) or GroupConfig(name)
+
+    def make_group(self, name: str) -> GroupConfig:
+        """`group`, made where it is not there, as in RocketMQ. It survives a kill at once, the machine a second later.
+
+        Raises:
+            GroupNotFound: it is not there, and as many are as may be made so.
+        """
         config = self.store.group_configs.get(check_group(name))
         if config is None:
+            most = self.store.config.max_auto_groups
+            if len(self.store.group_configs) >= most:
+                raise GroupNotFound(
+                    f"consumer group {name} does not exist on {self.name}, where {most} groups are",
+                    remedy="delete groups that nobody needs, make this one with Admin, or raise max_auto_groups",
+                )
             config = GroupConfig(name)
-            self.store.group_configs.put(config)
+            self.store.group_configs.put_soon(config)
         return config
 
     def ensure_group(self, name: str) -> bool:
-        """Make a consumer group and its retry topic where they are missing; True if the retry topic is new."""
-        topic, queues = retry_topic(name), self.group(name).retry_queues
+        """`make_group` with its retry topic; True if that is new. Raises the same."""
+        topic, queues = retry_topic(name), self.make_group(name).retry_queues
         if queues <= 0 or self.store.topic_configs.get(topic) is not None:
             return False
-        self.store.topic_configs.put(TopicConfig(topic, queues, queues))
+        self.store.topic_configs.put_soon(TopicConfig(topic, queues, queues))
         return True
 
     def reset_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:

@@ -47,13 +47,15 @@ class GroupSettings:
         Raises:
             InvalidInput: names the setting that cannot be; nothing changed.
         """
-        wanted = [self._changed(change) for change in changes]
-        new_topics = False
-        for config in wanted:
-            if config != self._store.group_configs.get(config.name):
-                self._store.group_configs.put(config)
-            new_topics = self._ensure(config.name) or new_topics
-        return new_topics
+        wanted = {config.name: config for config in map(self._changed, changes)}
+        configs = self._store.group_configs
+        changed = [config for config in wanted.values() if config != configs.get(config.name)]
+        if changed:
+            configs.put(*changed)
+        new_topics = sum([self._ensure(name) for name in wanted])
+        configs.save()
+        self._store.topic_configs.save()
+        return new_topics > 0
 
     def delete(self, group: str, *, with_offsets: bool) -> None:
         """Forget a group, and what it has consumed if asked; nothing if there is none."""

@@ -109,6 +109,15 @@ class Topics:
         self._store.topic_configs.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered))
         return known is None
 
+    def check_room(self, name: str) -> None:
+        """TopicNotFound if there are as many topics as may be made by who sends to them."""
+        most = self._store.config.max_auto_topics
+        if len(self._store.topic_configs) >= most:
+            raise TopicNotFound(
+                f"topic {name} does not exist on {self._broker}, where {most} topics are",
+                remedy="create it with Admin.create_topic, delete what nobody needs, or raise max_auto_topics",
+            )
+
     def change(self, changes: Iterable[TopicChange]) -> None:
         """Create or change topics as an administrator asks; nothing changes if one of them is refused.
 

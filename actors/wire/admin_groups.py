@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
+from raymq.actors.wire.admin_topics import MAX_LISTED
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
@@ -28,6 +29,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         told = json_body.read_object(request.body).get("groupConfigList")
         if not isinstance(told, list) or not all(isinstance(item, dict) for item in told):
             raise InvalidInput("groupConfigList", "a list of JSON objects", told)
+        if len(told) > MAX_LISTED:
+            raise InvalidInput("groupConfigList", f"at most {MAX_LISTED} groups", len(told))
         if groups.change(told):
             await context.announce()
         return request.response(ResponseCode.SUCCESS)

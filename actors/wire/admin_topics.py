@@ -16,6 +16,9 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
 from raymq.actors.wire.server import Handler, ServerConnection
 
+#: Topics or groups that one request changes.
+MAX_LISTED = 10_000
+
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
@@ -39,6 +42,8 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         told = json_body.read_object(request.body).get("topicConfigList")
         if not isinstance(told, list):
             raise InvalidInput("topicConfigList", "a list of topics", told)
+        if len(told) > MAX_LISTED:
+            raise InvalidInput("topicConfigList", f"at most {MAX_LISTED} topics", len(told))
         topics.change([_read_change(item) for item in told])
         await context.announce()
         return request.response(ResponseCode.SUCCESS)

@@ -11,11 +11,11 @@ import contextlib
 from dataclasses import replace
 from functools import partial
 
+from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.core.filters import ALL, TAG, Filter, Subscription
-from raymq.actors.core.offsets import GroupOffsets
 from raymq.actors.core.pulling import Pulled, PullStatus, pull
-from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound
+from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound
 from raymq.actors.protocol import MASTER_ID
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
@@ -50,7 +50,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         asked = _Pull(context, turns, request, header, subscription.filter)
         found = asked.attempt()
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
-            _commit(context.core.offsets, header)
+            _commit(context.core, header)
         if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK:
             return asked.park(connection.park_seconds)
         return asked.answer(found)
@@ -156,7 +156,10 @@ def _subscription(context: BrokerContext, header: PullMessage) -> tuple[Response
     return (ResponseCode.SUBSCRIPTION_NOT_LATEST if known.version < header.sub_version else None), known
 
 
-def _commit(offsets: GroupOffsets, header: PullMessage) -> None:
+def _commit(core: BrokerCore, header: PullMessage) -> None:
     """The offset that came with a pull; what cannot be committed is no reason to refuse the pull."""
-    with contextlib.suppress(InvalidInput):
-        offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset, forward_only=False)
+    with contextlib.suppress(InvalidInput, GroupNotFound):
+        core.make_group(header.consumer_group)
+        core.offsets.commit(
+            header.consumer_group, header.topic, header.queue_id, header.commit_offset, forward_only=False
+        )

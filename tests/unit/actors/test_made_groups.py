@@ -1,0 +1,119 @@
+"""Groups that are made by who names them: bounded, cheap, on disk soon; a mere question makes none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import GroupNotFound, TopicNotFound
+from raymq.storage.file_calls import replaced
+from tests.faulty_calls import FaultyCalls
+from tests.unit.actors.bench import CONFIG, Bench
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "broker-a", replace(CONFIG, max_auto_groups=3, max_auto_topics=30))
+    yield made
+    made.store.close()
+
+
+def save(bench: Bench) -> None:
+    """What the broker does once a second, in another thread."""
+    for table in (bench.store.topic_configs, bench.store.group_configs):
+        table.save()
+
+
+def test_making_a_group_costs_no_writing_of_the_table(bench: Bench) -> None:
+    """Fault 13.21: each unknown group name rewrote the whole table."""
+    with replaced(calls := FaultyCalls()):
+        for number in range(100):
+            assert bench.core.ensure_group(f"g{number}")
+        assert calls.counts["rename"] == 0
+        save(bench)
+        assert calls.counts["rename"] <= 4, "each of two files, and what was there before"
+        save(bench)
+        assert calls.counts["rename"] <= 4
+    bench.crash()
+    assert "g99" in bench.core.group_settings
+    assert "%RETRY%g99" in bench.core.topics
+
+
+def test_what_was_made_survives_a_kill_at_once_and_what_was_deleted_stays_so(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.core.ensure_group("h")
+    bench.crash()
+    assert {"g", "h"} <= bench.core.group_settings.all().keys()
+    assert "%RETRY%g" in bench.core.topics
+    bench.core.group_settings.delete("g", with_offsets=False)
+    bench.crash()
+    assert "g" not in bench.core.group_settings
+    assert "h" in bench.core.group_settings
+    bench.core.ensure_group("i")
+    journal = bench.directory / "raymq" / "groups.journal"
+    journal.write_bytes(journal.read_bytes() + b'\n{"name":"torn')
+    bench.crash()
+    assert {"h", "i"} <= bench.core.group_settings.all().keys()
+    save(bench)
+    assert journal.read_bytes() == b""
+
+
+def test_what_was_made_is_on_disk_after_a_clean_stop_and_after_any_other_change(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.store.close()
+    bench.open()
+    assert "g" in bench.core.group_settings
+    bench.core.ensure_group("h")
+    bench.core.group_settings.change([{"groupName": "i"}])
+    bench.crash()
+    assert {"g", "h", "i"} <= bench.core.group_settings.all().keys()
+    assert "%RETRY%i" in bench.core.topics
+
+
+def test_an_older_content_does_not_overwrite_a_newer_one(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    late = bench.store.group_configs.pending()
+    assert late is not None
+    bench.core.group_settings.change([{"groupName": "h"}])
+    late()
+    bench.crash()
+    assert {"g", "h"} <= bench.core.group_settings.all().keys()
+
+
+def test_a_list_of_groups_is_one_change(bench: Bench) -> None:
+    with replaced(calls := FaultyCalls()):
+        bench.core.group_settings.change([{"groupName": f"g{number}"} for number in range(1_000)])
+        assert calls.counts["rename"] <= 8
+    bench.crash()
+    assert len(bench.core.group_settings.all()) >= 1_000
+
+
+def test_groups_that_nobody_created_are_bounded(small: Bench) -> None:
+    for name in ("a", "b", "c"):
+        small.core.ensure_group(name)
+    with pytest.raises(GroupNotFound, match="3 groups are"):
+        small.core.ensure_group("d")
+    small.core.ensure_group("a")
+    small.core.group_settings.change([{"groupName": "d"}])
+    assert "d" in small.core.group_settings
+    assert "%RETRY%d" in small.core.topics, "who creates a group may do so"
+
+
+def test_naming_a_group_in_a_question_makes_none(bench: Bench) -> None:
+    assert bench.core.group("g").consume_enable
+    assert "g" not in bench.core.group_settings
+
+
+def test_topics_that_nobody_created_are_bounded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "broker-a", replace(CONFIG, max_auto_topics=8))
+    bench.core._auto_create_topics = True
+    room = 8 - len(bench.core.topics.all())
+    for number in range(room):
+        bench.core.check_writable(f"t{number}", 0)
+    with pytest.raises(TopicNotFound, match="8 topics are"):
+        bench.core.check_writable("more", 0)
+    bench.core.topics.create("wanted", 1)
+    bench.store.close()
