@@ -49,8 +49,6 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         core.bounds(header.topic, header.queue_id)  # raises: what is not there makes no group
         if header.forward_only:
             core.ensure_group(header.consumer_group)  # our own client's first commit makes its group
-        else:
-            core.make_group(header.consumer_group)
         done = offsets.commit(
             header.consumer_group,
             header.topic,
