@@ -53,9 +53,15 @@ class Batcher:
         linger: float,
         buffer_bytes: int,
         when_full: Literal["block", "raise"],
+        owner: object = None,
     ) -> None:
-        """`linger` in seconds; `when_full` is what happens to a message once `buffer_bytes` wait for answers."""
+        """`linger` in seconds; `when_full` is what happens to a message once `buffer_bytes` wait for answers.
+
+        `owner`, which has to be closed, lives for as long as something is gathered or under way: the loop has this
+        batcher then, also if nobody else has.
+        """
         self._mq = mq
+        self._owner = owner
         self._sends = sends
         self._usual_terms = usual_terms
         self._linger = linger

@@ -72,6 +72,8 @@ class Connection:
         )
         self.routes = Routes(self.pool, self.name_servers)
         self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
+        #: Those of them that have something to do that their user need not wait for.
+        self._busy: set[Closable] = set()
         self._push_listeners: list[PushListener] = []
         self._closed = False
         self._starting = threading.Lock()
@@ -145,8 +147,16 @@ class Connection:
         return self._background().run_aside
 
     def adopt(self, client: Closable) -> None:
-        """Close `client` with this connection."""
+        """Close `client` with this connection, unless nobody has it any more by then."""
         self._clients.add(client)
+
+    def hold(self, client: Closable) -> None:
+        """Let `client`, which was adopted, live until `let_go`: it works in the background, and has to be closed."""
+        self._busy.add(client)
+
+    def let_go(self, client: Closable) -> None:
+        """The reverse of `hold`."""
+        self._busy.discard(client)
 
     def listen(self, listener: PushListener) -> None:
         """Call `listener`, on the loop, with requests that brokers send by themselves."""
@@ -183,6 +193,7 @@ class Connection:
         self.pool.abandon()
         self.channels.abandon()
         self._clients.clear()
+        self._busy.clear()
         self._push_listeners.clear()
         self._session = uuid.uuid4().hex
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from raymq.actors.core.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, RayMQError, SendError, ServerBusy
 from raymq.actors.sending import Sends, Sent, Sizes, Terms
-from raymq.client.outbox_file import OutboxFile
+from raymq.client.outbox_file import KeptBatch, OutboxFile
+from raymq.storage.clock import boottime
 from raymq.storage.record import split
 
 #: How often the file is looked at while it is empty or another process sends.
 _LOOK_SECONDS: Final = 1.0
 #: A sender that died is replaced this long after what its last send could have taken.
 _CLAIM_MARGIN_SECONDS: Final = 5.0
+#: How long a send that failed tries to write what it could not send into a file that is locked or full.
+_KEEP_SECONDS: Final = 30.0
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 class OutboxSends:
@@ -22,30 +33,43 @@ class OutboxSends:
 
     A failed send raises what it would without an outbox, with `.kept` set: the messages go out later, and sending them
     again would send them twice. Where the outcome was unknown they may be stored already.
+
+    The file is only touched on a thread of its own: it may be locked by other processes for long.
     """
 
-    def __init__(self, sends: Sends, file: OutboxFile, terms: Terms) -> None:
-        """`terms` are those on which kept batches are sent."""
+    def __init__(self, sends: Sends, file: OutboxFile, terms: Terms, owner: object = None) -> None:
+        """`terms` are those on which kept batches are sent; `owner` lives as long as this sends."""
         self._sends = sends
         self._file = file
         self._terms = terms
+        self._owner = owner
+        self._thread = ThreadPoolExecutor(1, "raymq-outbox")
         self._kept = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._empty())
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
-        """As `Sender.send`; NotStored and OutcomeUnknown say that the batch is kept."""
+        """As `Sender.send`; NotStored and OutcomeUnknown say whether the batch is kept."""
         try:
             return await self._sends.send(topic, records, sizes, terms)
         except SendError as error:
-            self._file.keep(
-                topic,
-                records,
-                split(memoryview(records)),  # an idempotent sender may have written its number into them
-                queue=terms.queue,
-                sharding_key=terms.sharding_key,
-                delayed=terms.delayed,
-                error=_first_line(error),
-            )
+            try:
+                # An idempotent sender may have written its number into the records: their sizes are taken anew.
+                await self._patiently(
+                    partial(
+                        self._file.keep,
+                        topic,
+                        records,
+                        split(memoryview(records)),
+                        queue=terms.queue,
+                        sharding_key=terms.sharding_key,
+                        delayed=terms.delayed,
+                        error=_first_line(error),
+                    ),
+                    _KEEP_SECONDS,
+                )
+            except sqlite3.Error as failure:
+                error.remedy = f"send it again: the outbox could not be written ({failure})"
+                raise error from failure
             self._kept.set()
             error.kept = True
             error.remedy = "it is in the outbox and will be sent from there"
@@ -55,18 +79,22 @@ class OutboxSends:
         """Send no more from the file; what is in it stays."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._file.close()
+        await self._aside(self._file.close)
+        self._thread.shutdown(wait=False)
 
     async def _empty(self) -> None:
         """Send the oldest batch until it is stored or refused, then the next one, without end."""
-        backoff = Backoff()
+        backoff, trouble = Backoff(), Backoff()
         while True:
-            if not self._file.claim(self._terms.timeout + _CLAIM_MARGIN_SECONDS):
-                await asyncio.sleep(_LOOK_SECONDS)
+            self._kept.clear()
+            try:
+                batch = await self._aside(self._next)
+            except sqlite3.Error as error:
+                _log.warning("the outbox cannot be read: %s", error)
+                await asyncio.sleep(trouble.next_delay())
                 continue
-            batch = self._file.next()
+            trouble.reset()
             if batch is None:
-                self._kept.clear()
                 await self._look_again()
                 continue
             terms = Terms(
@@ -76,12 +104,47 @@ class OutboxSends:
                 await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)
             except RayMQError as error:
                 later = isinstance(error, SendError | BrokerUnavailable | ServerBusy)
-                self._file.failed(batch.id, _first_line(error), refused=not later)
+                reason = _first_line(error)
+                await self._written(partial(self._file.failed, batch.id, reason, refused=not later))
                 if later:
                     await asyncio.sleep(backoff.next_delay())
+            except Exception:  # noqa: BLE001 - one batch's trouble, whatever it is, is not that of the others
+                _log.exception("batch %d of the outbox cannot be sent", batch.id)
+                await self._written(partial(self._file.failed, batch.id, "an unexpected error", refused=True))
             else:
-                self._file.remove(batch.id)
+                await self._written(partial(self._file.remove, batch.id))
                 backoff.reset()
+
+    def _next(self) -> KeptBatch | None:
+        """On the file's thread: what is to be sent now, by us."""
+        while True:
+            began = boottime()
+            if not self._file.claim(self._terms.timeout + _CLAIM_MARGIN_SECONDS):
+                return None
+            batch = self._file.next()
+            if boottime() - began < _CLAIM_MARGIN_SECONDS / 2:  # else the file was locked for long: claim it anew
+                return batch
+
+    async def _written(self, change: Callable[[], object]) -> None:
+        """Write down what became of a batch, however long it takes: else it would be sent once more."""
+        await self._patiently(change, float("inf"))
+
+    async def _patiently(self, call: Callable[[], _T], seconds: float) -> _T:
+        """`call` on the file's thread, again and again while it fails, for so long."""
+        until = boottime() + seconds
+        backoff = Backoff(first=0.1, cap=5.0)
+        while True:
+            try:
+                return await self._aside(call)
+            except sqlite3.Error as error:
+                wait = backoff.next_delay()
+                if boottime() + wait >= until:
+                    raise
+                _log.warning("the outbox cannot be written, it is tried again: %s", error)
+                await asyncio.sleep(wait)
+
+    async def _aside(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
 
     async def _look_again(self) -> None:
         try:

@@ -6,10 +6,12 @@ whenever it goes out. What is kept survives the death of its process. Any proces
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,6 +21,7 @@ import numpy.typing as npt
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
+from raymq.storage.clock import boot_id, boottime
 from raymq.storage.record import Record, decode
 
 _SCHEMA: Final = """
@@ -35,9 +38,14 @@ CREATE TABLE IF NOT EXISTS batches (
     tries INTEGER NOT NULL DEFAULT 0,   -- from the outbox
     error TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS sender (one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, until REAL NOT NULL);
+-- Who sends, until when: seconds since the machine started, which nobody sets, and which of its starts that was.
+CREATE TABLE IF NOT EXISTS lease (
+    one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, boot TEXT NOT NULL, until REAL NOT NULL
+);
+DROP TABLE IF EXISTS sender;
 """
-_BUSY_SECONDS: Final = 10.0
+#: How long a call waits for a file that another process has locked.
+_BUSY_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,20 @@ class KeptBatch:
 
 
 class OutboxFile:
-    """Thread-safe. Times are wall time in seconds."""
+    """Thread-safe. What it holds has wall times, in seconds.
 
-    def __init__(self, path: str | Path) -> None:
-        """Open or make the file; InvalidInput if it cannot be."""
+    Each method raises `sqlite3.Error` if the file is locked for long, or the disk is full; then nothing has changed.
+    """
+
+    def __init__(self, path: str | Path, *, elapsed: Callable[[], float] = boottime, boot: str | None = None) -> None:
+        """Open or make the file; InvalidInput if it cannot be.
+
+        Args:
+            elapsed: seconds since the machine started.
+            boot: names that start of the machine; None: as the system does.
+        """
+        self._elapsed = elapsed
+        self._boot = boot_id() if boot is None else boot
         self._lock = threading.Lock()
         self._owner = uuid.uuid4().hex
         try:
@@ -121,12 +139,17 @@ class OutboxFile:
         return self._change("UPDATE batches SET state = 'waiting' WHERE id = ?", number)
 
     def claim(self, seconds: float) -> bool:
-        """Be the one that sends for so long; False while somebody else is. To be called again before that."""
-        now = time.time()
+        """Be the one that sends for so long; False while somebody else is. To be called again before that.
+
+        Whoever sent before the machine was started anew is gone, whatever it had claimed.
+        """
+        now = self._elapsed()
         return self._change(
-            "INSERT INTO sender VALUES (1, ?, ?) ON CONFLICT (one) DO UPDATE SET owner = excluded.owner,"
-            " until = excluded.until WHERE owner = excluded.owner OR until < ?",
+            "INSERT INTO lease VALUES (1, ?, ?, ?) ON CONFLICT (one) DO UPDATE SET owner = excluded.owner,"
+            " boot = excluded.boot, until = excluded.until"
+            " WHERE owner = excluded.owner OR boot != excluded.boot OR until < ?",
             self._owner,
+            self._boot,
             now + seconds,
             now,
         )
@@ -134,11 +157,9 @@ class OutboxFile:
     def close(self) -> None:
         """Let others send at once, and close the file. May be called again."""
         with self._lock:
-            try:
-                self._db.execute("DELETE FROM sender WHERE owner = ?", (self._owner,))
-                self._db.close()
-            except sqlite3.ProgrammingError:
-                return  # closed before
+            with contextlib.suppress(sqlite3.Error):  # closed before, or locked: then the claim ends by itself
+                self._db.execute("DELETE FROM lease WHERE owner = ?", (self._owner,))
+            self._db.close()
 
     def _change(self, statement: str, *values: object) -> bool:
         with self._lock:

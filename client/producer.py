@@ -285,7 +285,8 @@ class Producer(ClientBase):
             self.flush(timeout)
             sends = self._sends
             if isinstance(sends, OutboxSends):
-                self._mq.run(sends.close(), timeout)
+                with contextlib.suppress(TimeoutError):  # its file is locked by another process
+                    self._mq.run(sends.close(), timeout)
 
     @cached_property
     def _sends(self) -> Sends:
@@ -317,7 +318,7 @@ class Producer(ClientBase):
         return DirectSender(sender, mq.routes, mq.channels, mq.run)
 
     async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
-        return OutboxSends(sends, file, self._plain_terms)
+        return OutboxSends(sends, file, self._plain_terms, owner=self)
 
     @cached_property
     def _batcher(self) -> Batcher | None:
@@ -330,6 +331,7 @@ class Producer(ClientBase):
             linger=self._linger,
             buffer_bytes=self._buffer_bytes,
             when_full=self._when_full,
+            owner=self,
         )
 
     def _begin_anew(self) -> None:

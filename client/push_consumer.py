@@ -156,6 +156,7 @@ class PushConsumer(ClientBase):
                 runner.close()
                 raise
             self._runner = runner
+            self._mq.hold(self)
             if self._paused:
                 self.pause()
 
@@ -255,6 +256,7 @@ class PushConsumer(ClientBase):
         finally:
             if self._runner is not None:
                 self._runner.close()
+            self._mq.let_go(self)
             self._has_ended()
 
     def _has_ended(self) -> None:

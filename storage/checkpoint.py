@@ -123,11 +123,3 @@ def _index_extent(raw: Any) -> IndexExtent | None:
         begin_ms, end_ms, begin_physical, end_physical, used_slots, count = map(int, header)
         files[str(name)] = (begin_ms, end_ms, begin_physical, end_physical, used_slots, count)
     return IndexExtent(files)
-
-
-def boot_id() -> str:
-    """What distinguishes this boot of the machine from all others; "" where the kernel does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return ""

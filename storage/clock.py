@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -16,6 +17,14 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def boottime() -> float:
     """Seconds since the machine started, those that it slept included. Any thread."""
     return time.clock_gettime(_BOOTTIME)
+
+
+def boot_id() -> str:
+    """Which start of the machine `boottime` counts from: another text after each; "" where the kernel does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 class SteadyClock:

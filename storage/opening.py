@@ -11,7 +11,8 @@ from raymq.storage import directory as layout_of
 from raymq.storage import fileutil
 from raymq.storage import record as layout
 from raymq.storage.ahead import Ahead
-from raymq.storage.checkpoint import Checkpoint, State, boot_id
+from raymq.storage.checkpoint import Checkpoint, State
+from raymq.storage.clock import boot_id
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig, split_host
 from raymq.storage.dispatch import Dispatcher

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from raymq.storage import directory as layout_of
 from raymq.storage import fileutil
 from raymq.storage.checking import Single
-from raymq.storage.checkpoint import Checkpoint, State, boot_id
+from raymq.storage.checkpoint import Checkpoint, State
+from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, StoreError, StoreFailed
 from raymq.storage.failpoints import failpoint

@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -92,11 +93,16 @@ class UniqueKeys:
 
 
 def _own_prefix() -> bytes:
+    return _own_address() + (os.getpid() & 0xFFFF).to_bytes(2, "big") + secrets.token_bytes(4)
+
+
+@cache
+def _own_address() -> bytes:
+    """The host's address, looked up once: forked children have the same, and a resolver that fails takes seconds."""
     try:
-        address = socket.inet_aton(socket.gethostbyname(socket.gethostname()))
-    except OSError:  # a host that cannot look itself up: the random number alone must do
-        address = secrets.token_bytes(4)
-    return address + (os.getpid() & 0xFFFF).to_bytes(2, "big") + secrets.token_bytes(4)
+        return socket.inet_aton(socket.gethostbyname(socket.gethostname()))
+    except OSError:  # a host that cannot look itself up: the random numbers alone must do
+        return secrets.token_bytes(4)
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ compared with TRUE. NOT binds weaker than a comparison, AND weaker than NOT, OR 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -193,7 +194,10 @@ class _Compiler(Transformer[Token, _Node]):
 
     def number(self, sign: Token | None, digits: Token) -> _Node:
         text = f"{sign or ''}{digits.rstrip('lL')}"
-        return _Constant(int(text) if text.lstrip("+-").isdecimal() else float(text))
+        double = float(text)
+        if not math.isfinite(double):
+            raise InvalidInput("expression", "numbers that a double can hold", f"one of {len(digits)} characters")
+        return _Constant(int(text) if text.lstrip("+-").isdecimal() else double)
 
     def truth(self, word: Token) -> _Node:
         return _Constant(word.lower() == "true")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -252,6 +254,37 @@ def test_a_process_that_just_ends_sends_what_it_gathered(services: Services, mq:
     assert everything(mq) == [b"%02d" % number for number in range(50)]
 
 
+def test_what_was_gathered_by_a_producer_that_went_out_of_scope_is_sent(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """Fault 13.16: of what it gathered nothing was stored."""
+    del admin
+    lines = """
+import gc
+def work():
+    for n in range(5):
+        Producer(mq, "q", linger=2.0).send_async(Message('t', b'%02d' % n))
+work()
+gc.collect()
+"""
+    assert run_script(services, lines) == ""
+    assert everything(mq) == [b"%02d" % number for number in range(5)]
+
+
+def test_a_producer_that_has_nothing_to_do_any_more_is_let_go(mq: Connection, admin: Admin) -> None:
+    del admin
+    producer = Producer(mq, "p", linger=0.01)
+    producer.send_async(Message("t", b"x")).result(10)
+    alive = weakref.ref(producer)
+    del producer
+
+    def gone() -> bool:
+        gc.collect()
+        return alive() is None
+
+    poll_until(gone, 10)
+
+
 def test_a_process_that_just_ends_waits_for_what_is_under_way(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     lines = """
@@ -293,3 +326,24 @@ assert os.waitpid(child, 0)[1] == 0
 """
     assert run_script(services, lines) == ""
     assert everything(mq) == [b"child", b"child, at once", b"parent", b"warm"]
+
+
+def test_a_consumer_that_nobody_refers_to_leaves_its_group_when_the_process_ends(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    del admin, mq
+    lines = """
+import gc, threading
+from raymq.client import ConsumeResult, PushConsumer
+taken = threading.Event()
+def listener(messages):
+    taken.set()
+    return ConsumeResult.SUCCESS
+PushConsumer(mq, "g", {"t": "*"}, listener).start()
+gc.collect()
+producer.send(Message("t", b"x"))
+assert taken.wait(20)
+"""
+    assert run_script(services, lines) == ""
+    for broker in services.brokers.values():
+        assert "g" not in broker.groups.consumer_groups(), "it said that it leaves"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.integration.test_lingering import bodies, everything
 from tests.polling import poll_until
+from tests.unit.actors.clock import FakeClock
 
 
 @pytest.fixture
@@ -89,6 +95,68 @@ def test_the_next_process_sends_what_the_last_one_kept(
     assert everything(mq) == [b"x"]
 
 
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Another process is in the middle of a change."""
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+@pytest.mark.usefixtures("admin")
+def test_the_outbox_outlives_a_file_that_was_locked(
+    services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault 13.16: it stopped for ever after one "database is locked", and the message was lost."""
+    monkeypatch.setattr("raymq.client.outbox_file._BUSY_SECONDS", 0.1)
+    queue = MessageQueue("t", "broker-a", 1)
+    with Producer(mq, "p", timeout=0.5, outbox=file) as producer:
+        stop_all(services)
+        with locked(file):
+            future = producer.send_async(Message("t", b"1"), queue=queue, retries=0)
+            poll_until(lambda: "cannot be written" in caplog.text and "cannot be read" in caplog.text, 20)
+            assert not future.done()
+        with pytest.raises(NotStored) as caught:
+            future.result(30)
+        assert caught.value.kept
+        assert kept(file) == ["waiting"]
+        start_all(services)
+        poll_until(lambda: not kept(file), 30)
+    assert bodies(mq)[queue] == [b"1"]
+
+
+@pytest.mark.usefixtures("admin")
+def test_the_file_is_never_touched_on_the_event_loop(
+    services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 13.16: a file that another process had locked held up all that the client did."""
+    made: dict[str, set[bool]] = defaultdict(set)
+
+    def watch(name: str) -> None:
+        call = getattr(OutboxFile, name)
+
+        def watched(self: OutboxFile, *arguments: Any, **options: Any) -> Any:
+            made[name].add(mq.is_on_loop)
+            return call(self, *arguments, **options)
+
+        monkeypatch.setattr(OutboxFile, name, watched)
+
+    for name in ("keep", "claim", "next", "remove", "failed", "close"):
+        watch(name)
+    with Producer(mq, "p", timeout=0.5, outbox=file) as producer:
+        stop_all(services)
+        with pytest.raises(NotStored):
+            producer.send(Message("t", b"1"), retries=0)
+        poll_until(lambda: "failed" in made, 20)
+        start_all(services)
+        poll_until(lambda: "remove" in made, 20)
+    assert made == {name: {False} for name in ("keep", "claim", "next", "remove", "failed", "close")}
+
+
 def test_one_process_at_a_time_sends(file: Path) -> None:
     first, second = OutboxFile(file), OutboxFile(file)
     assert first.claim(60)
@@ -97,6 +165,21 @@ def test_one_process_at_a_time_sends(file: Path) -> None:
     first.close()
     assert second.claim(60)
     second.close()
+
+
+def test_who_may_send_does_not_depend_on_a_clock_that_can_be_set(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.29: killed while its clock was a week ahead, a sender kept all others out for that week."""
+    monkeypatch.setattr(time, "time", lambda: 7 * 86_400.0 + 1_700_000_000.0)
+    elapsed = FakeClock(100.0)
+    killed = OutboxFile(file, elapsed=elapsed, boot="first")
+    other = OutboxFile(file, elapsed=elapsed, boot="first")
+    assert killed.claim(8)
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
+    assert not other.claim(8), "a step of 60 s must not make two senders"
+    elapsed.advance(8.1)
+    assert other.claim(8)
+    elapsed.now = 5.0
+    assert OutboxFile(file, elapsed=elapsed, boot="second").claim(8), "the machine was started anew"
 
 
 def keep(outbox: OutboxFile, queue_id: int) -> int:

@@ -247,3 +247,18 @@ MESSAGES = st.lists(
 def test_it_means_what_a_plain_evaluator_says(expression: Expression, messages: list[Properties]) -> None:
     text, truth = expression
     assert passes(text, *messages) == [truth(own) is True for own in messages]
+
+
+@pytest.mark.parametrize(
+    "literal", ["9" * 309, "-" + "9" * 400, "9" * 4_500, "1e309", "-1e999", "9" * 309 + ".0", "9" * 309 + "L"]
+)
+@pytest.mark.parametrize("expression", ["a > {}", "{} < a", "a in ({})", "a between 1 and {}", "1 < {}"])
+def test_a_number_that_no_double_holds_is_refused(literal: str, expression: str) -> None:
+    """Fault 13.22: it raised OverflowError."""
+    with pytest.raises(InvalidInput) as caught:
+        compile_sql(expression.format(literal))
+    assert caught.value.field == "expression"
+
+
+def test_a_number_of_as_many_digits_as_a_double_holds_is_compared() -> None:
+    compile_sql(f"a > {'9' * 308} and a < 1e308")
