@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
@@ -17,6 +16,7 @@ from raymq.actors.wire import route as wire_route
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
+from raymq.storage.clock import boottime
 
 ROUTE_SECONDS = 30.0
 #: A route that nobody renewed, or that misses a broker, is used for this long before somebody is asked again.
@@ -55,7 +55,7 @@ class Routes:
         known = None if fresh else self.known(topic)
         if known is not None:
             return known
-        now = time.monotonic()
+        now = boottime()
         cached = self._cached.get(topic)
         fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
         try:
@@ -64,6 +64,7 @@ class Routes:
         except TopicNotFound:
             if cached is not None and fresh:  # a name server that has just started knows nothing yet
                 return cached[1]
+            self.forget(topic)
             raise
         except RayMQError:
             if cached is not None:
@@ -81,14 +82,15 @@ class Routes:
 
     def _misses(self, route: TopicRoute, now: float) -> bool:
         """Whether it lacks a broker that it had lately."""
-        seen_at = self._seen_at.setdefault(route.topic, {})
-        seen_at.update(dict.fromkeys(route.addresses, now))
-        return any(broker not in route.addresses and now - at < _MISSED_SECONDS for broker, at in seen_at.items())
+        before = self._seen_at.get(route.topic, {})
+        lately = {broker: at for broker, at in before.items() if now - at < _MISSED_SECONDS}
+        self._seen_at[route.topic] = lately | dict.fromkeys(route.addresses, now)
+        return any(broker not in route.addresses for broker in lately)
 
     def known(self, topic: str) -> TopicRoute | None:
         """The route of `topic` if it is cached and young. Any thread."""
         cached = self._cached.get(topic)
-        return cached[1] if cached is not None and time.monotonic() - cached[0] < ROUTE_SECONDS else None
+        return cached[1] if cached is not None and boottime() - cached[0] < ROUTE_SECONDS else None
 
     async def cluster(self, timeout: float = _NAME_SERVER_SECONDS) -> ClusterView:
         """All brokers that a name server knows."""

@@ -115,6 +115,10 @@ def make_sender(pool: ConnectionPool, routes: Routes, isolation: str | None) -> 
     return Sender(pool, routes, picker)
 
 
+#: Of so many queues of a topic whose brokers have left the routes it is known that there were such queues.
+MOST_LEFT = 1_000
+
+
 class Sender:
     """Sends batches of records of one topic, each batch to one queue."""
 
@@ -294,7 +298,8 @@ class Sender:
         known = self._listed.get(route.topic)
         if known is None or known[0] is not route:
             known = self._listed[route.topic] = (route, route.writable())
-            self._seen.setdefault(route.topic, set()).update(known[1])
+            left = {queue for queue in self._seen.get(route.topic, ()) if queue.broker not in route.addresses}
+            self._seen[route.topic] = {*sorted(left)[-MOST_LEFT:], *known[1]}
             for broker, address in route.addresses.items():
                 self._prober.know(broker, address)
         return known[1]

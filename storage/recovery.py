@@ -24,10 +24,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage import fileutil
 from raymq.storage import record as layout
 from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.commit_log import CommitLog, is_marked
+from raymq.storage.damaged import keep_copy
 from raymq.storage.derived import derive
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import StoreCorrupt
@@ -323,8 +323,7 @@ def _keep(log: CommitLog, position: int, follower: int, reason: str, aside: Path
     file = log.files.file_at(position)
     at = position - file.start
     if aside is not None:
-        fileutil.make_folder(aside)
-        fileutil.replace(aside / f"{position:020d}", bytes(file.view[at : min(file.size, at + follower - position)]))
+        keep_copy(aside, position, file.view[at : min(file.size, at + follower - position)])
     return Corruption(str(file.path), at, reason)
 
 

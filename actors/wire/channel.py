@@ -289,13 +289,15 @@ class ChannelPool:
         with self._lock:
             if self._closed or self._places[address] >= CHANNELS_PER_ADDRESS:
                 return None
-            self._idle.setdefault(address, [])
+            if address not in self._idle:
+                self._close_dead()
+                self._idle[address] = []
             self._places[address] += 1
         try:
             channel = self._connect(address, timeout / 2)
         except (OSError, ValueError):
             with self._lock:
-                self._places[address] -= 1
+                self._free(address)
             return None
         return channel if self._keep(channel) else None
 
@@ -318,7 +320,28 @@ class ChannelPool:
     def _forget(self, channel: Channel) -> None:
         """With the lock held: a closed channel's place is free again."""
         self._open.discard(channel)
-        self._places[channel.address] -= 1
+        self._free(channel.address)
+
+    def _free(self, address: str) -> None:
+        """With the lock held: one place less is taken. Of an address without channels nothing is kept."""
+        self._places[address] -= 1
+        if self._places[address] <= 0:
+            del self._places[address]
+            self._idle.pop(address, None)
+
+    def _close_dead(self) -> None:
+        """With the lock held, where an address is new: let go of idle channels whose server has closed them."""
+        for idle in list(self._idle.values()):
+            for _ in range(len(idle)):
+                try:
+                    channel = idle.pop()  # ours alone while we look
+                except IndexError:  # other threads took them
+                    break
+                if channel.is_quiet:
+                    idle.insert(0, channel)
+                else:
+                    channel.close()
+                    self._forget(channel)
 
     def _connect(self, address: str, timeout: float) -> Channel:
         """A new channel to "host:port"; OSError, ValueError."""

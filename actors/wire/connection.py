@@ -26,6 +26,8 @@ from raymq.actors.wire.writing import FrameWriter
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
 CONNECT_SECONDS = 20.0
+#: Above so many addresses a pool forgets those that it has no connection to and that are not being backed off from.
+MOST_PEERS = 256
 
 #: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
 PushHandler = Callable[["Connection", Command], Command | None]
@@ -206,6 +208,11 @@ class _Peer:
     #: Set and replaced where there is news of the address.
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def is_in_use(self, now: float) -> bool:
+        """Whether there is a connection, or one is being made, or none may be made yet."""
+        is_open = self.connection is not None and self.connection.is_open
+        return is_open or self.opening is not None or self.not_before > now
+
 
 class ConnectionPool:
     """One connection per address. Used on one loop; `close()` ends it for good."""
@@ -242,7 +249,7 @@ class ConnectionPool:
         while True:
             if self._closed:
                 raise ClientClosed("the client is closed")
-            peer = self._peers.setdefault(address, _Peer())
+            peer = self._peers.get(address) or self._meet(address)
             left = deadline - loop.time()
             try:
                 # An attempt that hangs leaves half of the time to the second door.
@@ -273,8 +280,8 @@ class ConnectionPool:
         try:
             connection = await self.get(address, timeout, patient=patient)
         except BrokerUnavailable:
-            peer = self._peers[address]
-            if self._second_door is None or not (peer.no_way or peer.opening is not None):
+            peer = self._peers.get(address)
+            if self._second_door is None or peer is None or not (peer.no_way or peer.opening is not None):
                 raise
             return await self._second_door(address, command, deadline - loop.time())
         return await connection.request(command, max(0.0, deadline - loop.time()), on_early)
@@ -315,6 +322,14 @@ class ConnectionPool:
             if peer.connection is not None:
                 peer.connection.abandon()
         self._peers = {}
+
+    def _meet(self, address: str) -> _Peer:
+        """A peer that is new; of old ones nothing is kept that a new attempt would not find out."""
+        if len(self._peers) >= MOST_PEERS:
+            now = asyncio.get_running_loop().time()
+            self._peers = {known: peer for known, peer in self._peers.items() if peer.is_in_use(now)}
+        peer = self._peers[address] = _Peer()
+        return peer
 
     async def _get(self, address: str, peer: _Peer, timeout: float) -> Connection:
         if peer.connection is not None and peer.connection.is_open:

@@ -1,0 +1,106 @@
+"""What a client remembers of others does not grow with all that it has ever met."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors import routing
+from raymq.actors.errors import BrokerUnavailable, QueueNotFound
+from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
+from raymq.actors.routing import Routes
+from raymq.actors.sending import MOST_LEFT, Terms, make_sender
+from raymq.actors.wire.channel import ChannelPool
+from raymq.actors.wire.connection import MOST_PEERS, ConnectionPool
+from tests.polling import poll_until
+from tests.unit.actors.clock import FakeClock
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Somebody listens there, at every address of this machine, and closes what connects."""
+    with socket.create_server(("0.0.0.0", 0), backlog=512) as listener:
+
+        def accept() -> None:
+            while True:
+                try:
+                    listener.accept()[0].close()
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def addresses(count: int, port: int) -> list[str]:
+    """So many addresses of this machine."""
+    return [f"127.0.{number // 250}.{number % 250 + 1}:{port}" for number in range(count)]
+
+
+def test_a_pool_forgets_addresses_to_which_it_has_no_connection(port: int) -> None:
+    """Fault 13.30."""
+
+    async def meet() -> None:
+        pool = ConnectionPool()
+        for address in addresses(MOST_PEERS + 50, port):
+            connection = await pool.get(address)
+            while connection.is_open:  # noqa: ASYNC110 - it says so to nobody
+                await asyncio.sleep(0)
+        assert len(pool._peers) <= 51
+        await pool.close()
+
+    asyncio.run(meet())
+
+
+def test_channels_to_servers_that_are_gone_are_let_go(port: int) -> None:
+    """Fault 13.30."""
+    pool = ChannelPool()
+    met = addresses(40, port)
+    for address in met:
+        channel = pool._take(address, 5.0)
+        assert channel is not None
+        pool._give_back(channel)
+        poll_until(lambda channel=channel: not channel.is_quiet, 10)  # type: ignore[misc]
+    assert list(pool._idle) == met[-1:]
+    assert (len(pool._open), dict(pool._places)) == (1, {met[-1]: 1})
+    assert pool._take("127.0.0.1:1", 1.0) is None
+    assert "127.0.0.1:1" not in pool._idle
+    pool.close()
+
+
+def route(*brokers: str) -> TopicRoute:
+    queues = tuple(QueueData(broker, 1, 1) for broker in brokers)
+    return TopicRoute("t", queues, {broker: f"{broker}:1" for broker in brokers})
+
+
+def test_brokers_that_left_long_ago_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.30."""
+    clock = FakeClock()
+    monkeypatch.setattr(routing, "boottime", clock)
+    routes = Routes(ConnectionPool(), ["n:1"])
+    for number in range(1_000):
+        routes._misses(route(f"broker-{number}"), clock())
+        clock.advance(routing._MISSED_SECONDS / 4)
+    assert len(routes._seen_at["t"]) <= 5
+
+
+def test_queues_of_brokers_that_left_are_told_apart_from_queues_that_never_were_and_are_bounded() -> None:
+    """Fault 13.30."""
+    pool = ConnectionPool()
+    sender = make_sender(pool, Routes(pool, ["n:1"]), None)
+    for number in range(MOST_LEFT + 500):
+        sender._queues(route(f"broker-{number:05}", "here"))
+    assert len(sender._seen["t"]) <= MOST_LEFT + 2
+    left, never = MessageQueue("t", f"broker-{MOST_LEFT + 400:05}", 0), MessageQueue("t", "nowhere", 0)
+    for queue, error in ((left, BrokerUnavailable), (never, QueueNotFound)):
+        with pytest.raises(error):
+            sender.choose(route("here"), Terms(1.0, 0, queue), None)
