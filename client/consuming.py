@@ -92,7 +92,7 @@ class Consuming:
         self.delivery = Delivery(
             settings,
             runner,
-            send_back=SendBack(mq, settings.group),
+            send_back=SendBack(mq, settings.group, self.aside.add),
             on_room=self._has_room,
             run_aside=mq.run_aside,
             gate=self._locks if self._locking else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, named
+from raymq.actors.wire.headers.base import Header, Long, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ class ResetOffset(Header):
     CODE: ClassVar = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
     topic: str
     group: str
-    timestamp: int = -1
+    timestamp: Long = -1
     queue_id: int = -1
-    offset: int = -1
+    offset: Long = -1
     is_force: bool = True
 
 

@@ -2,6 +2,7 @@
 
 An attribute's wire name is its own in camelCase (`queue_id` is `queueId`) unless `named` says otherwise. All values are
 text on the wire: "true" and "false" for booleans, decimal numbers for integers. A field without a default is required.
+What RocketMQ's int or long could not hold is refused, as there: nothing behind a header sees a number of another range.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Buffer, Command
 
 _WIRE = "wire"
+_SHOWN_CHARACTERS = 100
+#: An attribute that is a Java long; a plain `int` is a Java int.
+Long = Annotated[int, "a Java long"]
 
 
 def named(wire: str, **options: Any) -> Any:
@@ -47,8 +51,9 @@ class Header:
                 continue
             try:
                 values[attribute] = convert(value)
-            except ValueError:
-                raise ProtocolError(f"request {request.code}: the field <{wire}> cannot be {value!r}") from None
+            except (ValueError, TypeError, OverflowError):
+                shown = repr(value)[:_SHOWN_CHARACTERS]
+                raise ProtocolError(f"request {request.code}: the field <{wire}> cannot be {shown}") from None
         return cls(**values)
 
     def fields(self) -> dict[str, Any]:
@@ -65,11 +70,17 @@ def wire_names(header: type[Header]) -> list[str]:
     return [wire for _, wire, _, _ in _layout(header)]
 
 
-def _whole(value: str) -> int:
-    number = int(value)
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError("more than a Java long holds")
-    return number
+def _whole(bits: int) -> Callable[[Any], int]:
+    """Reads a whole number that a Java field of so many bits holds."""
+    end = 1 << (bits - 1)
+
+    def convert(value: Any) -> int:
+        number = int(value)
+        if not -end <= number < end:
+            raise ValueError(f"more than {bits} bits hold")
+        return number
+
+    return convert
 
 
 def _truth(value: str) -> bool:
@@ -79,7 +90,7 @@ def _truth(value: str) -> bool:
 #: (attribute, wire name, converter, required) of each field.
 _Layout = tuple[tuple[str, str, Callable[[Any], Any], bool], ...]
 _LAYOUTS: dict[type[Header], _Layout] = {}
-_CONVERTERS: dict[type, Callable[[Any], Any]] = {str: str, int: _whole, bool: _truth}
+_CONVERTERS: dict[Any, Callable[[Any], Any]] = {str: str, int: _whole(32), Long: _whole(64), bool: _truth}
 
 
 def _layout(header: type[Header]) -> _Layout:
@@ -91,11 +102,11 @@ def _layout(header: type[Header]) -> _Layout:
 
 
 def _worked_out(header: type[Header]) -> _Layout:
-    hints = typing.get_type_hints(header)
+    hints = typing.get_type_hints(header, include_extras=True)
     rows = []
     for field in dataclasses.fields(header):
         kind = hints[field.name]
-        if isinstance(kind, types.UnionType):
+        if typing.get_origin(kind) in (typing.Union, types.UnionType):
             (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
         first, *rest = field.name.split("_")
         wire = field.metadata.get(_WIRE) or first + "".join(word.capitalize() for word in rest)

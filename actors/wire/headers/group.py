@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, named
+from raymq.actors.wire.headers.base import Header, Long, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class UpdateConsumerOffset(Header):
     consumer_group: str
     topic: str
     queue_id: int
-    commit_offset: int
+    commit_offset: Long
     forward_only: bool = named("raymqForwardOnly", default=False)
     overrules_reset: bool = named("raymqOverrulesReset", default=False)
-    since: int | None = named("raymqSince", default=None)
+    since: Long | None = named("raymqSince", default=None)  # noqa: RUF009 - an int

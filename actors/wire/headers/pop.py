@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 from raymq.actors.errors import ProtocolError
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, named
+from raymq.actors.wire.headers.base import Header, Long, named
 
 #: Of `queue_id`: all queues of the topic.
 ANY_QUEUE = -1
@@ -30,9 +30,9 @@ class PopMessage(Header):
     topic: str
     queue_id: int
     max_msg_nums: int
-    invisible_time: int
-    poll_time: int
-    born_time: int
+    invisible_time: Long
+    poll_time: Long
+    born_time: Long
     init_mode: int
     exp_type: str | None = None
     exp: str | None = None
@@ -49,8 +49,8 @@ class Notification(Header):
     consumer_group: str
     topic: str
     queue_id: int
-    poll_time: int
-    born_time: int
+    poll_time: Long
+    born_time: Long
     order: bool = False
     attempt_id: str | None = None
 
@@ -64,7 +64,7 @@ class AckMessage(Header):
     topic: str
     queue_id: int
     extra_info: str
-    offset: int
+    offset: Long
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class ChangeInvisibleTime(Header):
     topic: str
     queue_id: int
     extra_info: str
-    offset: int
-    invisible_time: int
+    offset: Long
+    invisible_time: Long
 
 
 def retry_mark(topic: str) -> str:
@@ -106,9 +106,11 @@ class Handle(NamedTuple):
         """From the wire; ProtocolError if it is none."""
         try:
             start, pop_time, invisible, revive, retry, broker, queue_id, offset = text.split(" ")
-            return cls(
-                int(start), int(pop_time), int(invisible), int(revive), retry, broker, int(queue_id), int(offset)
-            )
+            numbers = [int(word) for word in (start, pop_time, invisible, revive, queue_id, offset)]
+            if not all(-(1 << 63) <= number < 1 << 63 for number in numbers):
+                raise ValueError
+            first, at_ms, for_ms, revive_queue, queue, place = numbers
+            return cls(first, at_ms, for_ms, revive_queue, retry, broker, queue, place)
         except ValueError:
             raise ProtocolError(f"{text!r} is no receipt handle") from None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header
+from raymq.actors.wire.headers.base import Header, Long
 
 #: Bits of `sys_flag`: commit `commit_offset`; the request may be parked; the subscription is in the request.
 COMMIT_OFFSET = 1
@@ -22,13 +22,13 @@ class PullMessage(Header):
     consumer_group: str
     topic: str
     queue_id: int
-    queue_offset: int
+    queue_offset: Long
     max_msg_nums: int
     sys_flag: int = 0
-    commit_offset: int = 0
-    suspend_timeout_millis: int = 0
+    commit_offset: Long = 0
+    suspend_timeout_millis: Long = 0
     subscription: str | None = None
-    sub_version: int = 0
+    sub_version: Long = 0
     expression_type: str | None = None
     max_msg_bytes: int = 256 * 1024
 

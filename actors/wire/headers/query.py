@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, named
+from raymq.actors.wire.headers.base import Header, Long, named
 
 FAR_FUTURE_MS = 1 << 62
 
@@ -19,8 +19,8 @@ class QueryMessage(Header):
     topic: str
     key: str
     max_num: int = 64
-    begin_timestamp: int = 0
-    end_timestamp: int = FAR_FUTURE_MS
+    begin_timestamp: Long = 0
+    end_timestamp: Long = FAR_FUTURE_MS
     unique_key: bool = named("_UNIQUE_KEY_QUERY", default=False)
 
 
@@ -29,7 +29,7 @@ class ViewMessageById(Header):
     """The message at a place of the broker's log."""
 
     CODE: ClassVar = RequestCode.VIEW_MESSAGE_BY_ID
-    offset: int
+    offset: Long
     topic: str | None = None
 
 
@@ -40,7 +40,7 @@ class SearchOffsetByTimestamp(Header):
     CODE: ClassVar = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
     topic: str
     queue_id: int
-    timestamp: int
+    timestamp: Long
     boundary_type: str = "LOWER"
 
 
@@ -78,6 +78,6 @@ class QueryConsumeQueue(Header):
     CODE: ClassVar = RequestCode.QUERY_CONSUME_QUEUE
     topic: str
     queue_id: int
-    index: int
+    index: Long
     count: int
     consumer_group: str | None = None

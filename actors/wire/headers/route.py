@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header
+from raymq.actors.wire.headers.base import Header, Long
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class RegisterBroker(Header):
     CODE = RequestCode.REGISTER_BROKER
     cluster_name: str
     broker_name: str
-    broker_id: int
+    broker_id: Long
     broker_addr: str
     ha_server_addr: str = ""
     compressed: bool = False
@@ -29,7 +29,7 @@ class UnregisterBroker(Header):
     CODE = RequestCode.UNREGISTER_BROKER
     cluster_name: str
     broker_name: str
-    broker_id: int
+    broker_id: Long
     broker_addr: str
 
 
@@ -40,7 +40,7 @@ class QueryDataVersion(Header):
     CODE = RequestCode.QUERY_DATA_VERSION
     cluster_name: str
     broker_name: str
-    broker_id: int
+    broker_id: Long
     broker_addr: str
 
 

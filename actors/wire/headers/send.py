@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, named
+from raymq.actors.wire.headers.base import Header, Long, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class SendMessage(Header):
     default_topic_queue_nums: int
     queue_id: int
     sys_flag: int
-    born_timestamp: int
+    born_timestamp: Long
     flag: int
     properties: str = ""
     reconsume_times: int = 0
@@ -40,7 +40,7 @@ class SendMessageV2(SendMessage):
     default_topic_queue_nums: int = named("d")
     queue_id: int = named("e")
     sys_flag: int = named("f")
-    born_timestamp: int = named("g")
+    born_timestamp: Long = named("g")  # noqa: RUF009 - an int
     flag: int = named("h")
     properties: str = named("i", default="")
     reconsume_times: int = named("j", default=0)
@@ -81,14 +81,14 @@ class PushReplyMessage(Header):
     default_topic_queue_nums: int
     queue_id: int
     sys_flag: int
-    born_timestamp: int
+    born_timestamp: Long
     flag: int
     properties: str
     reconsume_times: int
     unit_mode: bool
     born_host: str
     store_host: str
-    store_timestamp: int
+    store_timestamp: Long
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ConsumerSendMsgBack(Header):
     """The message at the physical offset `offset` failed; see `raymq.actors.core.retry` for `delay_level`."""
 
     CODE: ClassVar = RequestCode.CONSUMER_SEND_MSG_BACK
-    offset: int
+    offset: Long
     group: str
     delay_level: int
     origin_msg_id: str = ""
