@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,19 +101,28 @@ class State:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:
+        """The same after topics were deleted, each with the log's end at that moment."""
+        queues, deleted = dict(self.queues), dict(self.deleted_topics)
+        for topic, log_end in deletions:
+            deleted[topic] = max(log_end, deleted.get(topic, 0))
+            if log_end >= self.dispatched_to:  # Else these are queues of a topic that was made anew.
+                queues.pop(topic, None)
+        return replace(self, queues=queues, deleted_topics=deleted)
+
     def save(self, path: Path) -> None:
-        """Write it durably."""
+        """Write it durably. In pieces: a store with many queues would keep the interpreter from all other threads."""
         content = {
             "dispatched_to": self.dispatched_to,
             "indexed_to": self.indexed_to,
             "index": None if self.index is None else asdict(self.index),
-            "queues": self.queues,
             "deleted_topics": self.deleted_topics,
             "geometry": self.geometry,
             "boot": self.boot,
         }
+        queues = ", ".join([f"{json.dumps(topic)}: {json.dumps(offsets)}" for topic, offsets in self.queues.items()])
         fileutil.make_folder(path.parent)
-        fileutil.replace(path, json.dumps(content).encode())
+        fileutil.replace(path, f'{json.dumps(content)[:-1]}, "queues": {{{queues}}}}}'.encode())
 
 
 def _index_extent(raw: Any) -> IndexExtent | None:

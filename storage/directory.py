@@ -91,6 +91,16 @@ class Paths:
         return self.root / "raymq" / "groups.journal"
 
     @property
+    def deletions(self) -> Path:
+        """Topics that were deleted since `state` was written."""
+        return self.root / "raymq" / "deletions.journal"
+
+    @property
+    def deleted_queues(self) -> Path:
+        """The folder of deleted topics' queues until they are removed."""
+        return self.root / "raymq" / "deleted_queues"
+
+    @property
     def request_modes(self) -> Path:
         """Which groups pop which topics."""
         return self.config / "messageRequestMode.json"

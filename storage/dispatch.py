@@ -5,6 +5,7 @@ Everything here can be rebuilt from the commit log, and recovery does so with th
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from raymq.storage.checking import Single
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
 from raymq.storage.derived import Derived
 from raymq.storage.entry_writer import EntryWriter
-from raymq.storage.errors import QueueNotFound, StoreCorrupt
+from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
@@ -38,6 +39,7 @@ class Dispatcher:
     def __init__(
         self,
         folder: Path,
+        aside: Path,
         file_entries: int,
         index: KeyIndex,
         delays_ms: tuple[int, ...],
@@ -49,6 +51,7 @@ class Dispatcher:
         """Look at the queues.
 
         Args:
+            aside: where the folders of deleted topics go, for somebody to remove them.
             rebuilt: the size is surely that of these files: a queue with a damaged one is dropped, and recovery makes
                 it anew from the log.
             whole: how far each queue was on disk when the machine died; None = it did not.
@@ -58,6 +61,10 @@ class Dispatcher:
         """
         self.index = index
         self._folder = folder
+        self._aside = aside
+        #: What a process that died has not removed of the topics that it had deleted.
+        self.leftovers = sorted(each for each in aside.iterdir() if each.name.isdigit()) if aside.is_dir() else []
+        self._deleted = itertools.count(1 + max((int(each.name) for each in self.leftovers), default=0))
         self._file_entries = file_entries
         self._delays_ms = delays_ms
         self._writable = writable
@@ -231,12 +238,21 @@ class Dispatcher:
         if len(owners):
             self.index.put(derived.key_hashes, physical_offsets[owners], timestamps_ms[owners])
 
-    def delete_topic(self, topic: str) -> None:
-        """Remove the topic's queues with their files."""
+    def delete_topic(self, topic: str) -> list[Path]:
+        """Forget the topic's queues; the folder with their files, out of the way of new ones, for the caller to remove.
+
+        That it is out of the way is on disk with the next `sync`.
+        """
         for key in [key for key in self.queues if key[0] == topic]:
             self.queues.pop(key).close()
-        if TOPIC_PATTERN.fullmatch(topic.encode()):
-            fileutil.remove_tree(self._folder / topic)
+        folder = self._folder / topic
+        if not TOPIC_PATTERN.fullmatch(topic.encode()) or not folder.is_dir():
+            return []
+        aside = self._aside / str(next(self._deleted))
+        fileutil.make_folder(self._aside, durable=False)
+        fileutil.move(folder, aside)
+        self._unsynced_folders.add(self._folder)
+        return [aside]
 
     def drop_deleted(self, deleted: dict[str, int]) -> None:
         """Remove queues whose topic was deleted when the log ended there, if nothing came in since.
@@ -246,7 +262,16 @@ class Dispatcher:
         for topic, log_end in deleted.items():
             ends = [queue.end_physical() for (name, _), queue in self.queues.items() if name == topic]
             if ends and max(ends) <= log_end:
-                self.delete_topic(topic)
+                for folder in self.delete_topic(topic):
+                    fileutil.remove_tree(folder)
+
+    def max_offsets(self) -> dict[str, dict[int, int]]:
+        """How far each queue reaches that has ever had a message. Any thread."""
+        offsets: dict[str, dict[int, int]] = {}
+        for (topic, queue_id), queue in list(self.queues.items()):
+            if queue.max_offset:
+                offsets.setdefault(topic, {})[queue_id] = queue.max_offset
+        return offsets
 
     def sync(self) -> None:
         """Wait until queues and index of before the call are on disk."""
@@ -255,9 +280,13 @@ class Dispatcher:
             self._unsynced_folders.update(queue.sync())
         # Many queues share a topic's folder, and all of them those above it.
         for folder in sorted(self._unsynced_folders, key=lambda folder: len(folder.parts), reverse=True):
-            if folder.is_dir():  # Else its topic was deleted meanwhile.
-                fileutil.sync_directory(folder)
             self._unsynced_folders.discard(folder)
+            try:
+                fileutil.sync_directory(folder)
+            except StoreError:
+                if folder.is_dir():  # Else its topic was deleted meanwhile.
+                    self._unsynced_folders.add(folder)
+                    raise
         self.index.sync()
 
     def close(self) -> None:

@@ -211,6 +211,14 @@ def _rename(source: Path, target: Path) -> None:
         raise _not_done("rename", source, error) from error
 
 
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder, for good once both folders are synced; StoreFull, StoreFailed: not done."""
+    try:
+        file_calls.current.rename(source, target)
+    except OSError as error:
+        raise _not_done("rename", source, error) from error
+
+
 def remove(path: Path) -> None:
     """Remove a file, if it is there, and make that durable; StoreFailed if the disk fails."""
     if path.exists():

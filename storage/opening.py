@@ -21,7 +21,7 @@ from raymq.storage.group_config import GroupConfigs
 from raymq.storage.health import Health
 from raymq.storage.in_flight import InFlight
 from raymq.storage.key_index import KeyIndex
-from raymq.storage.progress import Progress
+from raymq.storage.progress import Journal, Progress
 from raymq.storage.recovery import RecoveryReport, recover
 from raymq.storage.request_mode import RequestModes
 from raymq.storage.topic_config import TopicConfigs
@@ -39,6 +39,7 @@ class Parts:
     ahead: Ahead
     checkpoint: Checkpoint
     deleted_topics: dict[str, int]
+    deletions: Journal
     recovery: RecoveryReport
     progress: Progress
     in_flight: InFlight
@@ -83,6 +84,10 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             resources.callback(layout_of.take_lock(paths).release)
         health = Health(paths.healthy)
         state = State.load(paths.state)
+        deletions = Journal(paths.deletions, writable=not read_only, on_failure=health.fail)
+        resources.callback(deletions.close)
+        if state is not None:
+            state = state.with_deletions((str(topic), int(log_end)) for topic, log_end in deletions.entries)
         config = layout_of.fitted(config, paths, state)
         same_boot = state is not None and state.boot == boot_id() != "" and health.was_good
         left = _Left(state, clean=not paths.abort.exists(), same_boot=same_boot)
@@ -125,6 +130,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             ahead,
             checkpoint,
             dict(state.deleted_topics) if state else {},
+            deletions,
             recovery,
             progress,
             in_flight,
@@ -160,6 +166,7 @@ def _open_dispatcher(
     )
     return Dispatcher(
         paths.consume_queue,
+        paths.deleted_queues,
         config.consume_queue_file_entries,
         index,
         config.delays_ms,

@@ -129,7 +129,7 @@ class Closable(Protocol):
         """Let go of it."""
 
 
-#: A file to remove, and what is to be closed after that.
+#: A file, or a folder with all that is in it, to remove, and what is to be closed after that.
 Removal = tuple[Path, Closable | None]
 
 
@@ -181,7 +181,7 @@ class Remover:
             going = False
             with contextlib.suppress(StoreError, OSError):
                 failpoint("retention.before_remove")
-                fileutil.remove(path)
+                fileutil.remove_tree(path) if path.is_dir() else fileutil.remove(path)
                 failpoint("retention.before_close")
                 if file is not None:
                     with self._closing:

@@ -81,8 +81,8 @@ class Store:
         self._dispatcher.due_from_ms = due_from_ms
         self._reader = Reader(log, self._dispatcher, QueueRepair(log, self._dispatcher, parts.deleted_topics))
         self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
-        self._derived = threading.Lock()
-        self._remover = Remover(self._derived)
+        self._checkpointing = threading.Lock()
+        self._remover = Remover(self._checkpointing)
         self._flusher = Flusher(
             log.flush,
             self._save_checkpoint,
@@ -99,6 +99,9 @@ class Store:
             failpoint("open.before_checkpoint")
             parts.log.files.sync(self.recovery.walked_from, parts.log.max_offset, names=True)
             self._save_checkpoint()
+            if parts.deletions.length:
+                parts.deletions.rewrite()  # The checkpoint knows them.
+            self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_good:
                 parts.health.certify()
             parts.log.prepare_ahead(clean=self.config.flush == "sync")
@@ -209,11 +212,12 @@ class Store:
         self._check_open()
         self._writer.check_ready()
         failpoint("delete_topic.before_state")
-        self._parts.deleted_topics[topic] = self._log.max_offset
-        self._save_checkpoint()
+        log_end = self._log.max_offset
+        self._parts.deletions.append((topic, log_end))
+        self._parts.deletions.sync()
+        self._parts.deleted_topics[topic] = log_end
         failpoint("delete_topic.before_queues")
-        with self._derived:
-            self._dispatcher.delete_topic(topic)
+        self._remover.add([(folder, None) for folder in self._dispatcher.delete_topic(topic)])
         failpoint("delete_topic.before_settings")
         self.topic_configs.delete(topic)
 
@@ -403,15 +407,14 @@ class Store:
             raise
 
     def _checkpoint_now(self) -> None:
-        with self._derived:
-            deleted = {t: p for t, p in self._parts.deleted_topics.items() if p > self._log.min_offset}
+        with self._checkpointing:
+            # Everything that the state says is read before anything is brought to disk.
+            log_min = self._log.min_offset
+            deleted = {t: p for t, p in list(self._parts.deleted_topics.items()) if p > log_min}
             to = self._dispatcher.dispatched_to
             timestamp_ms = self._log.last_timestamp_ms
             index = self._dispatcher.index.extent()
-            queues: dict[str, dict[int, int]] = {}
-            for (topic, queue_id), queue in list(self._dispatcher.queues.items()):
-                if queue.max_offset:
-                    queues.setdefault(topic, {})[queue_id] = queue.max_offset
+            queues = self._dispatcher.max_offsets()
             failpoint("checkpoint.before_flush")
             self._log.flush()
             failpoint("checkpoint.before_queues")

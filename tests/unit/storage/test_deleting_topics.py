@@ -1,0 +1,138 @@
+"""A topic is deleted beside whatever the store's threads do, and stays deleted; fault 13.28."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.store import Store
+from raymq.storage.topic_config import TopicConfig
+from tests.crash.power_loss import Disk
+from tests.polling import poll_until
+from tests.stored import SMALL, append, bodies, make_record, write_entries
+
+CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
+
+
+class HangingQueues(FileCalls):
+    """A disk that syncs no queue's file until `going`; it counts who syncs what else."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.going = threading.Event()
+        self.syncs = 0
+
+    def fsync(self, fd: int) -> None:
+        self.syncs += threading.current_thread() is threading.main_thread()
+
+    def fdatasync(self, fd: int) -> None:
+        self.fsync(fd)
+        if "/consumequeue/" in os.readlink(f"/proc/self/fd/{fd}"):
+            self.reached.set()
+            assert self.going.wait(30)
+
+
+def filled(directory: Path, queues: int) -> Store:
+    store = Store.open(directory, CONFIG)
+    for topic in ("kept", "gone"):
+        store.topic_configs.put(TopicConfig(topic, queues, queues))
+        for queue_id in range(queues):
+            append(store, make_record(topic=topic, queue_id=queue_id))
+    return store
+
+
+def meanwhile(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_deletion_does_not_wait_for_a_running_checkpoint(tmp_path: Path) -> None:
+    disk = HangingQueues()
+    with filled(tmp_path, 3) as store, replaced(disk):
+        checkpoint = meanwhile(store._save_checkpoint)
+        assert disk.reached.wait(30)
+        store.delete_topic("gone")
+        assert store.topics() == ["kept"]
+        append(store, make_record(b"anew", topic="gone", queue_id=1))
+        assert bodies(store, "gone", 1) == [b"anew"]
+        assert checkpoint.is_alive()
+        disk.going.set()
+        checkpoint.join()
+        shutil.copytree(tmp_path, tmp_path.with_name("killed"))
+    for directory in (tmp_path, tmp_path.with_name("killed")):
+        with Store.open(directory, CONFIG) as store:
+            assert store.topics() == ["gone", "kept"]
+            assert store.queues("gone") == [1]
+            assert bodies(store, "gone", 1) == [b"anew"]
+            assert store.queues("kept") == [0, 1, 2]
+
+
+def test_a_deletion_syncs_no_more_with_more_queues(tmp_path: Path) -> None:
+    counted = []
+    for queues in (1, 40):
+        disk = HangingQueues()
+        disk.going.set()
+        with filled(tmp_path / str(queues), queues) as store:
+            write_entries(store)
+            with replaced(disk):
+                store.delete_topic("gone")
+                counted.append(disk.syncs)
+    assert counted[0] == counted[1]
+
+
+def test_what_was_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> None:
+    """The state that the next start finds speaks of the topic's queues, and not of their end."""
+    with filled(tmp_path / "s", 2) as store:
+        store._save_checkpoint()
+        store.delete_topic("gone")
+        shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed" / "raymq" / "deleted_queues", ignore_errors=True)
+    for _ in range(2):
+        with Store.open(tmp_path / "killed", CONFIG) as store:
+            assert store.topics() == ["kept"]
+            assert store.recovery.walked_from == 0
+    with Store.open(tmp_path / "killed", CONFIG) as store:
+        append(store, make_record(b"anew", topic="gone"))
+        assert bodies(store, "gone") == [b"anew"]
+        assert store.min_offset("gone", 0) == 0
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.3, 0.7, 1.0])
+def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
+) -> None:
+    (tmp_path / "s").mkdir()
+    disk = Disk(tmp_path / "s")
+    with replaced(disk):
+        store = filled(tmp_path / "s", 2)
+        store._save_checkpoint()
+        store.flush()
+        store.delete_topic("gone")
+        disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
+        store.close()
+    disk.close()
+    for module in ("raymq.storage.opening.boot_id", "raymq.storage.store.boot_id"):
+        monkeypatch.setattr(module, lambda: "another")
+    with Store.open(tmp_path / "lost", CONFIG) as store:
+        assert store.topics() == ["kept"]
+        assert store.topic_configs.get("gone") is None
+
+
+def test_folders_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / "raymq" / "deleted_queues"
+    (left / "7" / "0").mkdir(parents=True)
+    (left / "7" / "0" / ("0" * 20)).write_bytes(b"x")
+    with filled(tmp_path, 1) as store:
+        poll_until(lambda: not list(left.iterdir()))
+        store.delete_topic("gone")
+        assert store.wait_for_removals(10)
+        assert not list(left.iterdir())
