@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raymq.actors.core import producer_history
 from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.groups import GRACE_SECONDS, GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.name_server import HEARTBEAT_SECONDS
+from raymq.actors.core.producer_history import ProducerHistory
 from raymq.actors.core.statistics import Statistics
 from raymq.actors.group_commit import GroupCommit
 from raymq.actors.naming import check_name
@@ -114,9 +114,10 @@ class BrokerService:
             limits=AdmissionLimits(age_seconds=spec.append_wait_ms / 1000),
             steady=steady,
         )
-        self._producers_file = Path(spec.directory) / "raymq" / "producers.json"
-        self._producers_saved_to = -1
-        producer_history.restore(self.core.producers, store, self._producers_file)
+        journal = Path(spec.directory) / "raymq" / "producers.journal"
+        self._producer_history = ProducerHistory(self.core.producers, store, journal)
+        self._producer_history.restore()
+        self._save_producers_at = 0.0
         if identity.epoch > 1:
             self.core.locks.rest(GRACE_SECONDS)
         self.groups = GroupTable(boottime)
@@ -222,7 +223,7 @@ class BrokerService:
             self._registration.leave,
             self._server.stop,
             self._pool.close,
-            self._save_producers,
+            self._close_producers,
             self._close_timers,
             self.store.close,
         )
@@ -352,11 +353,25 @@ class BrokerService:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
 
     async def _save_producers(self) -> None:
-        self.core.producers.expire()
-        content = producer_history.snapshot(self.core.producers, self.store)
-        if content["position"] != self._producers_saved_to:
-            await asyncio.to_thread(json_file.save, self._producers_file, content)
-            self._producers_saved_to = content["position"]
+        """At most a fiftieth of the loop's time is spent on it: a start reads more of the log instead."""
+        if self._loop.time() >= self._save_producers_at:
+            spent = await self._save_producers_now()
+            self._save_producers_at = self._loop.time() + 50 * spent
+
+    async def _save_producers_now(self) -> float:
+        """Save them; the seconds that it kept the loop."""
+        spent, began = 0.0, self._loop.time()
+        for write in self._producer_history.save():
+            spent += self._loop.time() - began
+            await asyncio.to_thread(write)
+            began = self._loop.time()
+        return spent + self._loop.time() - began
+
+    async def _close_producers(self) -> None:
+        try:
+            await self._save_producers_now()
+        finally:
+            self._producer_history.close()
 
     async def _save_settings(self) -> None:
         for table in (self.store.topic_configs, self.store.group_configs):

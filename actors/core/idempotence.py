@@ -7,7 +7,7 @@ are kept, and a batch that is sent again gets the first one's. A producer that l
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -51,6 +51,8 @@ class ProducerTable:
         self._max_lanes = max_lanes
         #: Least recently used first.
         self._lanes: OrderedDict[Lane, _History] = OrderedDict()
+        #: The lanes that are not as they were when `take_changed` was called.
+        self._changed: dict[Lane, None] = {}
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -86,6 +88,7 @@ class ProducerTable:
         history.used = used
         history.results.append((sequence.first, stored))
         self._lanes.move_to_end(lane)
+        self._changed[lane] = None
         while len(self._lanes) > self._max_lanes:
             self._lanes.popitem(last=False)
 
@@ -111,24 +114,57 @@ class ProducerTable:
         """The topic was deleted: its offsets begin anew."""
         for lane in [lane for lane in self._lanes if lane[1] == topic]:
             self._lanes.pop(lane)
+            self._changed[lane] = None
 
-    def dump(self) -> list[Any]:
-        """Everything as plain data."""
-        return [
-            [*lane, h.epoch, h.next, h.used, [[f, s.topic, s.queue_id, s.offset, s.count] for f, s in h.results]]
-            for lane, h in self._lanes.items()
-        ]
+    def take_changed(self) -> dict[Lane, None]:
+        """The lanes that changed or were forgotten with their topic since the last call, or since the start."""
+        changed, self._changed = self._changed, {}
+        return changed
 
-    def load(self, dumped: list[Any], is_there: Callable[[StoredBatch], bool]) -> None:
-        """The reverse of `dump`. A lane's batches that are not there any more (the log lost its end) never were."""
-        for lane, epoch, following, used, results in _read(dumped):
-            history = _History(epoch, following, used)
-            for first, stored in results:
+    def give_back(self, changed: Mapping[Lane, None]) -> None:
+        """These were taken by `take_changed` and could not be saved."""
+        self._changed |= changed
+
+    def lanes(self) -> list[Lane]:
+        """All of them."""
+        return list(self._lanes)
+
+    def rows(self, lanes: Iterable[Lane]) -> list[Any]:
+        """These lanes as plain data, those that are not there any more as their name alone."""
+        rows: list[Any] = []
+        for lane in lanes:
+            h = self._lanes.get(lane)
+            if h is None:
+                rows.append(lane)
+            else:
+                results = [(first, s.topic, s.queue_id, s.offset, s.count) for first, s in h.results]
+                rows.append((*lane, h.epoch, h.next, h.used, results))
+        return rows
+
+    def load(self, rows: Iterable[Sequence[Any]], is_there: Callable[[StoredBatch], bool]) -> None:
+        """Fill an empty table with `rows`, of each lane the last one.
+
+        A lane's batches that are not there any more (the log lost its end) never were.
+        """
+        known: dict[Lane, _History] = {}
+        for producer, topic, queue_id, *rest in rows:
+            lane = producer, topic, queue_id
+            if not rest:
+                known.pop(lane, None)
+                continue
+            epoch, following, used, results = rest
+            history = known[lane] = _History(epoch, following, used)
+            history.results.extend((first, StoredBatch(*stored)) for first, *stored in results)
+        for lane, history in sorted(known.items(), key=lambda each: each[1].used):
+            results = list(history.results)
+            for number, (first, stored) in enumerate(results):
                 if not is_there(stored):
                     history.next = first
+                    history.results = deque(results[:number], maxlen=KEPT_RESULTS)
                     break
-                history.results.append((first, stored))
             self._lanes[lane] = history
+        while len(self._lanes) > self._max_lanes:
+            self._lanes.popitem(last=False)
 
     def validate(self) -> None:
         """Results follow each other without a hole and end where the next batch begins."""
@@ -136,9 +172,3 @@ class ProducerTable:
             ends = [first + stored.count for first, stored in history.results]
             assert [*[first for first, _ in history.results][1:], history.next] == ends or not ends
         assert len(self._lanes) <= self._max_lanes
-
-
-def _read(dumped: list[Any]) -> Iterator[tuple[Lane, int, int, float, list[tuple[int, StoredBatch]]]]:
-    for producer, topic, queue_id, epoch, following, used, results in dumped:
-        stored = [(int(first), StoredBatch(name, q, offset, count)) for first, name, q, offset, count in results]
-        yield (producer, topic, queue_id), epoch, following, used, stored

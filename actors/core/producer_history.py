@@ -1,40 +1,128 @@
-"""The producer table through restarts: a snapshot beside the store, and what the log says since.
+"""The producer table through restarts: a journal of its changes beside the store, and what the log says since.
 
-The snapshot saves work, the log is the truth: without a snapshot the whole log is read.
+The journal saves work, the log is the truth: without a journal the whole log is read. Every few seconds the lanes that
+have changed are appended to it, and behind them the place of the log up to which the journal knows everything. Lanes
+that change while they are saved may be in it as they are later: what the log says of them again changes nothing. When
+the journal has grown to three times what it would be without lanes that stand in it again, it is written anew.
+
+Nothing here takes the broker's loop for long: what is saved is collected in steps, and written by another thread.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from raymq.actors.core.idempotence import ProducerTable, StoredBatch
+import msgpack
+
+from raymq.actors.core.idempotence import Lane, ProducerTable, StoredBatch
 from raymq.actors.core.marked_records import marked_records
 from raymq.actors.core.rewriting import queue_number
-from raymq.actors.errors import NotFoundError, StoreCorrupt
-from raymq.storage import json_file, properties
+from raymq.actors.errors import NotFoundError
+from raymq.storage import properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.producer_sequence import ProducerSequence
+from raymq.storage.progress import Journal
 from raymq.storage.record import Record
 from raymq.storage.store import Store
 
+#: How many lanes one step collects: half a millisecond.
+_STEP_LANES: Final = 200
+_LEAST_FOLD_BYTES: Final = 4 << 20
+_LANES: Final = "l"
+_POSITION: Final = "p"
 
-def restore(table: ProducerTable, store: Store, file: Path) -> None:
-    """Fill an empty table from the snapshot, if there is one, and from the log behind it."""
-    try:
-        known = json_file.load(file)
-    except StoreCorrupt:
-        known = {}
-    table.load(known.get("lanes", []), lambda stored: _is_there(store, stored))
-    found = marked_records(store, properties.PRODUCER_SEQUENCE, int(known.get("position", 0)))
+
+class ProducerHistory:
+    """The journal of one broker's table. `save` belongs to the broker's thread, what it yields to any other."""
+
+    def __init__(self, table: ProducerTable, store: Store, path: Path) -> None:
+        """Open the journal; nothing is read before `restore`."""
+        self._table = table
+        self._store = store
+        self._journal = Journal(path, writable=True)
+        self._writing = threading.Lock()
+        self._saved_to = -1
+        self._fold_at = _LEAST_FOLD_BYTES
+
+    def restore(self) -> None:
+        """Fill the empty table from the journal and from the log behind it."""
+        rows: list[Any] = []
+        position = 0
+        for kind, value in self._journal.entries:
+            if kind == _LANES:
+                rows += msgpack.unpackb(value)
+            elif kind == _POSITION:
+                position = int(value)
+        self._journal.entries.clear()
+        self._table.load(rows, partial(_is_there, self._store))
+        replay(self._table, self._store, position)
+        self._fold_at = max(_LEAST_FOLD_BYTES, self._journal.length)
+
+    def save(self) -> Iterator[Callable[[], object]]:
+        """Save what has changed: each step is quick, and yields what another thread has to do before the next one.
+
+        If that raises StoreFull or StoreFailed the iteration ends there, and what was not saved will be.
+        """
+        self._table.expire()
+        position = self._store.max_physical_offset
+        if position == self._saved_to:
+            return
+        changed = self._table.take_changed()
+        done = False
+        try:
+            for packed in self._steps(changed):
+                yield partial(self._append, _LANES, packed)
+            yield partial(self._append, _POSITION, position)
+            done = True
+        finally:
+            if not done:
+                self._table.give_back(changed)
+        self._saved_to = position
+        if self._journal.length >= self._fold_at:
+            yield from self._fold(position)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._writing:
+            self._journal.close()
+
+    def _steps(self, lanes: Iterable[Lane]) -> Iterator[list[Any]]:
+        waiting = iter(lanes)
+        while chunk := list(islice(waiting, _STEP_LANES)):
+            yield self._table.rows(chunk)
+
+    def _fold(self, position: int) -> Iterator[Callable[[], object]]:
+        entries: list[tuple[str, Any]] = []
+        for rows in self._steps(self._table.lanes()):
+            yield partial(_keep, entries, rows)
+        entries.append((_POSITION, position))
+        yield partial(self._rewrite, entries)
+        self._fold_at = max(_LEAST_FOLD_BYTES, 3 * self._journal.length)
+
+    def _append(self, kind: str, value: Any) -> None:
+        with self._writing:
+            self._journal.append((kind, msgpack.packb(value) if kind == _LANES else value))
+
+    def _rewrite(self, entries: list[tuple[str, Any]]) -> None:
+        with self._writing:
+            self._journal.rewrite(entries)
+
+
+def _keep(entries: list[tuple[str, Any]], rows: list[Any]) -> None:
+    entries.append((_LANES, msgpack.packb(rows)))
+
+
+def replay(table: ProducerTable, store: Store, position: int) -> None:
+    """Tell the table what the log says from `position` on."""
+    found = marked_records(store, properties.PRODUCER_SEQUENCE, position)
     for record in sorted(found, key=lambda record: record.physical_offset):
         _replay(table, record, record.properties[properties.PRODUCER_SEQUENCE])
     table.expire()
-
-
-def snapshot(table: ProducerTable, store: Store) -> dict[str, Any]:
-    """What `restore` reads; to be saved by `json_file.save`."""
-    return {"position": store.max_physical_offset, "lanes": table.dump()}
 
 
 def _replay(table: ProducerTable, record: Record, value: str) -> None:

@@ -242,7 +242,7 @@ def test_after_a_restart_what_is_here_is_known(start: Start) -> None:
     door.ask(numbered(1))
     broker._loop.call_soon_threadsafe(broker.core.producers._lanes.clear)
     assert isinstance(error_of(door.ask(numbered(2))), SequenceGap)
-    producer_history.restore(broker.core.producers, broker.store, Path("nowhere"))
+    producer_history.replay(broker.core.producers, broker.store, 0)
     assert read_place(door.ask(numbered(0)).body) == first
     assert read_place(door.ask(numbered(2)).body)[1] == 2
 

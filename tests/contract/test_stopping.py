@@ -79,26 +79,30 @@ def test_two_that_save_one_file_at_the_same_time_do_not_meet(tmp_path: Path) -> 
     assert [name for name in os.listdir(tmp_path) if name.endswith(".tmp")] == []
 
 
-def test_a_broker_stops_while_its_producers_are_being_saved(
-    tmp_path: Path, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class SlowWriting(FileCalls):
+    """Real calls, of which the writing of one file waits until `go`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.waiting = threading.Event()
+        self.go = threading.Event()
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(self._name):
+            self.waiting.set()
+            assert self.go.wait(30)
+        return super().write(fd, content)
+
+
+def test_a_broker_stops_while_its_producers_are_being_saved(tmp_path: Path, loop: EventLoopThread) -> None:
     """Fault 13.17: a clean stop on a slow disk failed."""
-    begun: list[Path] = []
-    save = json_file.save
-
-    def counted(path: Path, content: dict[str, object]) -> None:
-        begun.append(path)
-        save(path, content)
-
-    monkeypatch.setattr(json_file, "save", counted)
     broker = started(loop, tmp_path)
-    begun.clear()
-    disk = SlowDisk("producers.json.tmp")
+    disk = SlowWriting("producers.journal")
     with replaced(disk):
         saving = loop.submit(broker._save_producers())
         assert disk.waiting.wait(30)
         stopping = loop.submit(broker.stop())
-        poll_until(lambda: len(begun) == 2)
+        poll_until(lambda: broker._producer_history._writing.locked() and broker._server.draining)
         disk.go.set()
         saving.result(30)
         stopping.result(30)
@@ -110,7 +114,7 @@ def test_a_step_of_the_stop_that_fails_leaves_nothing_open(tmp_path: Path, loop:
     """Fault 13.17: StoreFailed of the producers' saving left timers and store open."""
     broker = started(loop, tmp_path)
     disk = FaultyCalls("write", 1, errno.EIO, lasting=True)
-    with replaced(disk), pytest.raises(StoreFailed, match=r"producers\.json"):
+    with replaced(disk), pytest.raises(StoreFailed, match=r"producers\.journal"):
         loop.run(broker.stop())
     assert broker.store._closed
     with Store.open(tmp_path, SMALL) as store:  # nobody has it any more
