@@ -24,6 +24,7 @@ from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.groups import GRACE_SECONDS, GroupTable
 from raymq.actors.core.long_poll import LongPolls
+from raymq.actors.core.loop_stops import PROBE_SECONDS
 from raymq.actors.core.name_server import HEARTBEAT_SECONDS
 from raymq.actors.core.producer_history import ProducerHistory
 from raymq.actors.core.statistics import Statistics
@@ -243,6 +244,7 @@ class BrokerService:
         for duty in self._duties:
             duty.cancel()
         self._beating.cancel()
+        self._probing.cancel()
 
     def _close_timers(self) -> None:
         with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
@@ -286,6 +288,7 @@ class BrokerService:
         own, *vip_channel = bound
         await self._server.start(own)
         self._beat()
+        self._probe()
         for each in vip_channel:
             try:
                 await self._server.listen(each)
@@ -312,6 +315,10 @@ class BrokerService:
     def _beat(self) -> None:
         self.core.admission.beat()
         self._beating = self._loop.call_later(BEAT_SECONDS, self._beat)
+
+    def _probe(self) -> None:
+        self.statistics.loop_stops.beat()
+        self._probing = self._loop.call_later(PROBE_SECONDS, self._probe)
 
     async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from raymq.actors.core.loop_stops import LoopStops
+
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 _Key = TypeVar("_Key")
@@ -128,6 +130,7 @@ class Statistics:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
+        self.loop_stops = LoopStops(time.monotonic)
         self.started = clock()
         self.total_put = Counter()
         self.total_get = Counter()

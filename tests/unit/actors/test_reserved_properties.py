@@ -57,7 +57,7 @@ def test_a_start_reads_stored_forgeries_and_goes_on(intake: Intake, tmp_path: Pa
     record = encode("t", 0, b"x", encode_properties(forged), born_timestamp_ms=1, born_host=BORN_HOST)
     intake.store.append(record, np.array([len(record)], np.int32))
     table = ProducerTable(intake.clock)
-    producer_history.restore(table, intake.store, tmp_path / "nothing")
+    producer_history.replay(table, intake.store, 0)
     table.validate()
 
 

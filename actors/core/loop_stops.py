@@ -1,0 +1,56 @@
+"""For how long a broker's loop stood still: everybody who waits for the broker waited for as long. No I/O.
+
+A timer is due every `PROBE_SECONDS`; by how much it comes late is how long the loop was busy with one thing, or without
+the interpreter or the processor. A stop is seen with at most `PROBE_SECONDS` missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+#: How often the loop is asked.
+PROBE_SECONDS: Final = 0.01
+#: Above this a stop is counted.
+LONG_SECONDS: Final = 0.02
+#: `recent` speaks of the last one to two windows.
+WINDOW_SECONDS: Final = 10.0
+
+
+class LoopStops:
+    """One loop's; `clock` is monotonic, in seconds.
+
+    Attributes:
+        longest: the longest stop so far, in seconds.
+        long_ones: how many were longer than `LONG_SECONDS`.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._due: float | None = None
+        self._window_ends = clock() + WINDOW_SECONDS
+        self._in_window = self._before = 0.0
+        self.longest = 0.0
+        self.long_ones = 0
+
+    def beat(self) -> None:
+        """The loop came round; to be called again `PROBE_SECONDS` later."""
+        now = self._clock()
+        late = 0.0 if self._due is None else max(0.0, now - self._due)
+        self._due = now + PROBE_SECONDS
+        self._turn(now)
+        self.longest = max(self.longest, late)
+        self._in_window = max(self._in_window, late)
+        self.long_ones += late > LONG_SECONDS
+
+    @property
+    def recent(self) -> float:
+        """The longest stop of the last ten to twenty seconds, in seconds."""
+        self._turn(self._clock())
+        return max(self._before, self._in_window)
+
+    def _turn(self, now: float) -> None:
+        if now >= self._window_ends:
+            whole = now < self._window_ends + WINDOW_SECONDS
+            self._before, self._in_window = self._in_window if whole else 0.0, 0.0
+            self._window_ends = now + WINDOW_SECONDS
