@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-interop lint fix types bench bench-consume bench-produce bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit test-interop lint fix types bench bench-age bench-consume bench-produce bench-store soak lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
+	@echo "make bench-age an old broker: 10,000 topics, a million timers; its loop's longest stop (ARGS=--quick, ARGS=--json)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
 	@echo "make clean      caches and build outputs; make distclean: .venv too"
 
@@ -136,6 +137,9 @@ test-interop: env
 
 bench-store: env
 	@$(PY) tests/bench/bench_store.py $(ARGS)
+
+bench-age: env
+	@$(PY) tests/bench/bench_age.py $(ARGS)
 
 bench: env
 	@set -e; for each in tests/bench/bench_*.py; do echo "bench: $$each"; $(PY) "$$each" $(ARGS); done

@@ -7,6 +7,7 @@ name server's address once it listens, and then obeys lines on its standard inpu
     stall SECONDS   let every append hold the broker up for so long, as a slow disk would
     full            refuse writes as if the disk were full
     free            end that
+    topics N Q      make the topics new0 to new<N-1>, of Q queues each, all at once
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.storage.topic_config import TopicConfig
 
 APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
 
@@ -62,10 +64,10 @@ class BrokerProcess:
         self._process.kill()
         self._process.wait(30)
 
-    def stop(self) -> None:
+    def stop(self, timeout: float = 30) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(timeout)
 
 
 async def serve(name: str, directory: Path, name_server: str | None) -> None:
@@ -105,6 +107,10 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
                 writer._refuse_ratio = 1e-9
             case ["free"]:
                 writer._refuse_ratio = limit
+            case ["topics", count, queues]:
+                each = (TopicConfig(f"new{n}", int(queues), int(queues)) for n in range(int(count)))
+                broker.store.topic_configs.put(*each)
+                await broker.announce()
     await broker.stop()
 
 
