@@ -9,8 +9,10 @@ or does not match its CRC ends the journal; only the newest one can be.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,7 +39,11 @@ def ignore_failure(_: StoreError) -> None:
 
 
 class Journal:
-    """The file of frames. One thread, but for `sync`."""
+    """The file of frames. One thread, but for `sync` and `settle`.
+
+    While what its frames say is written elsewhere, further frames can go into another file beside it (`divert`), which
+    takes its place when that is done (`settle`). Opening reads both, in this order.
+    """
 
     def __init__(
         self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
@@ -53,16 +59,63 @@ class Journal:
         self._fd = -1
         self._torn = False
         self._descriptor = threading.Lock()
+        #: The descriptor of the file that was diverted from; its frames count until `settle`.
+        self._before = -1
+        self._beside = path.with_name(path.name + ".beside")
+        self._unsynced_name = False
+        if writable:
+            fileutil.make_folder(path.parent)
+        self.entries: list[tuple[Any, ...]] = []
+        #: Bytes of the file that frames are appended to.
+        self.length = 0
+        self._take(path, writable=writable)
+        if self._beside.exists():
+            self._before, self._fd = self._fd, -1
+            self._take(self._beside, writable=writable)
+
+    def _take(self, path: Path, *, writable: bool) -> None:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             content = b""
-        self.entries, self.length = _read(content)
+        entries, self.length = _read(content)
+        self.entries += entries
         if writable:
-            fileutil.make_folder(path.parent)
             self._fd = fileutil.open_for_append(path)
             if self.length < len(content):
                 fileutil.truncate(self._fd, self.length, path)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no frame."""
+        return self.length == 0 and self._before < 0
+
+    def divert(self) -> None:
+        """Append to another file from now on, if that is not so already. StoreFull, StoreFailed: as before."""
+        if self._before < 0:
+            self.check()
+            fd = fileutil.open_for_append(self._beside)
+            with self._descriptor:
+                self._before, self._fd = self._fd, fd
+                self._unsynced_name = True
+            self.length, self._torn = 0, False
+
+    def settle(self) -> None:
+        """What the frames of before `divert` say is safe elsewhere: drop them. Any thread, one at a time.
+
+        Raises:
+            StoreFull, StoreFailed: the other file has not got the place, or perhaps not for good; nothing is lost.
+        """
+        fileutil.move(self._beside, self._path)
+        with self._descriptor:
+            before, self._before = self._before, -1
+            self._unsynced_name = True
+        fileutil.close(before)
+        try:
+            fileutil.sync_directory(self._path.parent)
+        except StoreFailed as error:
+            self._on_failure(error)
+            raise
 
     def append(self, entry: tuple[Any, ...]) -> None:
         """Hand a frame to the kernel; it survives the process when this returns.
@@ -118,10 +171,14 @@ class Journal:
                 raise
             with self._descriptor:
                 old, self._fd = self._fd, fd
+                before, self._before = self._before, -1
             failpoint("journal.after_rename")
             fileutil.close(old)
             self.entries, self.length, self._torn = [], len(content), False
             try:
+                if before >= 0:  # Its frames are older than those that will come.
+                    fileutil.close(before)
+                    fileutil.remove(self._beside)
                 fileutil.sync_opened_directory(folder, self._path.parent)
             except StoreError as error:
                 self._failure = error
@@ -130,16 +187,26 @@ class Journal:
 
     def sync(self) -> None:
         """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
+        # Beside the lock, for who appends must not wait for the disk.
         with self._descriptor:
-            if self._fd >= 0:
-                fileutil.fdatasync(self._fd, self._path)
+            fds = [os.dup(fd) for fd in (self._before, self._fd) if fd >= 0]
+            name, self._unsynced_name = self._unsynced_name, False
+        try:
+            for fd in fds:
+                fileutil.fdatasync(fd, self._path)
+            if name:
+                fileutil.sync_directory(self._path.parent)
+        finally:
+            for fd in fds:
+                fileutil.close(fd)
 
     def close(self) -> None:
         """Let go of the file. May be called again."""
         with self._descriptor:
-            if self._fd >= 0:
-                fileutil.close(self._fd)
-                self._fd = -1
+            for fd in (self._before, self._fd):
+                if fd >= 0:
+                    fileutil.close(fd)
+            self._before = self._fd = -1
 
 
 def _framed(entry: tuple[Any, ...]) -> bytes:
@@ -189,6 +256,9 @@ class Progress:
         self.resets: set[tuple[str, str, int]] = set()
         self.log_end = 0
         self._fold_at = _FOLD_BYTES
+        self._folding: threading.Thread | None = None
+        #: What was written last into the file of the consumers' offsets.
+        self._last_saved: bytes | None = None
         try:
             for key, queues in (raw.get("offsetTable") or {}).items():
                 topic, _, group = key.partition("@")
@@ -205,7 +275,7 @@ class Progress:
             self._apply(entry)
         self.consumer_offsets = ConsumerOffsets(self)
         self.delay_progress = DelayProgress(self)
-        if writable and self.journal.length:
+        if writable and not self.journal.empty:
             self.fold()
 
     def commit(self, entry: tuple[Any, ...]) -> None:
@@ -220,9 +290,24 @@ class Progress:
         if self.journal.length >= self._fold_at:
             self._fold_at = self.journal.length + _FOLD_BYTES
             # The entry is safe in the journal; a failed fold is tried again when as much has come in.
-            with contextlib.suppress(StoreError):
-                self.fold()
-            self.journal.check()
+            if self._folding is None or not self._folding.is_alive():
+                with contextlib.suppress(StoreError):
+                    self._fold_beside()
+
+    def _fold_beside(self) -> None:
+        """`fold` in another thread, while commits go on: they go into another file of the journal.
+
+        What is committed meanwhile may be in the JSON files or not: all of it is in that file, too, and each frame says
+        what is so afterwards.
+        """
+        self.journal.divert()
+        self._folding = threading.Thread(target=self._finish_fold, name="raymq-fold", daemon=True)
+        self._folding.start()
+
+    def _finish_fold(self) -> None:
+        with contextlib.suppress(StoreError):
+            self._save()
+            self.journal.settle()
 
     def _apply(self, entry: tuple[Any, ...]) -> None:
         kind, *rest = entry
@@ -248,31 +333,56 @@ class Progress:
         Raises:
             StoreFull, StoreFailed: not done, nothing is lost.
         """
-        self._version = self._version.next()
-        self._delay_version = self._delay_version.next()
-        table = {
-            f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
-            for group, topics in self.consumers.items()
-            for topic, queues in topics.items()
-        }
-        groups = {group: list(topics) for group, topics in self.consumers.items()}
-        content = {"dataVersion": self._version.to_json(), "groupTopicMap": groups, "offsetTable": table}
-        if self.resets:
-            content["raymqResets"] = sorted(self.resets)
-        json_file.save(self._consumer_path, content)
-        failpoint("fold.before_delays")
-        delays = {str(level): offset for level, offset in self.delays.items()}
-        json_file.save(
-            self._delay_path,
-            {"dataVersion": self._delay_version.to_json(), "offsetTable": delays, "raymqLogEnd": self.log_end},
-        )
-        failpoint("fold.before_clear")
+        self._wait()
+        self._save()
         self.journal.rewrite()
-        self._fold_at = _FOLD_BYTES
+
+    def _wait(self) -> None:
+        if self._folding is not None:
+            self._folding.join()
+
+    def _save(self) -> None:
+        """Write the JSON files. Any thread, one at a time."""
+        self._version, self._delay_version = self._version.next(), self._delay_version.next()
+        content = self._encoded_consumers()
+        delays = {str(level): offset for level, offset in self.delays.copy().items()}
+        delay_content = {
+            "dataVersion": self._delay_version.to_json(),
+            "offsetTable": delays,
+            "raymqLogEnd": self.log_end,
+        }
+        # After a loss of power the journal must not say less than these files, or it would take offsets back.
+        self.journal.sync()
+        json_file.save_encoded(self._consumer_path, content, self._last_saved)
+        self._last_saved = content
+        self._fold_at = max(_FOLD_BYTES, 2 * len(content))
+        failpoint("fold.before_delays")
+        json_file.save(self._delay_path, delay_content)
+        failpoint("fold.before_clear")
+
+    def _encoded_consumers(self) -> bytes:
+        """RocketMQ's file of consumers' offsets. Group by group, so that other threads get the interpreter in between;
+        each copy of a table is one operation of it.
+        """
+        resets = self.resets.copy()
+        table: list[str] = []
+        groups: dict[str, list[str]] = {}
+        for group, topics in list(self.consumers.items()):
+            time.sleep(0)
+            queues = topics.copy()
+            groups[group] = list(queues)
+            table += [
+                f"{json_file.encode(f'{name}@{group}')}:{json_file.encode(q.copy())}" for name, q in queues.items()
+            ]
+        content: dict[str, Any] = {"dataVersion": self._version.to_json(), "groupTopicMap": groups}
+        if resets:
+            content["raymqResets"] = sorted(resets)
+        return f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'.encode()
 
     def close(self, *, fold: bool) -> None:
         """Let go of the journal, whose commits stay; with `fold` they go into the JSON files first, durably."""
-        if fold and self.journal.length:
+        self._wait()
+        if fold and not self.journal.empty:
             self.fold()
         self.journal.close()
 
