@@ -249,6 +249,8 @@ class BrokerService:
     def _close_timers(self) -> None:
         with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
             self.core.timers.close()
+        with contextlib.suppress(StoreError):  # the notes are written, and their messages told in the log
+            self.core.set_aside.sync()
 
     async def invoke(self, session: str, request: Command) -> Command:
         """Carry out a command that did not come over a socket; see `InvokeDoor`."""

@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.errors import InvalidInput
+from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.fileutil import make_folder, remove, remove_tree, replace
 
 #: What a transaction or a part may be called: it becomes a file's name.
@@ -68,16 +68,12 @@ class StagedRecords:
         replace(directory / f"{_checked('part', part)}.{number:06d}.chunk", data)
 
     def chunks(self, transaction: str, part: str) -> list[StagedChunk]:
-        """The chunks of `part` that are not yet in the log, in order."""
-        found = []
-        for path in sorted(self._directory(transaction).glob(f"{_checked('part', part)}.*.chunk")):
-            if not path.with_suffix(".done").exists():
-                data = memoryview(path.read_bytes())
-                (length,) = _HEADER_LENGTH.unpack_from(data)
-                start = _HEADER_LENGTH.size + length
-                topic, queue_id, sizes = msgpack.unpackb(data[_HEADER_LENGTH.size : start])
-                found.append(StagedChunk(topic, queue_id, data[start:], np.frombuffer(sizes, "<i4"), path))
-        return found
+        """The chunks of `part` that are not yet in the log, in order.
+
+        StoreCorrupt: one cannot be read; staging it again mends it.
+        """
+        paths = sorted(self._directory(transaction).glob(f"{_checked('part', part)}.*.chunk"))
+        return [_read_chunk(path) for path in paths if not path.with_suffix(".done").exists()]
 
     def intent(self, chunk: StagedChunk) -> int | None:
         """Where the log ended when an earlier commit was about to append `chunk`; None if none was."""
@@ -119,6 +115,20 @@ class StagedRecords:
 
     def _directory(self, transaction: str) -> Path:
         return self._root / _checked("transaction", transaction)
+
+
+def _read_chunk(path: Path) -> StagedChunk:
+    data = memoryview(path.read_bytes())
+    try:
+        (length,) = _HEADER_LENGTH.unpack_from(data)
+        start = _HEADER_LENGTH.size + length
+        topic, queue_id, packed = msgpack.unpackb(data[_HEADER_LENGTH.size : start])
+        sizes = np.frombuffer(packed, "<i4")
+        if not (isinstance(topic, str) and isinstance(queue_id, int) and int(sizes.sum()) == len(data) - start):
+            raise ValueError("topic, queue and sizes do not fit the records")
+    except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise StoreCorrupt(str(path), 0, f"no staged chunk: {error}") from None
+    return StagedChunk(topic, queue_id, data[start:], sizes, path)
 
 
 def _checked(field: str, name: str) -> str:

@@ -38,6 +38,7 @@ from raymq.actors.errors import (
     PermissionDenied,
     QueueNotFound,
     SequenceGap,
+    StoreCorrupt,
 )
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
@@ -59,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """What a queue holds: offsets min..max-1. `last_store_timestamp_ms` is 0 where it is empty."""
+    """What a queue holds: offsets min..max-1. `last_store_timestamp_ms` is 0 where nothing is to be read."""
 
     min_offset: int
     max_offset: int
@@ -135,8 +136,11 @@ class BrokerCore:
         low, high = self.bounds(topic, queue_id)
         if high == low:
             return QueueRange(low, high, 0)
-        with self.store.read(topic, queue_id, high - 1, 1) as lease:
-            last = lease.messages()[0].store_timestamp_ms
+        try:
+            with self.store.read(topic, queue_id, high - 1, 1) as lease:
+                last = lease.messages()[0].store_timestamp_ms
+        except StoreCorrupt:  # one damaged message does not hide what is known of its topic
+            last = 0
         return QueueRange(low, high, last)
 
     def has_queue(self, topic: str, queue_id: int) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from raymq.actors.core.rewriting import Append, join
@@ -70,8 +69,7 @@ class Place(NamedTuple):
     message_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A copy, ready to be appended: of what, its bytes, and its queue."""
 
     original: Record

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from raymq.actors.core.copying import STAGED, Copying, Duty, Place
 from raymq.actors.core.rewriting import Append
+from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import decode
 from raymq.storage.staging import StagedChunk, StagedRecords
 from raymq.storage.store import Store
@@ -91,7 +92,15 @@ class Staging:
         }
         kept, position = [], 0
         for size in chunk.sizes.tolist():
-            if decode(chunk.records, position).unique_key not in stored:
+            if _key(chunk.records, position) not in stored:
                 kept.append(chunk.records[position : position + size])
             position += size
         return b"".join(kept), np.fromiter(map(len, kept), np.int32, len(kept))
+
+
+def _key(records: memoryview, position: int) -> str | None:
+    """The unique key of a record; None where it cannot be read: then its append says so."""
+    try:
+        return decode(records, position, check_crc=False).unique_key
+    except StoreCorrupt:
+        return None

@@ -332,3 +332,31 @@ def test_an_outcome_is_told_once_and_counted(tmp_path: Path, caplog: pytest.LogC
             broker.core.redelivery.send_back("g", place, 0)
     assert broker.core.set_aside.counts["retry"] == 1
     broker.store.close()
+
+
+def test_a_staged_chunk_that_cannot_be_read_is_a_typed_error_until_it_is_staged_again(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    record = SOUND.record("t", 0, b"sound", {"UNIQ_KEY": "k"})
+    sizes = np.array([len(record)], np.int32)
+
+    def stage() -> None:
+        broker.core.staging.stage("tx", "part", 0, ("t", 0), memoryview(record), sizes)
+
+    stage()
+    (chunk,) = StagedRecords(broker.directory).chunks("tx", "part")
+    content = chunk.path.read_bytes()
+    for damaged in (b"", content[:3], content[:-1], b"\xff" * len(content)):
+        chunk.path.write_bytes(damaged)
+        with pytest.raises(StoreCorrupt, match="chunk"):
+            sum(broker.core.staging.commit("tx", ["part"]))
+    stage()
+    assert sum(broker.core.staging.commit("tx", ["part"])) == 1
+    broker.store.close()
+
+
+def test_a_damaged_last_message_does_not_hide_its_topic(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.put(replace(SOUND, flipped=(0.5, 0)), "t", 0, b"x" * 500, {})
+    found = broker.core.range("t", 0)
+    assert (found.min_offset, found.max_offset, found.last_store_timestamp_ms) == (0, 1, 0)
+    broker.store.close()
