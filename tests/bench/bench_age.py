@@ -30,7 +30,7 @@ import psutil
 
 from raymq import cluster
 from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.loop_stops import PROBE_SECONDS, LoopStops
+from raymq.actors.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
 from raymq.actors.core.producer_history import ProducerHistory
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
@@ -130,6 +130,35 @@ async def probe_a_loop() -> None:
     beat()
     await asyncio.to_thread(sys.stdin.read)
     print(1000 * stops.longest, flush=True)
+
+
+def send_as_another_client(name_server: str) -> None:
+    """Send until standard input ends; prints the 99th percentile of a send in milliseconds."""
+    seconds: list[float] = []
+    stopped = threading.Event()
+    with cluster.connect(name_servers=name_server) as mq, Producer(mq, group="other") as producer:
+        producer.send(Message("t1", b"x"))
+        threading.Thread(target=lambda: (sys.stdin.read(), stopped.set()), daemon=True).start()
+        print("ready", flush=True)
+        while not stopped.wait(0.002):
+            began = time.perf_counter()
+            producer.send(Message("t1", b"x" * 200))
+            seconds.append(time.perf_counter() - began)
+    print(1000 * float(np.percentile(seconds, 99)), flush=True)
+
+
+@contextmanager
+def another_client(name_server: str, found: list[float]) -> Iterator[None]:
+    """A client in a process of its own sends meanwhile: the interpreter of this one is busy."""
+    command = [sys.executable, __file__, "--send-to", name_server]
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    assert client.stdout.readline() == "ready\n"
+    try:
+        yield
+    finally:
+        out, _ = client.communicate(timeout=60)
+        found.append(float(out))
 
 
 @contextmanager
@@ -249,23 +278,21 @@ def first_messages(broker: Broker, age: Age, mq: Connection) -> Iterator[Row]:
     """One message to each queue of many new topics, while another client sends."""
     count = age.new_topics * QUEUES
     broker.process.tell(f"topics {age.new_topics} {QUEUES}")
-    with Producer(mq, group="first", linger=0.02, timeout=60.0) as first, Producer(mq, group="other") as other:
-        other.send(Message("t1", b"x"))
+    p99_ms, idle = list[float](), list[float]()
+    with Producer(mq, group="first", linger=0.02, timeout=60.0) as first:
         names = [f"new{n}" for n in range(age.new_topics)]
         ready = Admin(mq)
         while names[-1] not in ready.topics():
             time.sleep(0.2)
-        work, idle = Work(), list[float]()
-        with idle_loop(idle):
-            work.every("send", 0.002, lambda: other.send(Message("t1", b"x" * 200)))
+        time.sleep(2 * WINDOW_SECONDS)  # what was before is not recent then
+        with idle_loop(idle), another_client(broker.process.name_server, p99_ms):
             began = time.perf_counter()
             waiting = [first.send_async(Message(name, b"x" * 200)) for name in names for _ in range(QUEUES)]
             failed = sum(each.exception(120) is not None for each in waiting)
             took = time.perf_counter() - began
-            work.stop()
     yield Row(f"{count:,} first messages", took, "s", f"goal < {10 * count / 10_000:.1f}")
     yield Row("first messages that failed", failed, "", "goal 0")
-    yield Row("another client's send meanwhile, p99", work.p99_ms("send"), "ms", "goal < 10")
+    yield Row("another client's send meanwhile, p99", p99_ms[0], "ms", "goal < 10")
     yield Row("longest stop of the loop meanwhile", broker.recent_stop_ms(), "ms", f"an idle loop: {idle[0]:.1f}")
 
 
@@ -315,10 +342,13 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="a twentieth of everything")
     parser.add_argument("--seconds", type=float, help="of mixed work")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--send-to", help=argparse.SUPPRESS)
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.probe:
         asyncio.run(probe_a_loop())
+    elif asked.send_to:
+        send_as_another_client(asked.send_to)
     else:
         whole = Age().divided(20, asked.seconds or 25.0) if asked.quick else Age(seconds=asked.seconds or 600.0)
         result = run(whole)
