@@ -8,7 +8,7 @@ import ray
 
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import allow_many_files, leave_out_pandas, start_patiently
+from raymq.actors.hosting import Hosted, allow_many_files, leave_out_pandas
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.frame import Command
 
@@ -24,11 +24,15 @@ class Broker:
         allow_many_files()
         leave_out_pandas()
         self._loop = EventLoopThread(spec.name)
-        self._service = start_patiently(self._loop, lambda: BrokerService.start(spec, node_id))
+        self._hosted = Hosted(spec.name, self._loop, lambda: BrokerService.start(spec, node_id))
 
-    def address(self) -> str:
-        """Where it listens, "host:port"."""
-        return self._service.address
+    def address(self, seconds: float, patience: float) -> str:
+        """Where it listens, "host:port", once it does; see `Hosted.wait`."""
+        return self._hosted.wait(seconds, patience).address
+
+    def troubles(self) -> dict[str, str]:
+        """See `BrokerService.troubles`."""
+        return self._hosted.get().troubles
 
     def pid(self) -> int:
         """Its process."""
@@ -36,21 +40,20 @@ class Broker:
 
     def status(self) -> BrokerInfo:
         """Who it is and how it does."""
-        return self._loop.run(self._status())
+        return self._loop.run(self._status(self._hosted.get()))
 
     def deliver_due(self, scheduler_pid: int) -> DueReport:
         """Put what is due into its real queues; called by the scheduler."""
-        return self._loop.run(self._service.deliver_due(scheduler_pid))
+        return self._loop.run(self._hosted.get().deliver_due(scheduler_pid))
 
     @ray.method(concurrency_group=INVOKE_LANES)
     def invoke(self, session: str, request: Command) -> Command:
         """Carry out a command of a client whose way to the socket is barred; see `InvokeDoor`."""
-        return self._loop.run(self._service.invoke(session, request))
+        return self._loop.run(self._hosted.get().invoke(session, request))
 
     def stop(self) -> None:
         """Flush, close the store (its abort file goes), free the port; the actor is killed next."""
-        self._loop.run(self._service.stop())
-        self._loop.stop()
+        self._hosted.stop()
 
-    async def _status(self) -> BrokerInfo:
-        return self._service.status()
+    async def _status(self, service: BrokerService) -> BrokerInfo:
+        return service.status()

@@ -282,6 +282,11 @@ class BrokerService:
             refusals=dict(self.statistics.refusals),
         )
 
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why this broker is not in the routes of a name server, by its address; empty where all have it."""
+        return self._registration.troubles
+
     async def announce(self) -> None:
         """Register with every name server; those that do not answer learn it from a later heartbeat."""
         await self._registration.announce()

@@ -147,8 +147,8 @@ class BrokerUnavailable(RayMQError):
     retriable = True
     wire_code = "SERVICE_NOT_AVAILABLE"
 
-    def __init__(self, broker: str, reason: str = "not reachable") -> None:
-        super().__init__(f"{broker}: {reason}")
+    def __init__(self, broker: str, reason: str = "not reachable", *, remedy: str | None = None) -> None:
+        super().__init__(f"{broker}: {reason}", remedy=remedy)
         self.broker = broker
 
 

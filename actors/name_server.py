@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import allow_many_files, start_patiently
+from raymq.actors.hosting import Hosted, allow_many_files
 from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import NameServerSpec
 
@@ -18,15 +18,23 @@ class NameServer:
         self._spec = spec
         allow_many_files()
         self._loop = EventLoopThread("name-server")
-        self._service = start_patiently(self._loop, lambda: NameServerService.start(spec))
+        self._hosted = Hosted(f"name-server-{spec.index}", self._loop, lambda: NameServerService.start(spec))
 
-    def address(self) -> str:
-        """Where it listens, "host:port"."""
-        return self._service.address
+    def address(self, seconds: float, patience: float) -> str:
+        """Where it listens, "host:port", once it does; see `Hosted.wait`."""
+        return self._hosted.wait(seconds, patience).address
 
     def arguments(self) -> dict[str, Any]:
         """What the cluster was started with."""
         return self._spec.arguments
+
+    def finish(self) -> None:
+        """Every actor of the cluster is up."""
+        self._loop.run(self._finish(self._hosted.get()))
+
+    def is_finished(self, seconds: float, patience: float) -> bool:
+        """Whether the start of the cluster was ever through, once this is up; see `Hosted.wait`."""
+        return self._hosted.wait(seconds, patience).is_finished
 
     def pid(self) -> int:
         """Its process."""
@@ -34,5 +42,7 @@ class NameServer:
 
     def stop(self) -> None:
         """Close the socket; the actor is killed next."""
-        self._loop.run(self._service.stop())
-        self._loop.stop()
+        self._hosted.stop()
+
+    async def _finish(self, service: NameServerService) -> None:
+        service.finish()

@@ -13,11 +13,12 @@ from pathlib import Path
 from raymq.actors.core.key_values import ORDER_TOPICS, KeyValues
 from raymq.actors.core.name_server import RouteTable
 from raymq.actors.core.settings import Settings, truth
+from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.wire import kv, route
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import server_context
 from raymq.storage import json_file
 from raymq.storage.clock import boottime
@@ -49,13 +50,24 @@ class NameServerService:
             tls=None if spec.tls is None else server_context(spec.tls),
         )
         self._sweeper: asyncio.Task[None] | None = None
+        self._spec = spec
+        self._identity_file = files.with_suffix(".json")
+        #: Whether the start that made this actor saw every actor of the cluster come up.
+        self.is_finished = False
+
+    def finish(self) -> None:
+        """The start that made this actor is through; its restarts know it."""
+        known = json_file.load(self._identity_file)
+        json_file.save(self._identity_file, {**known, "finished": self._spec.start_id})
+        self.is_finished = True
 
     @classmethod
     async def start(cls, spec: NameServerSpec) -> NameServerService:
         """Listen. Raises OSError if the port is taken, StoreCorrupt if what it kept cannot be read."""
         file = Path(spec.directory) / f"name-server-{spec.index}.json"
-        port = spec.port or int(json_file.load(file).get("port", 0))
-        bound = bind(spec.host, port)
+        known = json_file.load(file)
+        port = spec.port or int(known.get("port", 0))
+        bound = bind_kept(spec.host, port)
         try:
             port = int(bound.getsockname()[1])
             service = cls(spec, port)
@@ -63,7 +75,9 @@ class NameServerService:
         except BaseException:
             bound.close()
             raise
-        json_file.save(file, {"host": spec.host, "port": port})
+        finished = known.get("finished", "")
+        json_file.save(file, {"host": spec.host, "port": port, "finished": finished})
+        service.is_finished = bool(spec.start_id) and finished == spec.start_id
         service._sweeper = asyncio.get_running_loop().create_task(service._sweep())
         return service
 

@@ -14,6 +14,8 @@ from raymq.storage.errors import InvalidInput
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 MAX_TOPIC_CHARACTERS = 127
 MAX_GROUP_CHARACTERS = 120
+#: A cluster's name is its Ray namespace; a topic is named after it (`reply_topic`).
+MAX_NAMESPACE_CHARACTERS = MAX_TOPIC_CHARACTERS - len("_REPLY_TOPIC")
 #: Topics that the system derives from a group's name may be longer.
 MAX_DERIVED_TOPIC_CHARACTERS = 255
 
@@ -116,8 +118,24 @@ def name_server_name(index: int) -> str:
 
 
 SCHEDULER_NAME = "scheduler"
+_PRODUCER_PREFIX = "producer:"
+
+
+def is_broker_name(name: str) -> bool:
+    """Whether it is one that `broker_name` makes."""
+    return re.fullmatch("broker-[a-z]{1,2}", name) is not None
+
+
+def is_name_server_name(name: str) -> bool:
+    """Whether it is one that `name_server_name` makes."""
+    return re.fullmatch("name-server-[0-9]{1,2}", name) is not None
+
+
+def is_producer_name(name: str) -> bool:
+    """Whether it is one that `producer_name` makes."""
+    return name.startswith(_PRODUCER_PREFIX)
 
 
 def producer_name(group: str) -> str:
     """The actor name of a group's shared producer."""
-    return f"producer:{group}"
+    return _PRODUCER_PREFIX + group

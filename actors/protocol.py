@@ -158,7 +158,8 @@ class Tls:
 class NameServerSpec:
     """What a name-server actor is started with; a restart gets the same.
 
-    `arguments` are those of the cluster's start, kept so that a second start can be compared with the first.
+    `arguments` are those of the cluster's start, kept so that a second start can be compared with the first, and
+    `start_id` names that start.
     """
 
     index: int
@@ -167,6 +168,7 @@ class NameServerSpec:
     port: int
     arguments: dict[str, Any] = field(default_factory=dict)
     tls: Tls | None = None
+    start_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

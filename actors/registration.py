@@ -42,6 +42,11 @@ class Registration:
         self._topics = topics
         self._peers = [_Peer(name_server) for name_server in name_servers]
 
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why this broker is not in the routes of a name server, by its address; empty where all have it."""
+        return {peer.address: peer.trouble or "no answer yet" for peer in self._peers if peer.told is None}
+
     async def announce(self) -> None:
         """Tell every name server what is true now; returns when each has answered, or had its time."""
         await asyncio.gather(*(self._within_time(peer, self._tell) for peer in self._peers))
@@ -55,7 +60,12 @@ class Registration:
             async with asyncio.timeout(NAME_SERVER_SECONDS):
                 await tell(peer)
         except (RayMQError, TimeoutError) as error:
-            _log.debug("name server %s: %s", peer.address, error)
+            trouble = str(error) or f"no answer within {NAME_SERVER_SECONDS:g} s"
+            level = logging.DEBUG if trouble == peer.trouble else logging.WARNING
+            _log.log(level, "not registered with name server %s: %s", peer.address, trouble)
+            peer.trouble = trouble
+        else:
+            peer.trouble = None
 
     async def _tell(self, peer: _Peer) -> None:
         async with peer.lock:
@@ -92,5 +102,7 @@ class _Peer:
     def __init__(self, address: str) -> None:
         self.address = address
         self.told: tuple[DataVersion, Mapping[str, QueueData]] | None = None
+        #: Why the last telling failed; None where it did not.
+        self.trouble: str | None = None
         #: One telling at a time: each builds on the one before.
         self.lock = asyncio.Lock()

@@ -1,34 +1,28 @@
-"""Starting, finding and stopping a cluster."""
+"""Starting, finding and stopping a cluster.
+
+Ray is imported where an actor is really touched: who reaches a cluster by its sockets alone never waits for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-import ray
-
-from raymq.actors import handles
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
-from raymq.actors.naming import SCHEDULER_NAME, broker_name, check_name, name_server_name
-from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec, Tls
-from raymq.actors.spec import make_broker, make_name_server, make_scheduler
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.actors.naming import MAX_NAMESPACE_CHARACTERS, check_name, is_broker_name, is_name_server_name
+from raymq.actors.protocol import Tls
 from raymq.actors.wire.tls import server_context
+from raymq.client import arguments as rules
 from raymq.client.connection import Connection
-from raymq.cluster import ray_runtime
+from raymq.cluster import found
 from raymq.cluster.config import ClusterConfig, check_port
-from raymq.storage import json_file
 
 MAX_BROKERS = 702  # broker-a .. broker-zz
-#: An actor has this long to start: a store that was killed is recovered first.
-START_SECONDS = 120.0
-_LAYOUT_FILE = "raymq-cluster.json"
-_POLL_SECONDS = 0.02
+MAX_NAME_SERVERS = 16
 
 
 class Cluster(Connection):
@@ -49,7 +43,7 @@ class Cluster(Connection):
 
     @property
     def owns_ray(self) -> bool:
-        """Whether Ray was started, or joined, by this process for this connection, and ends with it."""
+        """Whether Ray was started by this process for this cluster, and ends with it."""
         return self._owns_ray
 
     def __enter__(self) -> Self:
@@ -63,19 +57,23 @@ class Cluster(Connection):
         self.close()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End every actor cleanly; also Ray, if `start` started it. The data stay where they are.
+        """End every actor cleanly; also Ray, if `start` started it and nobody else uses it. The data stay.
 
         Raises:
             InvalidInput: this connection does not reach Ray.
-            BrokerUnavailable: an actor did not end within `timeout` seconds.
+            BrokerUnavailable: names the actors that did not end cleanly within `timeout` seconds, and were killed.
         """
+        rules.duration("timeout", timeout, above=True)
         if self.namespace is None:
             raise InvalidInput(
                 "stop", "a connection that reaches Ray (cluster.connect(namespace=...))", self.name_servers
             )
+        from raymq.cluster.stopping import stop_actors
+
         Connection.close(self)
         try:
-            _stop_actors(self.namespace, timeout)
+            stop_actors(self.namespace, timeout)
+            found.forget(self.namespace)
         finally:
             self._leave_ray()
 
@@ -90,9 +88,11 @@ class Cluster(Connection):
             self._leave_ray()
 
     def _leave_ray(self) -> None:
-        if self._owns_ray and ray.is_initialized():
+        if self._owns_ray:
+            from raymq.cluster import ray_runtime
+
             self._owns_ray = False
-            ray.shutdown()
+            ray_runtime.release()
 
 
 def start(
@@ -105,24 +105,27 @@ def start(
     port: int = 0,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
 ) -> Cluster:
-    """Start a cluster, or join the one that runs in `namespace` and was started alike.
+    """Start a cluster, or join the one that runs in `namespace` and was started alike; what of it is missing is made.
 
-    Ray is joined if this process is connected to one or one runs on this machine, else started for this process.
+    Ray is joined if this process is connected to one, RAY_ADDRESS names one, or `ray start` started one on this
+    machine; else one is started for this process.
 
     Args:
         brokers: how many; their stores are `<root>/broker-a`, `<root>/broker-b`, ... on the machines they run on.
+        root: a folder; `~` is the user's home.
         name_servers: how many, independent of each other; `port` is the first one's, 0 = any free one, kept.
         config: settings, or the path of a YAML file of them; see configs/.
 
     Raises:
         InvalidInput: an argument breaks its rule, or a cluster runs in `namespace` that was started with others.
         StoreLocked, StoreCorrupt: a store cannot be opened.
+        BrokerUnavailable: a Ray that was named cannot be joined, or an actor does not come up; it says why.
     """
     _check_arguments(brokers, namespace, replicas, name_servers, port)
     settings = ClusterConfig.load(config)
     if settings.tls is not None:
         server_context(settings.tls)  # a file that cannot be used is told before anything starts
-    directory = Path(root).absolute()
+    directory = _checked_root(root)
     arguments = {
         "brokers": brokers,
         "root": str(directory),
@@ -131,20 +134,18 @@ def start(
         "port": port or settings.port,
         "config": settings.as_dict(),
     }
-    owns_ray = not ray_runtime.join()
+    from raymq.cluster import launching, ray_runtime
+
+    owns_ray = ray_runtime.is_embedded() or not ray_runtime.join()
     if owns_ray:
-        ray_runtime.start_embedded()
+        ray_runtime.use_embedded()
     try:
-        running = _names(namespace)
-        if name_server_name(0) in running:
-            _check_same(namespace, arguments)
-            addresses = _addresses(namespace)
-        else:
-            addresses = _start_actors(namespace, directory, settings, arguments)
+        addresses = launching.start(namespace, directory, settings, arguments)
+        found.save(namespace, addresses, ray_runtime.address(), settings.tls)
         return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True)
     except BaseException:
         if owns_ray:
-            ray.shutdown()
+            ray_runtime.release()
         raise
 
 
@@ -157,192 +158,93 @@ def connect(
 ) -> Cluster:
     """Connect to a running cluster, through Ray or by its name servers' addresses alone.
 
+    A Ray that this call joins stays joined when the connection is closed: the program may use it, too.
+
     Args:
-        namespace, address: of the cluster and of its Ray; not used with `name_servers`.
-        name_servers: "host:port", several as a list or joined by ";". No Ray is needed then.
+        namespace, address: of the cluster and of its Ray; not used with `name_servers`. "auto" is the Ray that this
+            process is connected to, RAY_ADDRESS, the one that `ray start` started on this machine, or the one in which
+            this user started a cluster of that namespace.
+        name_servers: "host:port", several as a list or joined by ";". No Ray is needed then, nor imported.
         tls: for a cluster whose sockets use TLS. Through Ray it is not needed where the cluster's own files are at the
             same paths here.
 
     Raises:
-        BrokerUnavailable: no Ray at `address`, or no cluster in `namespace`.
+        BrokerUnavailable: no Ray at `address`, or no cluster in `namespace`, or its start is not finished.
         InvalidInput: an address is not "host:port", or a file of `tls` cannot be used.
     """
     if name_servers is not None:
         given = name_servers.split(";") if isinstance(name_servers, str) else list(name_servers)
         return Cluster([each for each in given if each.strip()], tls=tls)
-    check_name("namespace", namespace, 127)
-    connected = ray_runtime.join_address(address)
-    try:
-        addresses = _addresses(namespace)
-        return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace), owns_ray=connected)
-    except BaseException:
-        if connected:
-            ray.shutdown()
-        raise
+    check_namespace(namespace)
+    rules.text("address", address)
+    from raymq.cluster import launching, ray_runtime
+
+    ray_runtime.join_address(address, _own_ray(namespace) if address == "auto" else None)
+    addresses = launching.addresses(namespace)
+    return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace))
 
 
 def stop(namespace: str = "raymq", address: str = "auto", timeout: float = 30.0) -> None:
-    """Stop the cluster in `namespace`; see `Cluster.stop`."""
-    with connect(namespace, address) as cluster:
-        cluster.stop(timeout)
+    """Stop the cluster in `namespace`, one whose start was broken off included; see `Cluster.stop`."""
+    check_namespace(namespace)
+    from raymq.cluster import ray_runtime
+    from raymq.cluster.stopping import stop_actors
+
+    ray_runtime.join_address(address, _own_ray(namespace) if address == "auto" else None)
+    stop_actors(namespace, rules.duration("timeout", timeout, above=True))
+    found.forget(namespace)
+
+
+def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
+    """The names of the brokers that a stop would end, sorted.
+
+    Raises:
+        BrokerUnavailable: no Ray at `address`, or nothing of a cluster in `namespace`.
+    """
+    check_namespace(namespace)
+    from raymq.cluster import launching, ray_runtime
+
+    ray_runtime.join_address(address, _own_ray(namespace) if address == "auto" else None)
+    there = launching.names(namespace)
+    if not any(is_broker_name(name) or is_name_server_name(name) for name in there):
+        raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")
+    return [name for name in there if is_broker_name(name)]
+
+
+def check_namespace(namespace: object) -> None:
+    """InvalidInput unless it may be the name of a cluster: topics are named after it."""
+    check_name("namespace", namespace, MAX_NAMESPACE_CHARACTERS)
 
 
 def _check_arguments(brokers: int, namespace: str, replicas: int, name_servers: int, port: int) -> None:
-    check_name("namespace", namespace, 127)
-    for name, value, most in (("brokers", brokers, MAX_BROKERS), ("name_servers", name_servers, 16)):
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise InvalidInput(name, f"1..{most}", value)
+    check_namespace(namespace)
+    rules.whole("brokers", brokers, 1, MAX_BROKERS)
+    rules.whole("name_servers", name_servers, 1, MAX_NAME_SERVERS)
     if replicas != 1:
         raise InvalidInput("replicas", "1: replication is not in this version", replicas)
     check_port(port)
 
 
-def _start_actors(namespace: str, directory: Path, settings: ClusterConfig, arguments: dict[str, Any]) -> list[str]:
-    """Start every actor and wait until it answers; the name servers' addresses."""
-    hosts = ray_runtime.hosts()
-    layout = _place(directory, arguments["brokers"], hosts)
-    by_resource = dict(hosts)
+def _checked_root(root: str | os.PathLike[str]) -> Path:
+    if not isinstance(root, str | os.PathLike) or not os.fspath(root):
+        raise InvalidInput("root", "the path of a folder", root)
     try:
-        servers = {}
-        for index in range(arguments["name_servers"]):
-            resource, host = hosts[index % len(hosts)]
-            port = arguments["port"] if index == 0 else 0
-            spec = NameServerSpec(index, str(directory), host, port, arguments, settings.tls)
-            servers[name_server_name(index)] = make_name_server(spec, namespace, resource)
-        addresses = [handles.call(name, server, "address", timeout=START_SECONDS) for name, server in servers.items()]
-        brokers = {}
-        for name, resource in layout.items():
-            broker = BrokerSpec(
-                name=name,
-                cluster=namespace,
-                directory=str(directory / name),
-                host=by_resource[resource],
-                name_servers=tuple(addresses),
-                auto_create_topics=settings.auto_create_topics,
-                append_wait_ms=settings.append_wait_ms,
-                store=settings.store,
-                tls=settings.tls,
-            )
-            brokers[name] = make_broker(broker, namespace, resource)
-        for name, handle in brokers.items():
-            handles.call(name, handle, "address", timeout=START_SECONDS)
-        scheduler = make_scheduler(SchedulerSpec(namespace, tuple(layout)))
-        handles.call(SCHEDULER_NAME, scheduler, "pid", timeout=START_SECONDS)
-    except BaseException:
-        _kill(namespace, _names(namespace))
-        raise
-    return addresses
+        directory = Path(root).expanduser().absolute()
+    except RuntimeError as error:
+        raise InvalidInput("root", "a folder whose home is known", f"{root}: {error}") from error
+    if directory.exists() and not directory.is_dir():
+        raise InvalidInput("root", "a folder", str(directory))
+    return directory
 
 
-def _place(directory: Path, brokers: int, hosts: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Which machine each broker belongs to: where its directory was made, a new one in turn."""
-    file = directory / _LAYOUT_FILE
-    known = json_file.load(file).get("brokers", {})
-    resources = [resource for resource, _ in hosts]
-    layout = {}
-    for index in range(brokers):
-        name = broker_name(index)
-        layout[name] = known.get(name, resources[index % len(resources)])
-        if layout[name] not in resources:
-            raise BrokerUnavailable(name, f"its machine ({layout[name]}) is not part of this Ray cluster")
-    directory.mkdir(parents=True, exist_ok=True)
-    json_file.save(file, {"brokers": {**known, **layout}})
-    return layout
-
-
-def _names(namespace: str) -> list[str]:
-    """The names of the cluster's actors."""
-    found = ray.util.list_named_actors(all_namespaces=True)
-    return sorted(entry["name"] for entry in found if entry["namespace"] == namespace)
-
-
-def _addresses(namespace: str) -> list[str]:
-    """The name servers' addresses; BrokerUnavailable if no cluster runs there."""
-    names = [name for name in _names(namespace) if name.startswith("name-server-")]
-    if not names:
-        raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")
-    return [handles.call(n, handles.find(n, namespace), "address", timeout=START_SECONDS) for n in sorted(names)]
-
-
-def _arguments(namespace: str) -> dict[str, Any]:
-    """What the cluster was started with."""
-    name = name_server_name(0)
-    told: dict[str, Any] = handles.call(name, handles.find(name, namespace), "arguments", timeout=START_SECONDS)
-    return told
+def _own_ray(namespace: str) -> str | None:
+    """The Ray in which this user started the cluster in `namespace`, an embedded one perhaps."""
+    known = found.load(namespace)
+    return None if known is None else known.ray_address
 
 
 def _own_tls(namespace: str) -> Tls | None:
-    files = _arguments(namespace)["config"]["tls"]
+    from raymq.cluster import launching
+
+    files = launching.told_arguments(namespace)["config"]["tls"]
     return None if files is None else Tls(**files)
-
-
-def _check_same(namespace: str, arguments: dict[str, Any]) -> None:
-    running = _arguments(namespace)
-    differing = sorted(key for key in arguments if arguments[key] != running.get(key))
-    if differing:
-        shown = {key: running.get(key) for key in differing}
-        raise InvalidInput(
-            ", ".join(differing),
-            f"what the cluster in namespace {namespace} was started with: {shown}",
-            {key: arguments[key] for key in differing},
-        )
-
-
-def _stop_actors(namespace: str, timeout: float) -> None:
-    """Stop every actor in order: who gives work first, brokers next, name servers last."""
-    deadline = time.monotonic() + timeout
-    names = _names(namespace)
-    servers = [name for name in names if name.startswith("name-server-")]
-    brokers = [name for name in names if name.startswith("broker-")]
-    others = [name for name in names if name not in servers and name not in brokers]
-    for group in (others, brokers, servers):
-        pids = _stop_group(namespace, group, deadline)
-        _await_end(namespace, group, pids, deadline)
-
-
-def _stop_group(namespace: str, names: list[str], deadline: float) -> list[int]:
-    """Ask each actor to stop, then end it; their process ids."""
-    refs: dict[str, Any] = {}
-    pids: list[int] = []
-    for name in names:
-        try:
-            handle = handles.find(name, namespace)
-            pids.append(handles.call(name, handle, "pid", timeout=max(0.1, deadline - time.monotonic())))
-            refs[name] = handle.stop.remote()
-        except RayMQError:
-            continue  # dead already, or it hangs: it is killed below
-    for name, ref in refs.items():
-        try:
-            handles.result(name, ref, max(0.1, deadline - time.monotonic()))
-        except RayMQError:
-            continue
-    _kill(namespace, names)
-    return pids
-
-
-def _kill(namespace: str, names: list[str]) -> None:
-    for name in names:
-        try:
-            ray.kill(handles.find(name, namespace), no_restart=True)
-        except RayMQError:
-            continue
-
-
-def _await_end(namespace: str, names: list[str], pids: list[int], deadline: float) -> None:
-    """Wait until the names are free and the processes on this machine are gone."""
-    while True:
-        left = sorted(set(names) & set(_names(namespace)))
-        alive = [pid for pid in pids if _is_ours(pid)]
-        if not left and not alive:
-            return
-        if time.monotonic() > deadline:
-            raise BrokerUnavailable(", ".join(left) or f"process {alive}", "it did not end in time")
-        time.sleep(_POLL_SECONDS)
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and "ray::" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False

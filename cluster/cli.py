@@ -18,6 +18,7 @@ from click.shell_completion import get_completion_class
 
 from raymq.actors.protocol import Tls
 from raymq.client import RayMQError
+from raymq.cluster import found
 from raymq.cluster.bootstrap import Cluster, connect
 from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_context import Finder, json_option
@@ -82,6 +83,10 @@ def main_group(
 def _connect(finder: Finder) -> Cluster:
     if finder.name_servers:
         return connect(name_servers=finder.name_servers, tls=finder.tls)
+    if finder.address == "auto":
+        known = found.load(finder.namespace)
+        if known is not None and known.answers():
+            return connect(name_servers=known.name_servers, tls=finder.tls or known.tls)
     return connect(finder.namespace, finder.address, tls=finder.tls)
 
 

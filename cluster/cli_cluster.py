@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
+from raymq.actors.naming import is_name_server_name
 from raymq.client import Admin
 from raymq.cluster import bootstrap
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import plain, print_fields, print_json, print_rows
+
+_LOOK_SECONDS: Final = 0.1
+#: How often it is looked whether the cluster was stopped from elsewhere.
+_GONE_SECONDS: Final = 1.0
 
 
 @click.group("cluster")
@@ -31,19 +40,51 @@ def start_cluster(
     finder: Finder, brokers: int, root: Path, count: int, port: int, config: Path | None, as_json: bool
 ) -> None:
     """Start a cluster on the Ray that runs here; where none runs, on one of its own until Ctrl-C."""
-    mq = bootstrap.start(brokers, root, finder.namespace, name_servers=count, port=port, config=config)
-    print_fields({"namespace": finder.namespace, "name_servers": mq.name_servers}, as_json=as_json)
-    if mq.owns_ray:
-        click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
-        stopped = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    finder.refuse_addresses("cluster start")
+    options: dict[str, Any] = {"name_servers": count, "port": port, "config": config}
+
+    def live(asked: threading.Event) -> None:
+        mq = bootstrap.start(brokers, root, finder.namespace, **options)
         try:
-            stopped.wait()
-        except KeyboardInterrupt:
-            pass
+            if not asked.is_set():
+                print_fields({"namespace": finder.namespace, "name_servers": mq.name_servers}, as_json=as_json)
+                sys.stdout.flush()
+            if mq.owns_ray:
+                if not asked.is_set():
+                    click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
+                _hold(finder.namespace, asked)
         finally:
-            mq.stop()
-    mq.close()
+            if mq.owns_ray or asked.is_set():
+                mq.stop()
+            mq.close()
+
+    _uninterrupted(live)
+
+
+def _uninterrupted(live: Callable[[threading.Event], None]) -> None:
+    """Run `live` on a thread of its own, where no signal interrupts Ray's code, which would end in a SIGSEGV.
+
+    The thread lives as long as what it starts: Ray's processes end with the thread that made them. SIGINT and SIGTERM
+    set the event that `live` is given.
+    """
+    asked = threading.Event()
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, lambda *_: asked.set())
+    with ThreadPoolExecutor(1, "raymq-cluster") as executor:
+        living = executor.submit(live, asked)
+        while not living.done() and not asked.wait(_LOOK_SECONDS):
+            pass
+        if not living.done():
+            click.echo("stopping", err=True)
+        living.result()
+
+
+def _hold(namespace: str, asked: threading.Event) -> None:
+    """Until a signal comes, or somebody else has stopped the cluster."""
+    from raymq.cluster.launching import names
+
+    while not asked.wait(_GONE_SECONDS) and any(map(is_name_server_name, names(namespace))):
+        pass
 
 
 @cluster_commands.command("status")
@@ -70,9 +111,8 @@ def cluster_status(finder: Finder, as_json: bool) -> None:
 @click.pass_obj
 def stop_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
     """End every actor of the cluster cleanly. The data stay."""
-    with bootstrap.connect(finder.namespace, finder.address) as mq:
-        with Admin(mq) as admin:
-            brokers = [broker.name for broker in admin.cluster_info().brokers]
-        if not dry_run:
-            mq.stop(timeout)
+    finder.refuse_addresses("cluster stop")
+    brokers = bootstrap.running(finder.namespace, finder.address)
+    if not dry_run:
+        bootstrap.stop(finder.namespace, finder.address, timeout)
     print_fields({"namespace": finder.namespace, "brokers": brokers, "stopped": not dry_run}, as_json=as_json)

@@ -26,6 +26,14 @@ class Finder:
     tls: Tls | None
     connect_with: Callable[[Finder], Cluster]
 
+    def refuse_addresses(self, command: str) -> None:
+        """End with wrong usage where the cluster is named by addresses, and `command` needs its Ray."""
+        if self.name_servers:
+            raise click.UsageError(
+                f"{command} works through Ray, not through name servers: leave out --name-servers "
+                "(RAYMQ_NAME_SERVERS), and run it where the cluster's Ray is"
+            )
+
     def connect(self) -> Cluster:
         """A connection; use it as a context manager."""
         return self.connect_with(self)

@@ -1,4 +1,11 @@
-"""Joining a Ray that runs, or starting one for this process, without a line of noise."""
+"""Which Ray: the one that this process is connected to, one that was named, or one of its own. Without a line of noise.
+
+A Ray is joined if this process is connected to it, if `address=` or RAY_ADDRESS names it, or if `ray start` or `ray up`
+started it on this machine. Another program's embedded Ray is private to that program: it would end with it.
+
+A Ray that this module started ends when the last one that uses it lets it go (`release`); one that was there before,
+or that was joined, is never ended: the program may have work of its own in it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +13,18 @@ import contextlib
 import logging
 import os
 import socket
-from typing import Any
+import threading
+from typing import Final
 
 import ray
+from ray._private import utils as ray_utils
+from ray._raylet import Config  # type: ignore[attr-defined] # made by compiled code
+from ray.exceptions import RayError
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.spec import host_resource
+from raymq.cluster.ray_probe import AUTH_MODE, NoRay, RayFound, look
 
 #: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read
 #: it when it was imported, and protects a cluster of its own with a token by itself.
@@ -25,29 +37,84 @@ _ENVIRONMENT = {
 _OBJECT_STORE_BYTES = 512 * 1024 * 1024
 #: Ray takes 127.0.0.1 for "find my real address"; any other loopback address it leaves alone.
 _LOOPBACK = "127.0.0.2"
+#: Where RayMQ's own sockets listen on a Ray that is on this machine alone.
+_OWN_LOOPBACK = "127.0.0.1"
+ADDRESS: Final = "RAY_ADDRESS"
+
+_log = logging.getLogger(__name__)
+
+
+class _Embedded:
+    """The Ray that this process started, and how many clusters use it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+
+_embedded = _Embedded()
 
 
 def join() -> bool:
-    """Use the Ray that this process is connected to, or one that runs on this machine; False if there is none.
+    """Use the Ray that there is for this process; False if there is none, and one of its own is due.
 
-    RAY_ADDRESS=local, Ray's own word for "start a new one", looks for none.
+    Raises:
+        BrokerUnavailable: one was named that cannot be joined, or one that was started here is there and cannot.
     """
     if ray.is_initialized():
         return True
-    return os.environ.get("RAY_ADDRESS") != "local" and _init(address="auto")
+    named = os.environ.get(ADDRESS, "")
+    if named == "local":  # Ray's own word for "start a new one"
+        return False
+    if named not in ("", "auto"):
+        _join(named)
+        return True
+    return _join_started_here()
 
 
-def join_address(address: str) -> bool:
-    """Connect to the Ray at `address` ("auto": the one that runs here). True if this call connected.
+def join_address(address: str, known: str | None = None) -> None:
+    """Connect this process to the Ray at `address` ("auto": RAY_ADDRESS, or the one that was started here).
+
+    Args:
+        known: with "auto", where a Ray was that may be joined if there is no other.
 
     Raises:
-        BrokerUnavailable: there is no Ray at that address.
+        BrokerUnavailable: there is none, it does not answer, or it would not let this process in.
     """
     if ray.is_initialized():
-        return False
-    if not _init(address=address):
-        raise BrokerUnavailable("ray", f"no Ray cluster at address {address!r}")
-    return True
+        return
+    if address == "auto":
+        address = os.environ.get(ADDRESS, "auto")
+    if address not in ("auto", "local"):
+        _join(address)
+    elif not _join_started_here() and not (known is not None and _join_if_there(known)):
+        raise BrokerUnavailable(
+            "ray",
+            "this process is connected to no Ray, and none was started on this machine by `ray start` or `ray up`",
+            remedy="name it (address=, RAY_ADDRESS), or reach the cluster without Ray (name_servers=)",
+        )
+
+
+def use_embedded() -> None:
+    """Start a Ray of this process's own, or use the one that was, until `release`."""
+    with _embedded.lock:
+        if not ray.is_initialized():
+            _embedded.users = 0
+            start_embedded()
+        _embedded.users += 1
+
+
+def is_embedded() -> bool:
+    """Whether the Ray of this process was started by `use_embedded`."""
+    return _embedded.users > 0 and ray.is_initialized()
+
+
+def release() -> None:
+    """The reverse of `use_embedded`: the last one ends that Ray."""
+    with _embedded.lock:
+        _embedded.users = max(0, _embedded.users - 1)
+        if _embedded.users == 0 and ray.is_initialized():
+            ray.shutdown()
 
 
 def start_embedded(cpus: int | None = None) -> None:
@@ -70,10 +137,11 @@ def start_embedded(cpus: int | None = None) -> None:
 
 
 def hosts() -> list[tuple[str, str]]:
-    """The living nodes, sorted: (resource that binds an actor to the machine, its address).
+    """The living nodes, sorted: (resource that binds an actor to the machine, the address that its sockets listen on).
 
     A machine says which it is by a resource `broker_<host name>`; one that does not is told by Ray's own
-    `node:<address>`, which survives a restart of its raylet as long as its address does.
+    `node:<address>`, which survives a restart of its raylet as long as its address does. Where the whole of Ray is on
+    the loopback of one machine, RayMQ's sockets listen where every program of it looks first.
     """
     found = []
     for node in ray.nodes():
@@ -81,12 +149,58 @@ def hosts() -> list[tuple[str, str]]:
             address = node["NodeManagerAddress"]
             own = sorted(name for name in node["Resources"] if name.startswith("broker_"))
             found.append((own[0] if own else f"node:{address}", address))
-    return sorted(set(found))
+    listening = sorted(set(found))
+    if all(address.startswith("127.") for _, address in listening):
+        return [(resource, _OWN_LOOPBACK) for resource, _ in listening]
+    return listening
 
 
-def _init(**arguments: Any) -> bool:
+def address() -> str | None:
+    """Where the Ray of this process is found, "host:port"; None if it is connected to none."""
+    return ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+
+
+def _join_started_here() -> bool:
+    """Join the Ray that `ray start` or `ray up` started on this machine; False if there is none any more."""
+    started = ray_utils.read_ray_address()
+    return bool(started) and _join_if_there(started)
+
+
+def _join_if_there(address: str) -> bool:
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
-    except ConnectionError:
+        _join(address)
+    except NoRay as error:
+        _log.info("the Ray that was there is gone: %s", error)
         return False
     return True
+
+
+def _join(named: str) -> None:
+    if "://" not in named:
+        _agree(look(named))
+    try:
+        ray.init(address=named, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()
+        raise BrokerUnavailable("ray", f"cannot join the Ray at {named}: {reason[0] if reason else error!r}") from error
+
+
+def _agree(found: RayFound) -> None:
+    """Take the found Ray's way of letting processes in, or say why that cannot be."""
+    if found.version is not None and found.version != ray.__version__:
+        raise BrokerUnavailable(
+            "ray",
+            f"the Ray at {found.address} is version {found.version}, this process has {ray.__version__}",
+            remedy="install the same version on both sides",
+        )
+    wanted = os.environ.get(AUTH_MODE, "").lower()
+    if wanted and wanted != found.auth_mode:
+        raise BrokerUnavailable(
+            "ray",
+            f"the Ray at {found.address} runs with {AUTH_MODE}={found.auth_mode}, this process with {wanted}: "
+            "the actors of one would be ended by the other",
+            remedy=f"set {AUTH_MODE}={found.auth_mode} for this process",
+        )
+    if not wanted:
+        os.environ[AUTH_MODE] = found.auth_mode
+        Config.initialize("")  # Ray's own way to read the environment again

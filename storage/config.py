@@ -10,6 +10,18 @@ from raymq.storage import delay_levels
 from raymq.storage.errors import InvalidInput
 
 _MIB = 1 << 20
+#: The largest value of each whole number. A file's size is an int of RocketMQ, which may open the directory.
+_MOST = {
+    "flush_interval_ms": 1 << 31,
+    "flush_least_pages": 1 << 31,
+    "commitlog_file_bytes": (1 << 31) - 1,
+    "consume_queue_file_entries": ((1 << 31) - 1) // 20,
+    "index_slots": 1 << 30,
+    "index_entries": 1 << 30,
+    "max_message_bytes": 1 << 30,
+}
+#: A hundred years.
+_MOST_HOURS = 876_600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +83,14 @@ class StoreConfig:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InvalidInput(field, f"a whole number from {least}", value)
-        for field, most in (("index_slots", 1 << 30), ("index_entries", 1 << 30), ("max_message_bytes", 1 << 30)):
+        for field, most in _MOST.items():
             if getattr(self, field) > most:
                 raise InvalidInput(field, f"at most {most}", getattr(self, field))
-        if not self.retention_hours > 0:
-            raise InvalidInput("retention_hours", "more than 0", self.retention_hours)
-        if self.delete_at_hour != "*" and not (self.delete_at_hour.isdigit() and int(self.delete_at_hour) < 24):
-            raise InvalidInput("delete_at_hour", '"00" to "23" or "*"', self.delete_at_hour)
-        if not 0 < self.disk_refuse_ratio <= 1:
-            raise InvalidInput("disk_refuse_ratio", "above 0 and at most 1", self.disk_refuse_ratio)
+        _check_number("retention_hours", self.retention_hours, _MOST_HOURS)
+        _check_number("disk_refuse_ratio", self.disk_refuse_ratio, 1)
+        hour = self.delete_at_hour
+        if not isinstance(hour, str) or (hour != "*" and not (hour.isdecimal() and hour.isascii() and int(hour) < 24)):
+            raise InvalidInput("delete_at_hour", '"00" to "23" or "*"', hour)
         delay_levels.parse(self.delay_levels)
         split_host(self.store_host)
 
@@ -87,6 +98,11 @@ class StoreConfig:
     def delays_ms(self) -> tuple[int, ...]:
         """The delay of each level; level k at index k - 1."""
         return delay_levels.parse(self.delay_levels)
+
+
+def _check_number(field: str, value: object, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise InvalidInput(field, f"a number above 0, at most {most}", value)
 
 
 def split_host(text: str) -> tuple[bytes, int]:

@@ -16,6 +16,8 @@ def parse(text: str) -> tuple[int, ...]:
     Raises:
         InvalidInput: no level at all, or one that is not a number and one of s, m, h, d.
     """
+    if not isinstance(text, str):
+        raise InvalidInput("delay_levels", 'a text such as "1s 5s 1m"', text)
     delays_ms: list[int] = []
     for word in text.split():
         match = _LEVEL.fullmatch(word)

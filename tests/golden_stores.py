@@ -30,7 +30,10 @@ def answers(name: str) -> Answers:
 def unpack(name: str, folder: Path) -> Path:
     """A fresh copy of the directory within `folder`."""
     with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:  # Python 3.11.0 to 3.11.3, Debian 12's among them, has no filters yet; the archives are our own
+            archive.extractall(folder)
     return folder / name
 
 

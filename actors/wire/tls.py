@@ -35,6 +35,7 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, tls: Tls) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # some builds of Python leave it to the system's configuration
     try:
         if tls.ca_file is not None:
             context.load_verify_locations(tls.ca_file)

@@ -59,6 +59,17 @@ def test_tls_is_on_with_a_certificate() -> None:
         {"commitlog_file_bytes": 1},
         {"index_slots": 0},
         {"delay_levels": "soon"},
+        {"delay_levels": 5},
+        {"delete_at_hour": 24},
+        {"delete_at_hour": True},
+        {"delete_at_hour": "\u0664"},
+        {"retention_hours": float("inf")},
+        {"retention_hours": float("nan")},
+        {"retention_hours": "72"},
+        {"commitlog_file_bytes": 2**62},
+        {"flush_interval_ms": 1},
+        {"disk_refuse_ratio": True},
+        {1: 2, "x": 3},
         {"disk_refuse_ratio": 1.5},
         {"auto_create_topics": "yes"},
         {"append_wait_ms": 0},
@@ -77,7 +88,21 @@ def test_refused(config: dict[str, Any]) -> None:
         ClusterConfig.load(config)
 
 
-@pytest.mark.parametrize("content", ["- a\n- b\n", "flush: [", "text", "\xff"])
+def test_an_hour_without_quotation_marks_is_one() -> None:
+    assert ClusterConfig.load({"delete_at_hour": 5}).store == {"delete_at_hour": "05"}
+    assert ClusterConfig.load({"delete_at_hour": 4}) == ClusterConfig()
+
+
+@pytest.mark.parametrize("name", ["replication", "min_in_sync", "access_control", "transaction_check_after"])
+def test_a_setting_of_what_is_not_built_yet_says_so(name: str) -> None:
+    with pytest.raises(InvalidInput, match="not in this version") as caught:
+        ClusterConfig.load({name: 1})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    "content", ["- a\n- b\n", "flush: [", "text", "\xff", "port: 1\nport: 2\n", "port: &a [*a]\n", "[" * 2_000]
+)
 def test_files_that_are_no_mapping(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(content.encode("latin-1"))

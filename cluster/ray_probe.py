@@ -1,0 +1,121 @@
+"""Looking at a Ray before this process joins it: does it answer, is it our version, how does it prove who may come in.
+
+`ray.init` itself waits for minutes for a Ray that does not answer, and prints a page for one that refuses the token. So
+the address is looked at first: by a socket, which shows within a second whether somebody speaks Ray's protocol there,
+and then by other processes, which may be given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from raymq.actors.errors import BrokerUnavailable
+
+#: How long a Ray may take to show that it lives,
+ANSWER_SECONDS: Final = 2.0
+#: and how long to tell who it is: most of it is the time of importing Ray.
+TELL_SECONDS: Final = 15.0
+AUTH_MODE: Final = "RAY_AUTH_MODE"
+
+#: The beginning of any conversation in HTTP/2, on which gRPC rests, and a frame of no settings.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+#: Prints one line of JSON: the version of the Ray at argv[1], or that it refused to say.
+_PROGRAM = """
+import json, sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    told = GcsClient(address=sys.argv[1]).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=5)
+    print(json.dumps({"ray_version": json.loads(told)["ray_version"] if told else None}))
+except AuthenticationError:
+    print(json.dumps({"refused": True}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RayFound:
+    """A Ray that answers: what its actors must be told to be let in, and its version (None: not told)."""
+
+    address: str
+    auth_mode: Literal["disabled", "token"]
+    version: str | None
+
+
+class NoRay(BrokerUnavailable):
+    """Nobody listens at the address: what ran there is gone."""
+
+
+def look(address: str) -> RayFound:
+    """Who is at "host:port".
+
+    Raises:
+        NoRay: the connection was refused.
+        BrokerUnavailable: it does not answer within `ANSWER_SECONDS`, is no Ray, or refuses our token.
+    """
+    _greet(address)
+    open_door, ours = _ask(address, {AUTH_MODE: "disabled"}), _ask(address, {AUTH_MODE: "token"})
+    try:
+        without_token = _answer(address, open_door)
+        if "refused" not in without_token:
+            return RayFound(address, "disabled", without_token["ray_version"])
+        with_token = _answer(address, ours)
+    finally:
+        for process in (open_door, ours):
+            process.kill()
+            process.communicate()
+    if "refused" in with_token:
+        raise BrokerUnavailable(
+            "ray",
+            f"the Ray at {address} wants a token, and refuses the one of this user",
+            remedy="copy its token to ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH",
+        )
+    return RayFound(address, "token", with_token["ray_version"])
+
+
+def _greet(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS) as connected:
+            connected.sendall(_GREETING)
+            head = connected.recv(9)
+    except ConnectionRefusedError as error:
+        raise NoRay("ray", f"nobody listens at {address}") from error
+    except (OSError, ValueError, OverflowError) as error:
+        raise BrokerUnavailable(
+            "ray",
+            f"the Ray at {address} does not answer within {ANSWER_SECONDS:g} s ({error})",
+            remedy="give the address of one that does (RAY_ADDRESS, address=), or RAY_ADDRESS=local for one of its own",
+        ) from error
+    if len(head) < 4 or head[3] != 4:  # the first frame of a server tells its settings
+        raise BrokerUnavailable("ray", f"what listens at {address} is no Ray")
+
+
+def _ask(address: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, address],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def _answer(address: str, process: subprocess.Popen[str]) -> dict[str, str]:
+    """What the program said."""
+    said = ""
+    with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
+        out, said = process.communicate(timeout=TELL_SECONDS)
+        answer: dict[str, str] = json.loads(out.strip().splitlines()[-1] if out.strip() else "")
+        return answer
+    reason = said.strip().splitlines()[-1] if said.strip() else f"nothing within {TELL_SECONDS:g} s"
+    raise BrokerUnavailable("ray", f"the Ray at {address} does not say who it is: {reason}")

@@ -1,0 +1,134 @@
+"""Stopping a cluster's actors: all of a kind at once, within one budget, and saying which did not end cleanly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import ray
+
+from raymq.actors import handles
+from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
+from raymq.actors.naming import SCHEDULER_NAME, is_broker_name, is_name_server_name, is_producer_name
+from raymq.cluster import launching
+
+_POLL_SECONDS = 0.02
+#: What is kept of the budget for ending by force what did not end by itself.
+_FORCE_SHARE = 0.25
+#: A question that an actor answers at once if it can.
+_ASK_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Ending:
+    """One actor on its way out: `ref` is the call that stops it, `pid` its process if it told."""
+
+    name: str
+    handle: Any = None
+    pid: int | None = None
+    ref: Any = None
+    clean: bool = False
+    asked: list[Any] = field(default_factory=list)
+
+
+def stop_actors(namespace: str, timeout: float) -> None:
+    """Stop every actor in order: who gives work first, brokers next, name servers last.
+
+    Only names of RayMQ's layout are looked at: other actors of the namespace are somebody else's.
+
+    Raises:
+        BrokerUnavailable: names those that did not end cleanly within `timeout` seconds (they were killed, and a
+            broker's store is recovered at its next start), or that did not end at all.
+    """
+    deadline = time.monotonic() + timeout
+    there = launching.names(namespace)
+    kinds = (
+        [name for name in there if name == SCHEDULER_NAME or is_producer_name(name)],
+        [name for name in there if is_broker_name(name)],
+        [name for name in there if is_name_server_name(name)],
+    )
+    unclean: list[str] = []
+    for kind, share in zip(kinds, (0.2, 0.9, 1.0), strict=True):
+        until = min(deadline, time.monotonic() + (deadline - time.monotonic()) * share)
+        unclean += _stop_together(namespace, kind, until)
+    if unclean:
+        raise BrokerUnavailable(
+            ", ".join(unclean),
+            f"not stopped cleanly within {timeout:g} s, and killed",
+            remedy="the data stay; what a broker had not flushed is recovered at its next start",
+        )
+
+
+def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> list[str]:
+    """Ask all of them to stop, then end them; the names of those that did not answer."""
+    endings = []
+    for name in names:
+        try:
+            handle = handles.find(name, namespace)
+        except RayMQError:
+            continue
+        if hasattr(handle, "stop") and hasattr(handle, "pid"):  # else it only has the name of one of ours
+            endings.append(_Ending(name, handle))
+    polite = deadline - (deadline - time.monotonic()) * _FORCE_SHARE
+    for each in endings:
+        each.asked = [each.handle.pid.remote()]
+    for each in endings:
+        each.ref = each.handle.stop.remote()
+    for each in endings:
+        each.pid = _pid(each, min(polite, time.monotonic() + _ASK_SECONDS))
+    waiting = list(endings)
+    while waiting and time.monotonic() < polite:
+        waiting = [each for each in waiting if not _has_stopped(each, polite)]
+    launching.kill(namespace, [each.name for each in endings])
+    _await_end(namespace, endings, deadline)
+    return [each.name for each in endings if not each.clean]
+
+
+def _pid(ending: _Ending, until: float) -> int | None:
+    try:
+        told: int = handles.result(ending.name, ending.asked[0], max(0.0, until - time.monotonic()))
+    except RayMQError:
+        return None
+    return told
+
+
+def _has_stopped(ending: _Ending, until: float) -> bool:
+    """Whether its stop has an outcome; one that is just being restarted is asked again."""
+    ready, _ = ray.wait([ending.ref], timeout=max(0.0, min(0.1, until - time.monotonic())))
+    if not ready:
+        return False
+    try:
+        handles.result(ending.name, ending.ref, 0)
+    except Timeout:  # it died under the call, and Ray brings it back
+        time.sleep(_POLL_SECONDS)
+        ending.ref = ending.handle.stop.remote()
+        return False
+    except RayMQError:
+        return True
+    ending.clean = True
+    return True
+
+
+def _await_end(namespace: str, endings: Sequence[_Ending], deadline: float) -> None:
+    """Wait until the names are free and the processes on this machine are gone."""
+    names = {each.name for each in endings}
+    pids = [each.pid for each in endings if each.pid is not None]
+    while True:
+        left = sorted(names & set(launching.names(namespace)))
+        alive = [pid for pid in pids if _is_ours(pid)]
+        if not left and not alive:
+            return
+        if time.monotonic() > deadline:
+            raise BrokerUnavailable(", ".join(left) or f"process {alive}", "it did not end in time")
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and "ray::" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False

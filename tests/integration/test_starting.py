@@ -1,0 +1,264 @@
+"""Starting and stopping where something is in the way: a port, a lock, half a cluster, other people's actors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from raymq import cluster
+from raymq.actors.naming import broker_name, name_server_name
+from raymq.actors.protocol import NameServerSpec
+from raymq.actors.spec import make_name_server
+from raymq.client import Admin, BrokerUnavailable, InvalidInput, Message, Producer, RayMQError, StoreLocked
+from raymq.cluster import found, launching, ray_runtime
+from raymq.storage.store import Store
+from tests.chaos.actors import kill
+from tests.polling import poll_until
+from tests.ray_cluster import own_ray
+from tests.unit.actors.test_pool import certificates
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_ray() -> Iterator[None]:
+    with own_ray():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(found.HOME, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@contextlib.contextmanager
+def taken(host: str, port: int) -> Iterator[None]:
+    """Somebody else's socket on that port, as soon as it is free."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def bind() -> bool:
+            with contextlib.suppress(OSError):
+                other.bind((host, port))
+                other.listen()
+                return True
+            return False
+
+        poll_until(bind, 10)
+        yield
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_it_listens_where_programs_of_one_machine_look(tmp_path: Path) -> None:
+    port = free_port()
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="loopback", port=port) as mq:
+        assert mq.name_servers == [f"127.0.0.1:{port}"]
+        assert Admin(mq).cluster_info().brokers[0].address.startswith("127.0.0.1:")
+
+
+def test_a_taken_port_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    port = free_port()
+    with taken("127.0.0.1", port), pytest.raises(BrokerUnavailable) as caught:
+        cluster.start(brokers=1, root=tmp_path / "data", namespace="port", port=port)
+    first = str(caught.value).splitlines()[0]
+    assert f"127.0.0.1:{port}" in first
+    assert "Address already in use" in first
+    assert "\x1b" not in first
+    poll_until(lambda: launching.names("port") == [], 10)
+
+
+def test_a_locked_store_names_who_has_it_and_the_rest_goes_on(tmp_path: Path) -> None:
+    with cluster.start(brokers=1, root=tmp_path / "other", namespace="healthy") as healthy:
+        with Store.open(tmp_path / "data" / "broker-a"), pytest.raises(StoreLocked) as caught:
+            cluster.start(brokers=2, root=tmp_path / "data", namespace="locked")
+        assert caught.value.pid == os.getpid()
+        poll_until(lambda: launching.names("locked") == [], 10)
+        assert [broker.state for broker in Admin(healthy).cluster_info().brokers] == ["running"]
+    with cluster.start(brokers=2, root=tmp_path / "data", namespace="locked") as mq:
+        assert len(Admin(mq).cluster_info().brokers) == 2
+
+
+def test_a_restart_outlives_a_port_that_somebody_has_for_a_while(tmp_path: Path) -> None:
+    """A constructor that raises is the end of an actor, whatever Ray was told about restarts."""
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="retaken") as mq:
+        Admin(mq).create_topic("t", queues=1)
+        address = Admin(mq).cluster_info().brokers[0].address
+        host, _, port = address.rpartition(":")
+        with Producer(mq, "p") as producer:
+            producer.send(Message("t", b"before"))
+            kill("broker-a", "retaken")
+            with taken(host, int(port)):
+                handle = ray.get_actor("broker-a", namespace="retaken")
+
+                def refused() -> bool:
+                    with contextlib.suppress(ray.exceptions.RayError):
+                        try:
+                            ray.get(handle.status.remote(), timeout=5)
+                        except RayMQError as error:
+                            return "Address already in use" in str(error)
+                    return False
+
+                poll_until(refused, 30)
+            poll_until(lambda: _sends(producer), 30)
+
+
+def _sends(producer: Producer) -> bool:
+    with contextlib.suppress(RayMQError):
+        producer.send(Message("t", b"after"))
+        return True
+    return False
+
+
+@ray.remote(num_cpus=0)
+class Theirs:
+    """A user's own actor, without any of our methods."""
+
+    def alive(self) -> bool:
+        return True
+
+
+def test_other_peoples_actors_are_left_alone(tmp_path: Path) -> None:
+    theirs = Theirs.options(name="theirs", namespace="shared", lifetime="detached").remote()  # type: ignore[attr-defined]
+    ray.get(theirs.alive.remote())
+    port = free_port()
+    with taken("127.0.0.1", port), pytest.raises(BrokerUnavailable):
+        cluster.start(brokers=1, root=tmp_path / "data", namespace="shared", port=port)
+    assert ray.get(theirs.alive.remote(), timeout=10)
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="shared"):
+        pass
+    assert ray.get(theirs.alive.remote(), timeout=10)
+    assert launching.names("shared") == ["theirs"]
+    ray.kill(theirs)
+
+
+def test_a_start_makes_what_is_missing(tmp_path: Path) -> None:
+    first = cluster.start(brokers=2, root=tmp_path / "data", namespace="half")
+    first.close()
+    ray.kill(ray.get_actor("broker-b", namespace="half"))
+    poll_until(lambda: "broker-b" not in launching.names("half"), 10)
+    with cluster.start(brokers=2, root=tmp_path / "data", namespace="half") as mq:
+        poll_until(lambda: [b.state for b in Admin(mq).cluster_info().brokers] == ["running", "running"], 20)
+
+
+def test_half_a_cluster_is_not_taken_for_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that was killed in the middle of its start."""
+    (resource, host), *_ = ray_runtime.hosts()
+    arguments = {"brokers": 2, "root": str(tmp_path / "data"), "replicas": 1, "name_servers": 1, "port": 0}
+    arguments["config"] = cluster.bootstrap.ClusterConfig().as_dict()
+    (tmp_path / "data").mkdir()
+    spec = NameServerSpec(0, str(tmp_path / "data"), host, 0, arguments, None, "broken off")
+    make_name_server(spec, "unfinished", resource)
+    monkeypatch.setattr(launching, "FINISH_SECONDS", 5.0)
+    with pytest.raises(BrokerUnavailable, match="was not finished; missing: broker-a, broker-b, scheduler"):
+        cluster.connect("unfinished")
+    with cluster.start(brokers=2, root=tmp_path / "data", namespace="unfinished"):
+        with cluster.connect("unfinished") as joined:
+            assert len(Admin(joined).cluster_info().brokers) == 2
+        kill(name_server_name(0), "unfinished")
+        poll_until(lambda: _connects("unfinished"), 30)
+
+
+def _connects(namespace: str) -> bool:
+    with contextlib.suppress(RayMQError):
+        cluster.connect(namespace).close()
+        return True
+    return False
+
+
+def test_starts_at_once_make_one_cluster(tmp_path: Path) -> None:
+    def start(_: int) -> Any:
+        return cluster.start(brokers=2, root=tmp_path / "data", namespace="at-once")
+
+    with ThreadPoolExecutor(3) as threads:
+        started = list(threads.map(start, range(3)))
+    assert len({tuple(mq.name_servers) for mq in started}) == 1
+    for mq in started[1:]:
+        mq.close()
+    started[0].stop()
+
+
+def test_a_broker_that_hangs_keeps_no_other_from_a_clean_end(tmp_path: Path) -> None:
+    mq = cluster.start(brokers=3, root=tmp_path / "data", namespace="hangs")
+    pids = {broker.name: broker.pid for broker in Admin(mq).cluster_info().brokers}
+    os.kill(pids["broker-b"], signal.SIGSTOP)
+    resume = threading.Timer(30, os.kill, (pids["broker-b"], signal.SIGCONT))
+    resume.start()
+    try:
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match="broker-b: ") as caught:
+            mq.stop(8)
+        assert caught.value.broker == "broker-b"
+        assert time.monotonic() - began < 25
+        aborts = {name: (tmp_path / "data" / name / "abort").exists() for name in pids}
+        assert aborts == {"broker-a": False, "broker-b": True, "broker-c": False}
+    finally:
+        resume.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids["broker-b"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("namespace", ["n" * 116, "", "a b", 7])
+def test_a_name_that_brokers_could_not_use_is_refused(tmp_path: Path, namespace: Any) -> None:
+    with pytest.raises((InvalidInput, TypeError)):
+        cluster.start(root=tmp_path, namespace=namespace)
+
+
+def test_a_root_that_cannot_be_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for root in (file, file / "below", "", 7):
+        with pytest.raises(InvalidInput) as caught:
+            cluster.start(root=root, namespace="never")  # type: ignore[arg-type]
+        assert caught.value.field == "root"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with cluster.start(brokers=1, root="~/data", namespace="home"):
+        assert (tmp_path / "data" / broker_name(0)).is_dir()
+
+
+def test_where_it_is_found_is_written_for_its_user_alone(tmp_path: Path, home: Path) -> None:
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="found") as mq:
+        known = found.load("found")
+        assert known is not None
+        assert list(known.name_servers) == mq.name_servers
+        assert known.answers()
+        assert (home / "found.json").stat().st_mode & 0o777 == 0o600
+    assert found.load("found") is None
+
+
+def test_a_machine_with_another_name_keeps_its_directories(tmp_path: Path) -> None:
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="renamed"):
+        pass
+    layout = tmp_path / "data" / "raymq-cluster.json"
+    layout.write_text(layout.read_text().replace("broker_", "broker_formerly-"))
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="renamed") as mq:
+        assert [broker.state for broker in Admin(mq).cluster_info().brokers] == ["running"]
+
+
+def test_brokers_that_no_name_server_lets_in_fail_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates of which one side does not trust the other: it was "OK", and every call failed."""
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    own, _ = certificates(tmp_path / "ours")
+    other, _ = certificates(tmp_path / "theirs")
+    config = {"tls_ca_file": other.ca_file, "tls_cert_file": own.cert_file, "tls_key_file": own.key_file}
+    monkeypatch.setattr(launching, "REGISTER_SECONDS", 2.0)
+    with pytest.raises(BrokerUnavailable, match=r"not in the routes.*certificate"):
+        cluster.start(brokers=1, root=tmp_path / "data", namespace="untrusted", config=config)
+    poll_until(lambda: launching.names("untrusted") == [], 10)

@@ -1,0 +1,198 @@
+"""Which Ray a start joins, how soon it is known why one cannot be joined, and commands of another terminal.
+
+Each program is a process of its own, as a user runs it. The Ray of this module stands for another program's embedded
+one: private to it, and never joined unless it is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.polling import poll_until
+from tests.ray_cluster import own_ray
+
+pytestmark = pytest.mark.integration
+
+RAYMQ = str(Path(sys.executable).with_name("raymq"))
+#: Told within 5 seconds; starting the interpreter and Ray's libraries on a busy machine apart.
+TOLD_SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def others() -> Iterator[str]:
+    """Another program's embedded Ray; its address."""
+    with own_ray():
+        yield str(ray.get_runtime_context().gcs_address)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    return {**kept, "RAYMQ_HOME": str(tmp_path / "home")}
+
+
+def run(*command: str, environment: dict[str, str], seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
+
+
+@contextlib.contextmanager
+def terminal(*command: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A program in the foreground of another terminal, in a session of its own; killed at the end if need be."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True) as it:
+        try:
+            yield it
+        finally:
+            it.kill()
+
+
+def test_an_embedded_ray_of_another_program_is_not_joined(
+    others: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    program = f"""
+import ray
+from raymq import cluster
+with cluster.start(brokers=1, root={str(tmp_path / "data")!r}, namespace="own") as mq:
+    print(ray.get_runtime_context().gcs_address, mq.owns_ray)
+print(ray.is_initialized())
+"""
+    done = run(sys.executable, "-c", program, environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    address, owns, left = done.stdout.split()
+    assert address != others
+    assert (owns, left) == ("True", "False")
+
+
+def test_two_clusters_of_one_program_share_its_ray(environment: dict[str, str], tmp_path: Path) -> None:
+    program = f"""
+import ray
+from raymq import cluster
+from raymq.client import Admin
+one = cluster.start(brokers=1, root={str(tmp_path / "one")!r}, namespace="one")
+two = cluster.start(brokers=1, root={str(tmp_path / "two")!r}, namespace="two")
+one.stop()
+print(len(Admin(two).cluster_info().brokers))
+two.stop()
+print(ray.is_initialized())
+"""
+    done = run(sys.executable, "-c", program, environment={**environment, "RAY_ADDRESS": "local"})
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["1", "False"])
+
+
+def test_a_ray_that_was_joined_is_the_programs_to_end(others: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Its own tasks go on when the connection to the cluster is closed."""
+    program = f"""
+import ray
+from raymq import cluster
+with cluster.start(brokers=1, root={str(tmp_path / "data")!r}, namespace="joined"):
+    cluster.connect("joined").close()
+    @ray.remote(num_cpus=0)
+    def work(): return 42
+    print(ray.get(work.remote()))
+print(ray.is_initialized())
+"""
+    done = run(sys.executable, "-c", program, environment={**environment, "RAY_ADDRESS": others})
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["42", "True"])
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address at which somebody listens and never says a word."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [
+        ("refused", ["cluster", "start"]),
+        ("refused", ["topic", "list"]),
+        ("silent", ["cluster", "start"]),
+        ("silent", ["cluster", "stop"]),
+        ("nonsense", ["topic", "list"]),
+        ("another mode", ["cluster", "start"]),
+    ],
+)
+def test_a_ray_that_cannot_be_joined_is_told_at_once(
+    others: str, silent: str, environment: dict[str, str], tmp_path: Path, where: str, command: list[str]
+) -> None:
+    address = {"refused": "127.0.0.1:9", "silent": silent, "nonsense": "nowhere", "another mode": others}[where]
+    environment |= {"RAY_ADDRESS": address}
+    if where == "another mode":
+        environment["RAY_AUTH_MODE"] = "disabled"
+    began = time.monotonic()
+    done = run(RAYMQ, *command, environment=environment, seconds=TOLD_SECONDS)
+    assert time.monotonic() - began < TOLD_SECONDS
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ray: ")
+    assert address in done.stderr
+    assert "\x1b" not in done.stderr
+    if where == "another mode":
+        assert "RAY_AUTH_MODE=token" in done.stderr
+
+
+def test_without_any_ray_a_command_says_what_to_do(environment: dict[str, str]) -> None:
+    done = run(RAYMQ, "topic", "list", environment=environment, seconds=TOLD_SECONDS)
+    assert done.returncode == 1
+    assert "RAY_ADDRESS" in done.stderr
+    assert "name_servers=" in done.stderr
+
+
+def test_two_terminals(environment: dict[str, str], tmp_path: Path) -> None:
+    """The cluster in one, commands in the other; those that need no Ray never import it."""
+    start = [RAYMQ, "cluster", "start", "--root", str(tmp_path / "data"), "--json"]
+    without_ray = "import sys; sys.modules['ray'] = None; from raymq.cluster.cli import main; main()"
+    with terminal(*start, environment=environment) as first:
+        assert first.stdout is not None
+        assert '"name_servers"' in first.stdout.readline()
+
+        def second(*command: str) -> str:
+            done = run(sys.executable, "-c", without_ray, *command, environment=environment)
+            assert (done.returncode, done.stderr) == (0, "")
+            return done.stdout
+
+        second("topic", "create", "orders", "--queues", "4")
+        assert "orders" in second("topic", "list")
+        second("message", "send", "orders", "--body", "1 espresso", "--key", "order-42")
+        assert "1 espresso" in second("message", "query", "orders", "--key", "order-42")
+        assert "broker-b" in second("cluster", "status")
+        stopped = run(RAYMQ, "cluster", "stop", environment=environment)
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+        assert first.wait(30) == 0
+    assert not list((tmp_path / "data").glob("*/abort"))
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_that_is_interrupted_ends_cleanly(
+    environment: dict[str, str], tmp_path: Path, which: signal.Signals
+) -> None:
+    start = [RAYMQ, "cluster", "start", "--root", str(tmp_path / "data")]
+    with terminal(*start, environment=environment) as it:
+        poll_until(lambda: (tmp_path / "data").exists(), 60)
+        it.send_signal(which)
+        _, said = it.communicate(timeout=90)
+    assert said.splitlines() in ([], ["stopping"])
+    assert it.returncode == 0
+    assert not list((tmp_path / "data").glob("*/abort"))
+
+
+def test_stop_through_addresses_is_wrong_usage(environment: dict[str, str]) -> None:
+    for command in ("stop", "start"):
+        done = run(RAYMQ, "--name-servers", "prod:9876", "cluster", command, environment=environment)
+        assert done.returncode == 2
+        assert re.search(r"--name-servers", done.stderr)
