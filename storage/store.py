@@ -215,7 +215,10 @@ class Store:
         log_end = self._log.max_offset
         self._parts.deletions.append((topic, log_end))
         self._parts.deletions.sync()
-        self._parts.deleted_topics[topic] = log_end
+        deleted = self._parts.deleted_topics
+        for known in [known for known, end in deleted.items() if end <= self._log.min_offset]:
+            del deleted[known]  # all that it had has expired
+        deleted[topic] = log_end
         failpoint("delete_topic.before_queues")
         self._remover.add([(folder, None) for folder in self._dispatcher.delete_topic(topic)])
         failpoint("delete_topic.before_settings")

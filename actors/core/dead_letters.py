@@ -40,8 +40,8 @@ class DeadLetters:
         self._store = store
         self._ensure_group = ensure_group
         self._copying = copying
-        #: By retry topic and queue: up to where it was read, and the entries that its messages name.
-        self._seen: dict[tuple[str, int], tuple[int, set[str]]] = {}
+        #: By retry topic and queue: up to where it was read, and the entries that its messages name, with offsets.
+        self._seen: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
 
     def redrive(self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> list[Redriven]:
         """Give entries of a group's dead-letter queue to the group again; what was done, for each offset.
@@ -103,18 +103,21 @@ class DeadLetters:
         topic = retry_topic(group)
         found: set[str] = set()
         for queue_id in self._store.queues(topic):
-            offset, entries = self._seen.get((topic, queue_id), (0, set()))
-            offset = max(offset, self._store.min_offset(topic, queue_id))
+            offset, entries = self._seen.get((topic, queue_id), (0, {}))
+            low = self._store.min_offset(topic, queue_id)
+            entries = {entry: at for entry, at in entries.items() if at >= low}  # others have expired
+            offset = max(offset, low)
             while offset < self._store.max_offset(topic, queue_id):
                 try:
                     with self._store.read(topic, queue_id, offset, _SCAN_MESSAGES, _SCAN_BYTES) as lease:
                         column = properties_of_records(lease.records, lease.sizes).last(names.REDRIVEN_FROM)
-                        entries.update(pc.drop_null(column).to_pylist())
+                        at = lease.queue_offsets[pc.is_valid(column).to_numpy(zero_copy_only=False)]
+                        entries.update(zip(pc.drop_null(column).to_pylist(), at.tolist(), strict=True))
                         offset = lease.next_offset
                 except StoreCorrupt:
                     offset += 1
             self._seen[topic, queue_id] = offset, entries
-            found |= entries
+            found |= entries.keys()
         return found
 
 

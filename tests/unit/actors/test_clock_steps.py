@@ -11,6 +11,7 @@ import pytest
 
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.due_times import DueTimes
+from raymq.actors.core.pacing import IDLE_SECONDS, Pace
 from raymq.client import Message
 from raymq.storage.clock import SteadyClock
 from raymq.storage.config import StoreConfig
@@ -122,6 +123,19 @@ def test_a_step_while_a_message_waits_changes_nothing(bench: SteppedBench, step:
     bench.hands.set_wall(step)
     assert bench.core.deliver_due().delivered == 0
     assert bench.delivered_after(MINUTE)
+
+
+@pytest.mark.parametrize("step", [-HOUR, HOUR])
+def test_a_step_leaves_no_broker_unasked(bench: SteppedBench, step: float) -> None:
+    """Fault 13.29: after a step of -1 h the scheduler asked nobody for an hour."""
+    delay(bench, 2)
+    pace = Pace(bench.hands.elapsed)
+    report = bench.core.deliver_due()
+    assert report.wait_ms == 2 * MINUTE * 1000
+    pace.answered(report)
+    bench.hands.set_wall(step)
+    assert pace.wait() <= IDLE_SECONDS + 0.001
+    assert bench.core.deliver_due().wait_ms == report.wait_ms
 
 
 def test_what_was_stored_by_a_clock_that_was_ahead_waits_its_whole_delay_after_a_restart(bench: SteppedBench) -> None:

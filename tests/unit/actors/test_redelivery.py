@@ -195,3 +195,24 @@ def test_redrive_knows_again_what_it_did_after_the_retry_topic_was_made_again(be
     assert redrive("g", [0], force=False, dry_run=False) == [Redriven.REDRIVEN]
     assert redrive("g", [0], force=False, dry_run=False) == [Redriven.ALREADY]
     assert bench.store.max_offset("%RETRY%g", 0) == 1
+
+
+def test_what_is_remembered_of_redriven_entries_expires_with_their_copies(bench: Bench) -> None:
+    """Fault 13.30."""
+    core = bench.core
+    core.ensure_group("g")
+    rounds, each = 4, 6
+    for number in range(rounds * each):
+        place = int(bench.append(Message("t", b"%06d" % number * 8_000)).physical_offsets[0])
+        core.redelivery.send_back("g", place, -1)
+    entries = list(range(rounds * each))
+    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [Redriven.REDRIVEN] * len(entries)
+    assert core.dead_letters.redrive("g", entries, force=False, dry_run=False) == [Redriven.ALREADY] * len(entries)
+    bench.store.flush()
+    bench.clock.advance(100 * 3_600)
+    assert bench.store.delete_expired(asked=True).log_files
+    low, high = bench.store.min_offset("%RETRY%g", 0), bench.store.max_offset("%RETRY%g", 0)
+    assert 0 < low < high
+    core.dead_letters.redrive("g", [], force=False, dry_run=False)
+    ((_, known),) = core.dead_letters._seen.values()
+    assert len(known) == high - low

@@ -287,3 +287,19 @@ def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, mon
     assert names(tmp_path) == []
     remover.stop()
     remover.add([(tmp_path / "4", None)])
+
+
+def test_deleted_topics_are_remembered_until_all_that_they_had_has_expired(tmp_path: Path) -> None:
+    """Fault 13.30."""
+    clock = Clock()
+    with filled(tmp_path, clock) as store:
+        for number in range(50):
+            store.delete_topic(f"early-{number}")
+        assert len(store._parts.deleted_topics) == 50
+        while min(store._parts.deleted_topics.values()) > store._log.min_offset:
+            append(store, *(make_record(b"x" * 500) for _ in range(20)))
+            store.flush()
+            clock.now_ms += 73 * HOUR
+            store.delete_expired(asked=True)
+        store.delete_topic("late")
+        assert list(store._parts.deleted_topics) == ["late"]
