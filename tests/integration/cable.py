@@ -29,10 +29,10 @@ class Cable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.cut()
 
-    async def cut(self, *, tell_near: bool = True) -> None:
-        """The server's end closes; the client's too, unless it is left with a connection on which nothing comes."""
+    async def cut(self, *, tell_near: bool = True, tell_far: bool = True) -> None:
+        """The client's end (near) and the server's close; who is not told has a connection on which nothing comes."""
         self._is_cut = True
-        for end in [*self._far, *(self._near if tell_near else ())]:
+        for end in [*(self._far if tell_far else ()), *(self._near if tell_near else ())]:
             end.transport.abort()
 
     async def mend(self) -> None:

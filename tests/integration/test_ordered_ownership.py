@@ -85,9 +85,9 @@ class Cut:
 
         monkeypatch.setattr(self.mq.routes, "get", through_the_cables)
 
-    def cut(self, *, tell_client: bool) -> None:
+    def cut(self, *, tell_client: bool = True, tell_brokers: bool = True) -> None:
         for cable in self._cables.values():
-            self._loop.run(cable.cut(tell_near=tell_client))
+            self._loop.run(cable.cut(tell_near=tell_client, tell_far=tell_brokers))
 
     def mend(self) -> None:
         for cable in self._cables.values():
@@ -171,6 +171,44 @@ def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_loc
         done_last = {call.offset for call in ordered if call.member == "first" and call.begun > cut_at - 2.0}
         assert {call.offset for call in again} <= done_last
         assert not [call for call in again if call.begun > mended_at]
+
+
+@pytest.mark.timeout(120)
+def test_an_owner_whose_brokers_do_not_see_that_it_is_cut_off_goes_on_where_it_was(
+    services: Services, mq: Connection, admin: Admin, cut: Cut
+) -> None:
+    """It is still the owner: nobody else takes its queues, and nothing comes twice when it is back."""
+    del services, admin
+    queues = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
+    calls = Calls()
+    first = PushConsumer(cut.mq, "g", {"t": "*"}, calls.listener("first"), ordered=True)  # type: ignore[arg-type]
+    second = PushConsumer(mq, "g", {"t": "*"}, calls.listener("second"), ordered=True)  # type: ignore[arg-type]
+
+    def taken(member: str, since: float) -> set[MessageQueue]:
+        return {call.queue for call in calls.since(since, member)}
+
+    with first, second:
+        poll_until(lambda: all(queue_count(member) == 2 for member in (first, second)), 20)
+        with traffic(mq, queues) as sent:
+            poll_until(lambda: len(calls.all) > 100, 20)
+            mine = taken("first", 0.0)
+            cut.cut(tell_brokers=False)
+            cut_at = time.monotonic()
+            poll_until(
+                lambda: len(calls.since(cut_at + 3.0, "second")) > 50, 20, "longer than locks outlive their owner"
+            )
+            cut.mend()
+            poll_until(lambda: taken("first", cut_at) == mine, 40, "it goes on")
+        poll_until(lambda: len(calls.all) >= sum(sent.values()), 30)
+    assert not taken("second", 0.0) & mine
+    for queue, each in calls.by_queue().items():
+        assert [call.offset for call in each] == list(range(sent[queue])), "in order, each once"
+
+
+def queue_count(member: PushConsumer) -> int:
+    """How many queues of the topic it consumes."""
+    assert member._consuming is not None
+    return sum(queue.topic == "t" for queue in list(member._consuming._queues))
 
 
 @pytest.mark.timeout(60)
