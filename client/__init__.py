@@ -27,7 +27,9 @@ from raymq.client.errors import (
     SubscriptionMismatch,
     TopicExists,
     TopicNotFound,
+    WorkFailed,
 )
+from raymq.client.health import Health, SetAside
 from raymq.client.listener import ConsumeResult, Retry
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.offsets import ConsumeFrom
@@ -60,6 +62,7 @@ __all__ = [
     "Corruption",
     "DeadMessage",
     "GroupNotFound",
+    "Health",
     "InvalidInput",
     "Message",
     "MessageExpired",
@@ -86,6 +89,7 @@ __all__ = [
     "SchedulerInfo",
     "SendResult",
     "SendStatus",
+    "SetAside",
     "SimpleConsumer",
     "Sql",
     "StoreCorrupt",
@@ -96,4 +100,5 @@ __all__ = [
     "TopicNotFound",
     "TraceEvent",
     "TraceState",
+    "WorkFailed",
 ]

@@ -49,9 +49,8 @@ class Committing:
     async def _commit_one(self, process: ProcessQueue) -> None:
         try:
             await self._commit(process)
-        except asyncio.CancelledError:
+        except BaseException as error:  # of one queue; the others' commits go on
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-        except BaseException as error:  # noqa: BLE001 - of one queue; the others' commits go on
             self._failed(error)

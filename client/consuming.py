@@ -336,7 +336,7 @@ class Consuming:
                     continue
                 try:
                     self._arrived(process, part)
-                except Exception as error:  # noqa: BLE001 - of this queue; what the others got is theirs
+                except BaseException as error:  # noqa: BLE001 - of this queue; what the others got is theirs
                     unread.add(process)
                     self._unreadable(process, error)
 
@@ -346,7 +346,7 @@ class Consuming:
                 return
             try:
                 self._one_arrived(process, record)
-            except Exception as error:  # noqa: BLE001 - as above
+            except BaseException as error:  # noqa: BLE001 - as above
                 unread.add(process)
                 self._unreadable(process, error)
 
@@ -395,7 +395,7 @@ class Consuming:
         if len(self._queues) > 1:
             self._queues[process.queue] = self._queues.pop(process.queue)
 
-    def _unreadable(self, process: ProcessQueue, error: Exception) -> None:
+    def _unreadable(self, process: ProcessQueue, error: BaseException) -> None:
         """A queue cannot be read from where it should be, or what came of it cannot be taken."""
         queue = process.queue
         if process.dropped:

@@ -372,7 +372,7 @@ class Delivery:
         self._end(call)
         try:
             self._decide(call, levels)
-        except Exception as error:  # noqa: BLE001 - one message that cannot be looked at must not hold up the others
+        except BaseException as error:  # noqa: BLE001 - one message that cannot be looked at must not hold up the others
             self._supervisor.report("outcome of a call", error)
             self._decide_singly(call, levels)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from raymq.actors.errors import BrokerUnavailable, NothingToPop, RayMQError, StaleHandle, TopicNotFound
 from raymq.actors.naming import retry_topic
+from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.batch_ack import STALE, batch_ack_command
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
@@ -80,6 +81,7 @@ class Popping:
             start="CONSUME_FROM_FIRST_OFFSET",
             clock=boottime,
         )
+        self.supervisor = Supervisor(f"simple consumer of {group}")
         self._turn = itertools.count()
         self._notifications: dict[Source, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -94,7 +96,7 @@ class Popping:
             if topic != retry_topic(self._group):
                 await self._mq.routes.get(topic, fresh=True)
         await self._membership.heartbeat(strict=True)
-        self._spawn(self._keep_membership())
+        self._tasks.add(self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat))
 
     async def stop(self) -> None:
         """Leave the group."""
@@ -274,12 +276,6 @@ class Popping:
             return await self._mq.pool.request(address, command(), _REQUEST_SECONDS)
 
         return await patiently(once, _REQUEST_SECONDS)
-
-    async def _keep_membership(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            with contextlib.suppress(RayMQError):
-                await self._membership.heartbeat()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

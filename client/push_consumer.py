@@ -188,6 +188,8 @@ class PushConsumer(ClientBase):
         Raises:
             WorkFailed: something of it fails again and again with what nobody expected. It is tried on all the same.
         """
+        if timeout is not None:
+            arguments.duration("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._news.clear()

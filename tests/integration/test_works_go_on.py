@@ -1,0 +1,269 @@
+"""Each work of a consumer meets what nobody expected, and goes on: nothing is lost, and it is told."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    Message,
+    Producer,
+    PushConsumer,
+    RayMQError,
+    ReceivedMessage,
+    SimpleConsumer,
+    WorkFailed,
+    consuming,
+)
+from raymq.client.consuming import Consuming
+from raymq.client.delivery import Delivery
+from raymq.client.lanes import UnorderedLane
+from raymq.client.lock_table import LockTable
+from raymq.client.membership import Membership
+from raymq.client.offsets import GroupOffsets
+from raymq.client.pace import Pace
+from raymq.client.send_back import SendBack
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+#: By the name of a work, or of what is reported: whether the consumer is ordered, and what fails within it.
+WORKS: dict[str, tuple[bool, Any, str]] = {
+    "heartbeat": (False, Membership, "heartbeat"),
+    "assignment": (False, Consuming, "_share_out"),
+    "commits": (False, Consuming, "_begin_commits"),
+    "commit": (False, GroupOffsets, "commit"),
+    "expiry of calls": (False, Delivery, "expire_calls"),
+    "fetches from ": (False, consuming, "fetch"),
+    "fetch of a queue": (False, Consuming, "_deliver"),
+    "examination of a queue": (False, Consuming, "_read_singly"),
+    "send-back": (False, SendBack, "__call__"),
+    "listener call": (False, Pace, "took"),
+    "outcome of a call": (False, UnorderedLane, "done"),
+    "locks": (True, LockTable, "due"),
+    "handing over of a queue": (True, Delivery, "idle"),
+    "trace hook": (False, None, "trace"),
+}
+#: Those that run as long as the consumer does.
+ALWAYS = {"heartbeat", "assignment", "commits", "expiry of calls", "fetches from broker-a", "fetches from broker-b"}
+TIMES = 3
+
+
+class Fault:
+    """Raises an error the first times that it is reached once it is armed, in place of what it stands for."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.left = 0
+        self.met = 0
+
+    def meet(self) -> None:
+        if self.left:
+            self.left -= 1
+            self.met += 1
+            raise self.error
+
+    def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        if asyncio.iscoroutinefunction(real):
+
+            async def faulty(*arguments: Any, **options: Any) -> Any:
+                self.meet()
+                return await real(*arguments, **options)
+
+            return faulty
+
+        def also_faulty(*arguments: Any, **options: Any) -> Any:
+            self.meet()
+            return real(*arguments, **options)
+
+        return also_faulty
+
+
+#: What may come out of a task or a callback of the loop, and ends asyncio's loop then.
+ENDS_LOOPS = [
+    "heartbeat",
+    "assignment",
+    "commit",
+    "fetches from ",
+    "fetch of a queue",
+    "send-back",
+    "outcome of a call",
+]
+
+
+@pytest.mark.parametrize(
+    ("work", "error"),
+    [*((work, ValueError("unexpected")) for work in WORKS), *((work, SystemExit(1)) for work in ENDS_LOOPS)],
+    ids=lambda value: value if isinstance(value, str) else repr(value),
+)
+def test_a_work_goes_on_after_what_nobody_expected(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, work: str, error: BaseException
+) -> None:
+    ordered, place, name = WORKS[work]
+    fault = Fault(error)
+    if place is not None:
+        monkeypatch.setattr(place, name, fault.before(getattr(place, name)))
+    fails_first: set[bytes] = set()
+
+    def verdict(message: ReceivedMessage) -> ConsumeResult | None:
+        if message.body.endswith(b"5") and message.body not in fails_first:
+            fails_first.add(message.body)
+            return ConsumeResult.RECONSUME_LATER
+        return None
+
+    taker = Taker(verdict)
+    producer = Producer(mq, "p")
+    trace = (lambda _: fault.meet()) if place is None else None
+    consumer = PushConsumer(
+        mq, "g", {"t": "*"}, taker, ordered=ordered, ordered_retry_interval=0.01, trace=trace, batch_size=1
+    )
+    with consumer:
+        assert consumer.health.ok
+        producer.send(Message("t", b"first"))
+        poll_until(lambda: taker.taken)
+        fault.left = TIMES
+        if work == "locks":
+            mq.loop.call_soon_threadsafe(consumer._consuming._locks._wanted.set)  # type: ignore[union-attr]
+        if work == "assignment":
+            mq.loop.call_soon_threadsafe(consumer._consuming._rebalance_now.set)  # type: ignore[union-attr]
+        if work == "handing over of a queue":
+            with PushConsumer(mq, "g", {"t": "*"}, taker, ordered=ordered, ordered_retry_interval=0.01):
+                poll_until(lambda: fault.met, 30)
+        if work == "examination of a queue":
+            monkeypatch.setattr(Consuming, "_deliver", once_unreadable(Consuming._deliver))
+        bodies = {b"%d" % number for number in range(40)}
+        for body in sorted(bodies):
+            producer.send(Message("t", body))
+        poll_until(lambda: fault.met == TIMES, 30, "the fault was met")
+        poll_until(lambda: bodies <= set(taker.bodies), 30, "all messages")
+        poll_until(lambda: lag(admin) == 0, 30, "lag 0")
+        poll_until(lambda: set(consumer.health.works) >= ALWAYS, 10, "everything lives")
+        told = {failure.work: failure for failure in consumer.health.failures}
+        assert any(each.startswith(work) for each in told), told
+        assert consumer.health.ok
+        assert not consumer.wait(0.0)
+    assert not consumer.health.running
+    assert consumer.wait(0.0)
+
+
+def once_unreadable(real: Callable[..., None]) -> Callable[..., None]:
+    left = [1]
+
+    def deliver(*arguments: Any) -> None:
+        if left:
+            left.pop()
+            raise ValueError("cannot be taken")
+        real(*arguments)
+
+    return deliver
+
+
+def lag(admin: Admin) -> int:
+    try:
+        return sum(progress.lag or 0 for progress in admin.group_progress("g").values())
+    except RayMQError:
+        return -1
+
+
+def test_every_work_of_the_code_is_tried_here(repository: Path) -> None:
+    found = set()
+    for path in sorted((repository / "client").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute | ast.Name)
+                and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+                in ("keep", "every", "report")
+                and node.args
+            ):
+                first = node.args[0]
+                if isinstance(first, ast.JoinedStr):
+                    first = first.values[0]
+                if isinstance(first, ast.Constant) and path.name not in ("popping.py", "outbox.py"):
+                    found.add(first.value)
+    assert found == set(WORKS)
+
+
+def test_wait_tells_that_a_work_fails_again_and_again(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(ValueError("always"))
+    monkeypatch.setattr(Delivery, "expire_calls", fault.before(Delivery.expire_calls))
+    with PushConsumer(mq, "g", {"t": "*"}, Taker()) as consumer:
+        fault.left = 1_000
+        with pytest.raises(WorkFailed) as caught:
+            consumer.wait(30)
+        assert (caught.value.work, caught.value.reason) == ("expiry of calls", repr(fault.error))
+        assert not consumer.health.ok
+        with pytest.raises(WorkFailed):
+            consumer.start()
+        fault.left = 0
+        poll_until(lambda: consumer.health.ok, 30)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_shutdown_from_inside_the_listener_returns_at_once_and_its_call_counts(
+    mq: Connection, admin: Admin, asynchronous: bool
+) -> None:
+    got: list[bytes] = []
+    ended = threading.Event()
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        got.extend(message.body for message in messages)
+        consumer.shutdown(20.0)
+        ended.set()
+        return ConsumeResult.SUCCESS
+
+    async def awaited(messages: list[ReceivedMessage]) -> ConsumeResult:
+        return listener(messages)
+
+    consumer = PushConsumer(mq, "g", {"t": "*"}, awaited if asynchronous else listener)
+    consumer.start()
+    sent = Producer(mq, "p").send(Message("t", b"1"))
+    assert ended.wait(10)
+    assert consumer.wait(10)
+    assert got == [b"1"]
+    assert admin.group_progress("g")[sent.queue].committed_offset == sent.queue_offset + 1
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), asyncio.CancelledError()], ids=repr)
+def test_an_async_listener_that_raises_anything_holds_up_no_other_call(
+    mq: Connection, admin: Admin, error: BaseException
+) -> None:
+    failed: set[bytes] = set()
+    done: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        await asyncio.sleep(0.001)
+        (message,) = messages
+        if message.body not in failed:
+            failed.add(message.body)
+            raise error
+        done.append(message.body)
+        return ConsumeResult.SUCCESS
+
+    bodies = sorted(b"%d" % number for number in range(30))
+    with PushConsumer(mq, "g", {"t": "*"}, listener):
+        Producer(mq, "p").send_batch([Message("t", body) for body in bodies])
+        poll_until(lambda: sorted(done) == bodies, 30)
+
+
+def test_the_membership_of_a_simple_consumer_goes_on(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(ValueError("unexpected"))
+    monkeypatch.setattr(Membership, "heartbeat", fault.before(Membership.heartbeat))
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        fault.left = TIMES
+        poll_until(lambda: fault.met == TIMES, 30)
+        poll_until(lambda: "heartbeat" in consumer._popping.supervisor.works, 10)
