@@ -185,13 +185,17 @@ class ConsumerNotOnline(RayMQError):
 
 
 class OffsetReset(RayMQError):
-    """An administrator sent the group to another place of the queue: go on at `.offset`."""
+    """An administrator sent the group to another place of the queue: go on at `.offset`.
+
+    `.incarnation` is that of the topic, where this is because a topic of the same name was made anew; else None.
+    """
 
     wire_code = "PULL_OFFSET_MOVED"
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, incarnation: int | None = None) -> None:
         super().__init__(f"the group was sent to offset {offset}")
         self.offset = offset
+        self.incarnation = incarnation
 
 
 class NotRecallable(RayMQError):

@@ -220,21 +220,24 @@ class Consuming:
 
     async def _take(self, queue: MessageQueue) -> bool:
         try:
-            offset = await self._offsets.committed(queue) if self._clustering else None
-            if offset is None:
-                offset = await self._offsets.first(queue, self._settings.consume_from, self._settings.consume_timestamp)
+            place = await self._offsets.committed(queue) if self._clustering else None
+            if place is None:
+                place = await self._offsets.first(queue, self._settings.consume_from, self._settings.consume_timestamp)
                 if self._clustering:
-                    await self._offsets.commit(queue, offset)
+                    await self._offsets.commit(queue, place[0], incarnation=place[1])
         except (TopicNotFound, QueueNotFound) as error:  # deleted, or not made yet: what does not depend on it goes on
             self._gone(queue, error)
             return True
         except RayMQError as error:  # not "no offset": come back later rather than start somewhere
             _log.debug("position of %s: %s", queue, error)
             return False
+        offset, incarnation = place
         self._committed[queue] = offset
-        if queue in self._unsaved:
-            offset = max(offset, self._unsaved.pop(queue).commit_offset)
-        self._queues[queue] = self.delivery.open(queue, offset)
+        unsaved = self._unsaved.pop(queue, None)
+        if unsaved is not None and unsaved.incarnation >= incarnation:
+            offset = max(offset, unsaved.commit_offset)
+        self._queues[queue] = process = self.delivery.open(queue, offset)
+        process.incarnation = incarnation
         return True
 
     async def _let_go(self, queue: MessageQueue) -> None:
@@ -360,7 +363,8 @@ class Consuming:
     def _wanted(self, process: ProcessQueue) -> Wanted:
         queue = process.queue
         wanted = self._filters[queue.topic]
-        return Wanted(queue.topic, queue.queue_id, process.next_offset, wanted.codes, wanted.sql)
+        place = queue.topic, queue.queue_id, process.next_offset
+        return Wanted(*place, wanted.codes, wanted.sql, process.incarnation)
 
     def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
         if process.dropped:
@@ -401,7 +405,7 @@ class Consuming:
         if process.dropped:
             return
         if isinstance(error, OffsetReset):
-            self._move(process, error.offset)
+            self._move(process, error.offset, error.incarnation)
         elif isinstance(error, OffsetOutOfRange):
             self._examine(process, lambda: self._find_place(process, error))
         elif isinstance(error, TopicNotFound | QueueNotFound):
@@ -447,7 +451,7 @@ class Consuming:
                     self._gone(process.queue, error)
                     self._rebalance_now.set()
                 except OffsetReset as reset:
-                    self._move(process, reset.offset)
+                    self._move(process, reset.offset, reset.incarnation)
                 except RayMQError as error:
                     await asyncio.sleep(self._leave_alone(process.queue, error))
                 else:
@@ -472,9 +476,10 @@ class Consuming:
         if process.next_offset < low:
             process.next_offset = low
             return
-        committed = await self._offsets.committed(process.queue) if self._clustering else None
+        place = await self._offsets.committed(process.queue) if self._clustering else None
+        committed, incarnation = (low, process.incarnation) if place is None else place
         if not process.dropped:
-            self._move(process, low if committed is None or not low <= committed <= high else committed)
+            self._move(process, committed if low <= committed <= high else low, incarnation)
 
     async def _read_singly(self, process: ProcessQueue) -> None:
         """Read on where something cannot be read, record by record; pass over exactly what is damaged."""
@@ -506,12 +511,15 @@ class Consuming:
         _log.error("%s: the message at offset %d cannot be read and is passed over: %s", queue, offset, error)
         self.aside.add(queue, offset, error)
 
-    def _move(self, process: ProcessQueue, offset: int) -> None:
-        """An administrator sent the group to `offset`: what is in flight is neither waited for nor committed."""
+    def _move(self, process: ProcessQueue, offset: int, incarnation: int | None = None) -> None:
+        """The group goes on at `offset`, by an administrator's order or in another incarnation of the topic: what is
+        in flight is neither waited for nor committed.
+        """
         queue = process.queue
         _log.info("%s: the group was sent from offset %d to %d", queue, process.next_offset, offset)
         self.delivery.drop(queue)
-        self._queues[queue] = self.delivery.open(queue, offset)
+        self._queues[queue] = moved = self.delivery.open(queue, offset)
+        moved.incarnation = process.incarnation if incarnation is None else incarnation
         self._committed[queue] = offset
 
     # -- commits --------------------------------------------------------------------------------------------------
@@ -541,12 +549,13 @@ class Consuming:
         if not self._has_to_commit(process):
             return
         try:
-            await self._offsets.commit(process.queue, offset, self._committed.get(process.queue))
+            since = self._committed.get(process.queue)
+            await self._offsets.commit(process.queue, offset, since, process.incarnation)
             if self._queues.get(process.queue, process) is process:
                 self._committed[process.queue] = offset
         except OffsetReset as reset:
             if not process.dropped:
-                self._move(process, reset.offset)
+                self._move(process, reset.offset, reset.incarnation)
                 self._has_room(process)
         except RayMQError as error:
             _log.debug("commit of %s: %s", process.queue, error)

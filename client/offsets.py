@@ -33,32 +33,38 @@ class GroupOffsets:
         self._mq = mq
         self._group = group
 
-    async def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset, None if there is none. Any other failure raises."""
+    async def committed(self, queue: MessageQueue) -> tuple[int, int] | None:
+        """The committed offset and its topic's incarnation, None if there is none. Any other failure raises."""
         try:
             command = wire_offset.query_offset_command(self._group, queue.topic, queue.queue_id)
-            return int((await self._ask(queue, command)).fields["offset"])
+            return wire_offset.read_place(await self._ask(queue, command))
         except MessageNotFound:
             return None
 
-    async def first(self, queue: MessageQueue, rule: ConsumeFrom, timestamp: float | None) -> int:
-        """Where `rule` starts in `queue`; `timestamp` in seconds."""
+    async def first(self, queue: MessageQueue, rule: ConsumeFrom, timestamp: float | None) -> tuple[int, int]:
+        """Where `rule` starts in `queue`, and its topic's incarnation; `timestamp` in seconds."""
         if rule is ConsumeFrom.TIMESTAMP:
             timestamp_ms = int((timestamp or 0.0) * 1000)
             command = wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms)
         else:
             newest = rule is ConsumeFrom.LAST
             command = wire_query.bound_command(queue.topic, queue.queue_id, newest=newest)
-        return int((await self._ask(queue, command)).fields["offset"])
+        return wire_offset.read_place(await self._ask(queue, command))
 
-    async def commit(self, queue: MessageQueue, offset: int, since: int | None = None) -> None:
+    async def commit(
+        self, queue: MessageQueue, offset: int, since: int | None = None, incarnation: int | None = None
+    ) -> None:
         """Everything below `offset` is done; on the broker's disk when this returns.
 
         Raises:
-            OffsetReset: the group was sent back before `since`, the offset that it had; nothing was committed.
+            OffsetReset: the group was sent back before `since`, the offset that it had, or elsewhere and does not know
+                yet, or the topic is not that of `incarnation` any more; nothing was committed.
         """
         group, topic, queue_id = self._group, queue.topic, queue.queue_id
-        await self._ask(queue, wire_offset.update_offset_command(group, topic, queue_id, offset, since=since))
+        command = wire_offset.update_offset_command(
+            group, topic, queue_id, offset, since=since, incarnation=incarnation
+        )
+        await self._ask(queue, command)
 
     async def _ask(self, queue: MessageQueue, command: Command) -> Command:
         address = await address_of(self._mq, queue.topic, queue.broker)

@@ -29,6 +29,8 @@ class ProcessQueue:
     queue: MessageQueue
     next_offset: int
     max_messages: int = MAX_MESSAGES
+    #: Of the topic in which the offsets are meant.
+    incarnation: int = 0
     dropped: bool = False
     #: Nothing is fetched until it has room again.
     waits_for_room: bool = False

@@ -86,7 +86,7 @@ def _offsets(
         return _committed(mq, group, limits)
     at_time = GroupOffsets(mq, _NO_GROUP)
     found = _ask(mq, limits, lambda queue: at_time.first(queue, ConsumeFrom.TIMESTAMP, float(position)))
-    return {queue: min(max(found[queue], low), high) for queue, (low, high) in limits.items()}
+    return {queue: min(max(found[queue][0], low), high) for queue, (low, high) in limits.items()}
 
 
 def _given(
@@ -108,8 +108,8 @@ def _committed(mq: Connection, group: str, limits: Mapping[MessageQueue, tuple[i
     found = _ask(mq, limits, GroupOffsets(mq, group).committed)
     offsets = {}
     for queue, (low, high) in limits.items():
-        committed = found[queue]
-        offsets[queue] = low if committed is None else min(max(committed, low), high)
+        place = found[queue]
+        offsets[queue] = low if place is None else min(max(place[0], low), high)
     return offsets
 
 

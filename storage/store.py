@@ -224,6 +224,13 @@ class Store:
         failpoint("delete_topic.before_settings")
         self.topic_configs.delete(topic)
 
+    def incarnation(self, topic: str) -> int:
+        """Rises when a topic of that name is deleted: what is made anew is another topic. 0 if none ever was.
+
+        It is where the log ended then, and forgotten once no record from before that is left.
+        """
+        return self._parts.deleted_topics.get(topic, 0)
+
     def delete_expired(self, *, asked: bool = False, rescue: Callable[[int], int] = lambda log_min: log_min) -> Deleted:
         """Let go of the log files that `retention` says may go, and of queue and index files that follow the log.
 

@@ -27,13 +27,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One queue of a fetch: from `offset` on, only what has a tags code of these (None: all) and passes `sql`."""
+    """One queue of a fetch: from `offset` on, only what has a tags code of these (None: all) and passes `sql`.
+
+    `incarnation` is that of the topic in which `offset` was meant, None for the one that is there.
+    """
 
     topic: str
     queue_id: int
     offset: int
     tags_codes: frozenset[int] | None = None
     sql: SqlFilter | None = None
+    incarnation: int | None = None
 
     @property
     def filter(self) -> Filter:
@@ -68,6 +72,7 @@ class _Place:
     offset: int
     filter: Filter
     passes_all: bool
+    incarnation: int
 
 
 class Fetch:
@@ -97,7 +102,15 @@ class Fetch:
         self._check_crc = check_crc
         self._failed = False
         self._places = [
-            _Place(index, want.topic, want.queue_id, want.offset, want.filter, want.filter.passes_all)
+            _Place(
+                index,
+                want.topic,
+                want.queue_id,
+                want.offset,
+                want.filter,
+                want.filter.passes_all,
+                core.store.incarnation(want.topic) if want.incarnation is None else want.incarnation,
+            )
             for index, want in enumerate(wanted)
         ]
         self._by_queue: dict[QueueKey, _Place] = {(place.topic, place.queue_id): place for place in self._places}
@@ -160,7 +173,7 @@ class Fetch:
     def _part(self, place: _Place, scan: Scan) -> Part:
         """What is in one queue. What goes wrong with it, whatever it is, is told of this queue alone."""
         try:
-            return self._moved(place) or self._read(place, scan)
+            return self._anew(place) or self._moved(place) or self._read(place, scan)
         except RayMQError as error:
             return Part(place.index, place.offset, 0, 0, error=error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue
@@ -178,6 +191,8 @@ class Fetch:
             return None
         if self._group is not None and self._core.offsets.awaits_reset(self._group, *queue):
             return None
+        if self._core.store.incarnation(place.topic) > place.incarnation:
+            return None
         place.offset = offset + 1
         self._max_messages -= 1
         self._max_bytes -= octets
@@ -186,6 +201,14 @@ class Fetch:
     def _may_read(self, place: _Place) -> bool:
         config = self._core.store.topic_configs.get(place.topic)
         return config is not None and bool(config.perm & PERM_READ)
+
+    def _anew(self, place: _Place) -> Part | None:
+        """What who reads a topic is told once it is another one of the same name."""
+        core, topic, queue_id = self._core, place.topic, place.queue_id
+        if core.store.incarnation(topic) <= place.incarnation:
+            return None
+        error = core.offsets.start_anew(self._group, topic, queue_id)
+        return Part(place.index, place.offset, 0, 0, error=error)
 
     def _moved(self, place: _Place) -> Part | None:
         """What a group that was sent elsewhere is told, once it has not gone there yet."""

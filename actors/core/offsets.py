@@ -3,6 +3,9 @@
 A reset sets the group's offset, and waits for the group's next pull of that queue, which is sent there. Until then the
 running consumers know nothing of it, so their commits are swallowed. A waiting reset survives SIGKILL.
 
+A topic that was deleted and made anew is another one: an offset that was meant in the old one says nothing of it. Who
+consumes it is sent to where the new one begins, or the group is in it, by the fetch or commit that names the old one.
+
 A commit may say from which offset its consumer goes on. If the group is before that by now, it was sent back since, and
 the commit comes too late: it is refused, and the consumer goes to where the group is.
 """
@@ -59,6 +62,7 @@ class GroupOffsets:
         forward_only: bool = True,
         overrules_reset: bool = False,
         since: int | None = None,
+        incarnation: int | None = None,
     ) -> bool:
         """Remember that `group` consumed everything below `offset`; it survives a kill when this returns.
 
@@ -66,20 +70,26 @@ class GroupOffsets:
             forward_only: a lower offset than the known one changes nothing.
             overrules_reset: whoever commits means this offset, whatever an administrator did before.
             since: the group's offset as who commits knows it; None: he does not say.
+            incarnation: of the topic in which `offset` was meant; None: he does not say.
 
         Returns:
             False if a reset waits for the group's next pull: then nothing changes.
 
         Raises:
-            OffsetReset: the group was sent back before `since`: nothing changes.
+            OffsetReset: the group was sent back before `since`, the topic was made anew, or a reset waits for somebody
+                who says `since`, and so understands this: nothing changes.
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the queue does not reach so far.
         """
         self._groups.get(group)
-        _, limit = self._bounds(topic, queue_id)
+        low, limit = self._bounds(topic, queue_id)
+        if incarnation is not None and self._store.incarnation(topic) > incarnation:
+            raise self.start_anew(group, topic, queue_id)
         if not 0 <= offset <= limit:
             raise InvalidInput("offset", f"0..{limit}", offset)
         if self._offsets.awaits(group, topic, queue_id) and not overrules_reset:
+            if since is not None:
+                raise OffsetReset(max(self.get(group, topic, queue_id) or 0, low))
             return False
         known = self.get(group, topic, queue_id)
         if known is not None and since is not None and known < since:
@@ -119,6 +129,13 @@ class GroupOffsets:
             return target
         self._offsets.heeded(group, topic, queue_id)
         return None
+
+    def start_anew(self, group: str | None, topic: str, queue_id: int) -> OffsetReset:
+        """Where who consumed a topic that was deleted goes on in the one of the same name; raises as `commit`."""
+        low, high = self._bounds(topic, queue_id)
+        committed = None if group is None else self.get(group, topic, queue_id)
+        start = low if committed is None or not low <= committed <= high else committed
+        return OffsetReset(start, self._store.incarnation(topic))
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: no reset waits for it, and a new one of that name is consumed from its beginning."""

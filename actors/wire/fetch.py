@@ -87,6 +87,8 @@ def fetch_command(
         "member": member,
         "check_crc": check_crc,
     }
+    if any(w.incarnation is not None for w in wanted):
+        fields["incarnations"] = [w.incarnation for w in wanted]
     if goes_on:
         fields["goes_on"] = fields["singly"] = True
     return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
@@ -272,14 +274,15 @@ def _group(request: Command) -> str | None:
 def _wanted(request: Command) -> list[Wanted]:
     queues: Any = request.fields.get("queues")
     try:
+        incarnations: Any = request.fields.get("incarnations") or [None] * len(queues)
         if len({(topic, queue_id) for topic, queue_id, _, _ in queues}) < len(queues):
             raise InvalidInput("queues", "each queue once", f"{len(queues)} queues")
         characters = sum(map(len, {filtered for *_, filtered in queues if isinstance(filtered, str)}))
         if characters > MAX_SQL_CHARACTERS:
             raise InvalidInput("queues", f"at most {MAX_SQL_CHARACTERS} characters of SQL92 expressions", characters)
         return [
-            _one_wanted(str(topic), int(queue_id), int(offset), filtered)
-            for topic, queue_id, offset, filtered in queues
+            _one_wanted(str(topic), int(queue_id), int(offset), filtered, None if made is None else int(made))
+            for (topic, queue_id, offset, filtered), made in zip(queues, incarnations, strict=True)
         ]
     except InvalidInput:
         raise
@@ -294,10 +297,13 @@ def _packed_filter(want: Wanted) -> list[int] | str | None:
     return None if want.tags_codes is None else list(want.tags_codes)
 
 
-def _one_wanted(topic: str, queue_id: int, offset: int, filtered: list[int] | str | None) -> Wanted:
+def _one_wanted(
+    topic: str, queue_id: int, offset: int, filtered: list[int] | str | None, incarnation: int | None
+) -> Wanted:
     if isinstance(filtered, str):
-        return Wanted(topic, queue_id, offset, sql=compile_sql(filtered))
-    return Wanted(topic, queue_id, offset, None if filtered is None else frozenset(map(int, filtered)))
+        return Wanted(topic, queue_id, offset, sql=compile_sql(filtered), incarnation=incarnation)
+    codes = None if filtered is None else frozenset(map(int, filtered))
+    return Wanted(topic, queue_id, offset, codes, incarnation=incarnation)
 
 
 def _packed(part: Part) -> list[object]:

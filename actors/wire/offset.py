@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raymq.actors.core.broker import BrokerCore
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
@@ -16,17 +17,43 @@ def query_offset_command(group: str, topic: str, queue_id: int) -> Command:
 
 
 def update_offset_command(
-    group: str, topic: str, queue_id: int, offset: int, *, overrules_reset: bool = False, since: int | None = None
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    *,
+    overrules_reset: bool = False,
+    since: int | None = None,
+    incarnation: int | None = None,
 ) -> Command:
     """UPDATE_CONSUMER_OFFSET: everything below `offset` is done; never back.
 
     Args:
         overrules_reset: the program itself chose this offset, and means it whatever an administrator did before.
         since: the group's offset as the consumer knows it; answered with OffsetReset if the group is before it.
+        incarnation: of the topic as the consumer knows it; answered with OffsetReset if it was made anew.
     """
     return UpdateConsumerOffset(
-        group, topic, queue_id, offset, forward_only=True, overrules_reset=overrules_reset, since=since
+        group,
+        topic,
+        queue_id,
+        offset,
+        forward_only=True,
+        overrules_reset=overrules_reset,
+        since=since,
+        incarnation=incarnation,
     ).command()
+
+
+def place(core: BrokerCore, topic: str, offset: int) -> dict[str, int]:
+    """An offset as it is answered; with the topic's incarnation, if it is not the first of its name."""
+    incarnation = core.store.incarnation(topic)
+    return {"offset": offset, "raymqIncarnation": incarnation} if incarnation else {"offset": offset}
+
+
+def read_place(answer: Command) -> tuple[int, int]:
+    """An offset, and the topic's incarnation in which it is meant."""
+    return int(answer.fields["offset"]), int(answer.fields.get("raymqIncarnation", 0))
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -42,7 +69,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             offset = offsets.get(group, topic, queue_id)
         if offset is None:
             raise MessageNotFound(f"group {group} has no offset in queue {queue_id} of {topic}")
-        return request.response(ResponseCode.SUCCESS, {"offset": offset})
+        return request.response(ResponseCode.SUCCESS, place(core, topic, offset))
 
     def update_offset(_: ServerConnection, request: Command) -> Command:
         header = UpdateConsumerOffset.read(request)
@@ -57,6 +84,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             forward_only=header.forward_only,
             overrules_reset=header.overrules_reset,
             since=header.since,
+            incarnation=header.incarnation,
         )
         return request.response(ResponseCode.SUCCESS, remark=None if done else "Offset has been previously reset")
 

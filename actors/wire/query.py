@@ -17,6 +17,7 @@ from raymq.actors.wire.headers.query import (
     SearchOffsetByTimestamp,
     ViewMessageById,
 )
+from raymq.actors.wire.offset import place
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
 from raymq.storage.record import Record, decode
@@ -116,15 +117,19 @@ def _places(context: BrokerContext) -> dict[int, Handler]:
         offset = core.offset_at_time(
             header.topic, header.queue_id, header.timestamp, boundary="upper" if boundary == "upper" else "lower"
         )
-        return request.response(ResponseCode.SUCCESS, {"offset": offset})
+        return request.response(ResponseCode.SUCCESS, place(core, header.topic, offset))
 
     def newest(_: ServerConnection, request: Command) -> Command:
         header = GetMaxOffset.read(request)
-        return request.response(ResponseCode.SUCCESS, {"offset": core.bounds(header.topic, header.queue_id)[1]})
+        return request.response(
+            ResponseCode.SUCCESS, place(core, header.topic, core.bounds(header.topic, header.queue_id)[1])
+        )
 
     def oldest(_: ServerConnection, request: Command) -> Command:
         header = GetMinOffset.read(request)
-        return request.response(ResponseCode.SUCCESS, {"offset": core.bounds(header.topic, header.queue_id)[0]})
+        return request.response(
+            ResponseCode.SUCCESS, place(core, header.topic, core.bounds(header.topic, header.queue_id)[0])
+        )
 
     def earliest(_: ServerConnection, request: Command) -> Command:
         header = GetEarliestStoreTime.read(request)

@@ -60,7 +60,7 @@ class UpdateConsumerOffset(Header):
     """Everything below `commit_offset` is done.
 
     Ours: `forward_only`, a lower offset changes nothing; `overrules_reset`, a waiting reset is over; `since`, refuse it
-    if the group was sent back before that offset.
+    if the group was sent back before that offset; `incarnation`, refuse it if the topic was made anew since.
     """
 
     CODE: ClassVar = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -71,3 +71,4 @@ class UpdateConsumerOffset(Header):
     forward_only: bool = named("raymqForwardOnly", default=False)
     overrules_reset: bool = named("raymqOverrulesReset", default=False)
     since: Long | None = named("raymqSince", default=None)  # noqa: RUF009 - an int
+    incarnation: Long | None = named("raymqIncarnation", default=None)  # noqa: RUF009 - an int

@@ -1,0 +1,326 @@
+"""Consumers as users have them: listeners that take a human time and fail sometimes, for hours, while consumers,
+brokers and connections come and go. At the end every work of the client is alive, nothing was lost, and lag is 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from raymq.actors import broker_service
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.core import admission
+from raymq.actors.name_server_service import NameServerService
+from raymq.actors.protocol import BrokerSpec, NameServerSpec
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    Message,
+    Producer,
+    PushConsumer,
+    RayMQError,
+    ReceivedMessage,
+    delivery,
+)
+from raymq.client.consumer_settings import ConsumerSettings
+from raymq.client.consuming import Consuming
+from raymq.client.listener import ListenerRunner
+from raymq.client.subscription import TagFilter
+from tests.chaos.virtual_time import CallsInTurn, Here, VirtualLoop, virtual_time
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.chaos
+
+SEED = int(os.environ.get("RAYMQ_SOAK_SEED", "7"))
+#: Seconds that one call of the listener of a group takes, and every how manieth message it fails on at first.
+LISTENERS = {"quick": (0.002, 50), "human": (0.05, 20), "slow": (1.0, 10)}
+WORKS = {"heartbeat", "assignment", "commits", "expiry of calls", "fetches from broker-a", "fetches from broker-b"}
+
+
+class Account:
+    """What was stored, and what each group's listener has said yes to."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.stored: set[bytes] = set()
+        self.done: defaultdict[str, Counter[bytes]] = defaultdict(Counter)
+        self.failed: defaultdict[str, set[bytes]] = defaultdict(set)
+
+    def listens(self, group: str, messages: list[ReceivedMessage]) -> ConsumeResult:
+        """A listener's verdict: some fail the first time, by all kinds of errors."""
+        _, every = LISTENERS[group]
+        for message in messages:
+            first = message.body not in self.failed[group]
+            if first and int(message.body) % every == 0:
+                self.failed[group].add(message.body)
+                raise self.rng.choice([ValueError("no"), SystemExit(1), asyncio.CancelledError(), OverflowError()])
+        self.done[group].update(message.body for message in messages)
+        return ConsumeResult.SUCCESS
+
+    def missing(self, group: str) -> set[bytes]:
+        return self.stored - set(self.done[group])
+
+
+# -- hours of virtual time -----------------------------------------------------------------------------------------
+
+
+class VirtualCluster:
+    """A name server, two brokers and clients, all on one loop whose time is virtual."""
+
+    def __init__(self, loop: VirtualLoop, directory: Path) -> None:
+        self.loop = loop
+        self.directory = directory
+        self.brokers: dict[str, BrokerService] = {}
+        self.consumers: dict[str, Consuming] = {}
+        self.account = Account(SEED)
+
+    async def start(self) -> None:
+        self.name_server = await NameServerService.start(NameServerSpec(0, str(self.directory), "127.0.0.1", 0))
+        for name in ("broker-a", "broker-b"):
+            await self.start_broker(name)
+        self.mq = self.connect()
+
+    def connect(self) -> Connection:
+        mq = Connection([self.name_server.address])
+        mq._loop = Here(self.loop)  # type: ignore[assignment]
+        return mq
+
+    async def start_broker(self, name: str) -> None:
+        store = {
+            "delay_levels": "1s 5s 10s 30s",
+            "commitlog_file_bytes": 1 << 24,
+            "index_slots": 1_000,
+            "index_entries": 100_000,
+        }
+        directory, address = str(self.directory / name), self.name_server.address
+        spec = BrokerSpec(name, "test", directory, "127.0.0.1", (address,), append_wait_ms=5_000, store=store)
+        self.brokers[name] = await BrokerService.start(spec, "node")
+
+    async def lose_broker(self, name: str) -> None:
+        """As a kill does: nothing is saved."""
+        broker = self.brokers.pop(name)
+        for duty in broker._duties:
+            duty.cancel()
+        broker._beating.cancel()
+        await broker._server.stop()
+        await broker._pool.close()
+        broker.store._flusher.stop()
+        broker.store._abandon()
+
+    async def start_consumer(self, group: str) -> None:
+        seconds, _ = LISTENERS[group]
+
+        def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+            self.loop.advance(seconds)
+            return self.account.listens(group, messages)
+
+        settings = ConsumerSettings(group, {"t": TagFilter.parse("*")})
+        while True:
+            consuming = Consuming(self.mq, settings, ListenerRunner(listener))
+            try:
+                await consuming.start()
+            except RayMQError:
+                await consuming.stop(0.0)
+                await asyncio.sleep(1.0)
+            else:
+                self.consumers[group] = consuming
+                return
+
+    async def stop_consumer(self, group: str) -> None:
+        await self.consumers.pop(group).stop(30.0)
+
+    async def stop(self) -> None:
+        for group in list(self.consumers):
+            await self.stop_consumer(group)
+        await self.mq.pool.close()
+        for broker in self.brokers.values():
+            await broker.stop()
+        await self.name_server.stop()
+
+    async def trouble(self, until: float) -> None:
+        """A broker dies and comes back, for seconds or for half an hour; a consumer leaves and comes; sockets break."""
+        rng = self.account.rng
+        while self.loop.time() < until:
+            await asyncio.sleep(rng.uniform(60, 300))
+            match rng.choice(["broker", "broker", "consumer", "connections"]):
+                case "broker":
+                    name = rng.choice(sorted(self.brokers))
+                    await self.lose_broker(name)
+                    await asyncio.sleep(rng.choice([2.0, 30.0, 1_800.0]))
+                    await self.start_broker(name)
+                case "consumer":
+                    group = rng.choice(sorted(LISTENERS))
+                    await self.stop_consumer(group)
+                    await asyncio.sleep(rng.uniform(0, 60))
+                    await self.start_consumer(group)
+                case "connections":
+                    cut(self.mq)
+
+    async def produce(self, until: float) -> None:
+        """A message every four seconds: what the slow listener can do beside the others."""
+        producer = Producer(self.mq, "p")
+        number = 0
+        while self.loop.time() < until:
+            number += 1
+            body = b"%d" % number
+            with contextlib.suppress(RayMQError):
+                await producer.asend(Message("t", body))
+                self.account.stored.add(body)
+            await asyncio.sleep(4.0)
+        producer._closed = True
+
+    async def until(self, so: object, seconds: float, what: str) -> None:
+        deadline = self.loop.time() + seconds
+        while not so():  # type: ignore[operator]
+            assert self.loop.time() < deadline, f"not within {seconds} s: {what}"
+            await asyncio.sleep(1.0)
+
+
+@pytest.mark.timeout(280)
+def test_hours_of_slow_listeners_and_lost_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "ListenerThreads", CallsInTurn)
+    # What brokers do many times a second does not matter here, and would be most of the work.
+    for module in (broker_service, admission):
+        monkeypatch.setattr(module, "BEAT_SECONDS", 1.0)
+    for name in ("_POLL_SWEEP_SECONDS", "_POP_SWEEP_SECONDS", "_UNASKED_PERIOD_SECONDS"):
+        monkeypatch.setattr(broker_service, name, 1.0)
+    hours = float(os.environ.get("RAYMQ_SOAK_HOURS", "2"))
+    with virtual_time() as loop:
+        loop.run_until_complete(live(VirtualCluster(loop, tmp_path), hours * 3600))
+
+
+async def live(cluster: VirtualCluster, seconds: float) -> None:
+    await cluster.start()
+    for broker in cluster.brokers.values():
+        broker.core.topics.create("t", queues=4)
+        await broker.announce()
+    for group in LISTENERS:
+        await cluster.start_consumer(group)
+    until = cluster.loop.time() + seconds
+    await asyncio.gather(cluster.produce(until), cluster.trouble(until))
+    account = cluster.account
+    for group in LISTENERS:
+        await cluster.until(lambda group=group: not account.missing(group), 3_600, f"{group}: all that was stored")  # type: ignore[misc]
+    for group, consuming in cluster.consumers.items():
+        assert consuming.supervisor.failures == []
+        assert set(consuming.supervisor.works) >= WORKS
+        await cluster.until(lambda c=consuming: lag(cluster, c) == 0, 60, f"{group}: lag 0")  # type: ignore[misc]
+    print(f"{len(account.stored)} messages; { ({g: d.total() for g, d in account.done.items()}) } successes")
+    assert len(account.stored) > seconds / 4 / 3
+    await cluster.stop()
+
+
+def lag(cluster: VirtualCluster, consuming: Consuming) -> int:
+    """What the brokers' books say that the group has not done."""
+    total = 0
+    for broker in cluster.brokers.values():
+        for queue_id in range(4):
+            _, high = broker.core.bounds("t", queue_id)
+            total += high - (broker.core.offsets.get(consuming._settings.group, "t", queue_id) or 0)
+    return total
+
+
+# -- minutes of real time, with the threads that users have --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [30, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+)
+def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Path, seconds: int) -> None:
+    services = Services(tmp_path)
+    services.start()
+    account = Account(SEED)
+    try:
+        with Connection([services.name_server.address]) as mq:
+            admin = Admin(mq)
+            admin.create_topic("t", queues=4)
+            consumers = {group: consumer_of(mq, group, account) for group in LISTENERS}
+            trouble = threading.Thread(target=make_trouble, args=(services, mq, consumers, account, seconds))
+            trouble.start()
+            deadline = time.monotonic() + seconds
+            producer = Producer(mq, "p")
+            number = 0
+            while time.monotonic() < deadline:
+                number += 1
+                body = b"%d" % number
+                with contextlib.suppress(RayMQError):
+                    producer.send(Message("t", body))
+                    account.stored.add(body)
+                time.sleep(0.05)  # twenty a second: what the slow listener's threads can do
+            trouble.join(60)
+            assert not trouble.is_alive()
+            for group in LISTENERS:
+                poll_until(lambda group=group: not account.missing(group), 120, f"{group}: all that was stored")  # type: ignore[misc]
+            for group, consumer in consumers.items():
+                poll_until(lambda c=consumer: set(c.health.works) >= WORKS, 30, f"{group}: everything lives")  # type: ignore[misc]
+                assert consumer.health.failures == []
+                poll_until(lambda group=group: lag_of(admin, group) == 0, 30, f"{group}: lag 0")  # type: ignore[misc]
+                consumer.shutdown()
+            print(f"{len(account.stored)} messages; { ({g: d.total() for g, d in account.done.items()}) } successes")
+        poll_until(lambda: not left_threads(), 10, "no thread is left behind")
+    finally:
+        services.stop()
+
+
+def consumer_of(mq: Connection, group: str, account: Account) -> PushConsumer:
+    seconds, _ = LISTENERS[group]
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        time.sleep(seconds)  # what a user's listener does with its messages
+        return account.listens(group, messages)
+
+    consumer = PushConsumer(mq, group, {"t": "*"}, listener, threads=40)
+    consumer.start()
+    return consumer
+
+
+def make_trouble(
+    services: Services, mq: Connection, consumers: dict[str, PushConsumer], account: Account, seconds: float
+) -> None:
+    rng = random.Random(SEED)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(rng.uniform(1.0, 3.0))
+        match rng.choice(["broker", "consumer", "connections"]):
+            case "broker":
+                name = rng.choice(sorted(services.brokers))
+                services.crash_broker(name)
+                time.sleep(rng.choice([0.1, 3.0]))
+                services.start_broker(name)
+            case "consumer":
+                group = rng.choice(sorted(consumers))
+                consumers[group].shutdown()
+                consumers[group] = consumer_of(mq, group, account)
+            case "connections":
+                mq.loop.call_soon_threadsafe(cut, mq)
+
+
+def cut(mq: Connection) -> None:
+    """Break every socket of a client."""
+    for peer in mq.pool._peers.values():
+        if peer.connection is not None and peer.connection._transport is not None:
+            peer.connection._transport.abort()
+
+
+def lag_of(admin: Admin, group: str) -> int:
+    try:
+        return sum(found.lag or 0 for found in admin.group_progress(group).values())
+    except RayMQError:
+        return -1
+
+
+def left_threads() -> list[str]:
+    """What clients have begun; the brokers of this process have threads, too."""
+    ours = ("raymq-client", "raymq-standby", *(f"raymq-{group}" for group in LISTENERS))
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(ours)]

@@ -1,0 +1,141 @@
+"""An event loop on which time passes only where nobody has anything to do: hours of a client's life in seconds.
+
+Sockets are real. The loop looks at them first; where there is nothing it does not wait for the next timer, but goes to
+its time. `time.monotonic`, `time.time` and `time.time_ns` follow it while `virtual_time` is entered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+#: For what comes over a socket or from a helper thread it is waited so long, in real seconds, before time moves.
+_GRACE_SECONDS = 0.0002
+
+
+class _Selector(selectors.DefaultSelector):
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        found = super().select(0)
+        if found or timeout == 0:
+            return found
+        found = super().select(_GRACE_SECONDS)
+        if found:
+            return found
+        if timeout is None or self.loop.helpers():
+            return super().select(0.01)
+        self.loop.now += timeout
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`now` is its time in seconds; `advance` lets some pass, as what keeps its thread busy would."""
+
+    def __init__(self) -> None:
+        selector = _Selector()
+        selector.loop = self
+        self.now = time.monotonic()
+        self._helped = 0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def helpers(self) -> int:
+        """How many blocking calls are under way on helper threads, which live in real time."""
+        return self._helped
+
+    def run_in_executor(self, executor: Any, call: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        self._helped += 1
+        future = super().run_in_executor(executor, call, *arguments)
+
+        def helped(_: object) -> None:
+            self._helped -= 1
+
+        future.add_done_callback(helped)
+        return future
+
+
+@contextmanager
+def virtual_time() -> Iterator[VirtualLoop]:
+    """The loop, on the calling thread, and the clocks that follow it."""
+    loop = VirtualLoop()
+    began, wall = loop.now, time.time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: loop.now)
+        patch.setattr(time, "time", lambda: wall + loop.now - began)
+        patch.setattr(time, "time_ns", lambda: int((wall + loop.now - began) * 1e9))
+        asyncio.set_event_loop(loop)
+        try:
+            yield loop
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+class Here:
+    """What a `Connection` has for its loop's thread, where that is the one that runs already."""
+
+    failures = 0
+    is_running = False
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.thread_id = threading.get_ident()
+
+    def run_aside(self, _: Callable[[], None]) -> bool:
+        return False
+
+
+class CallsInTurn:
+    """In place of `ListenerThreads`: calls are made on the loop, one after the other, and take virtual time."""
+
+    def __init__(
+        self,
+        most: int,
+        name: str,
+        run: Callable[[Any], None],
+        failed: Callable[[BaseException], object],
+    ) -> None:
+        self._run = run
+        self._failed = failed
+        self._calls: deque[Any] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    def submit(self, call: Any) -> None:
+        if not self._closed:
+            self._calls.append(call)
+            self._loop.call_soon(self._work)
+
+    def withdraw(self) -> list[Any]:
+        left = list(self._calls)
+        self._calls.clear()
+        return left
+
+    def close(self) -> list[Any]:
+        self._closed = True
+        return self.withdraw()
+
+    def _work(self) -> None:
+        if self._calls:
+            try:
+                self._run(self._calls.popleft())
+            except BaseException as error:  # noqa: BLE001 - as the threads do
+                self._failed(error)
