@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
-from raymq.actors.protocol import ClusterView, TopicRoute
+from raymq.actors.protocol import ClusterView, MessageQueue, TopicRoute
 from raymq.actors.wire import route as wire_route
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
@@ -39,6 +39,8 @@ class Routes:
         self._cached: dict[str, tuple[float, TopicRoute]] = {}
         #: By topic: when each broker was last in its route.
         self._seen_at: dict[str, dict[str, float]] = {}
+        #: By topic and broker: the queues that could be written when it was last in the route.
+        self._writable: dict[str, dict[str, list[MessageQueue]]] = {}
         #: The place in the list of the one that answered last: clients stick to it as long as it answers.
         self._preferred = 0
 
@@ -85,7 +87,26 @@ class Routes:
         before = self._seen_at.get(route.topic, {})
         lately = {broker: at for broker, at in before.items() if now - at < _MISSED_SECONDS}
         self._seen_at[route.topic] = lately | dict.fromkeys(route.addresses, now)
+        writable: dict[str, list[MessageQueue]] = {broker: [] for broker in route.addresses}
+        for queue in route.writable():
+            writable[queue.broker].append(queue)
+        known = self._writable.get(route.topic, {})
+        self._writable[route.topic] = {broker: known[broker] for broker in lately if broker in known} | writable
         return any(broker not in route.addresses for broker in lately)
+
+    def keyed(self, route: TopicRoute) -> list[MessageQueue]:
+        """What sharding keys choose from: the queues that may be written, sorted. Any thread.
+
+        Those of a broker that has left the routes lately belong to them: its keys wait for it rather than go elsewhere,
+        where they would overtake what lies on it. After `_MISSED_SECONDS` it is not expected back.
+        """
+        queues = route.writable()
+        now = boottime()
+        seen_at, writable = self._seen_at.get(route.topic, {}), self._writable.get(route.topic, {})
+        away = [
+            broker for broker, at in seen_at.items() if broker not in route.addresses and now - at < _MISSED_SECONDS
+        ]
+        return sorted([*queues, *(queue for broker in away for queue in writable.get(broker, ()))]) if away else queues
 
     def known(self, topic: str) -> TopicRoute | None:
         """The route of `topic` if it is cached and young. Any thread."""
@@ -116,6 +137,7 @@ class Routes:
         """Drop a cached route."""
         self._cached.pop(topic, None)
         self._seen_at.pop(topic, None)
+        self._writable.pop(topic, None)
 
     async def ask(self, command: Command, timeout: float = _NAME_SERVER_SECONDS, *, patient: bool = True) -> Command:
         """Send a request to the name server that answered last, or the first behind it that answers.

@@ -248,7 +248,7 @@ class Sender:
 
         Raises:
             QueueNotFound: it is chosen, and the topic does not have it.
-            BrokerUnavailable: it is chosen, and its broker is not there now.
+            BrokerUnavailable: it is chosen, or its sharding key's, and its broker is not there now.
             PermissionDenied: there is none that may be written.
         """
         queues = self._queues(route)
@@ -257,13 +257,14 @@ class Sender:
                 return terms.queue
             if route.forbids(terms.queue):
                 raise PermissionDenied(f"{terms.queue} may not be written", code=PermissionDenied.wire_code)
-            if terms.queue in self._seen[route.topic] and terms.queue.broker not in route.addresses:
+            known = terms.queue in self._seen[route.topic] or terms.queue in self._routes.keyed(route)
+            if known and terms.queue.broker not in route.addresses:
                 raise BrokerUnavailable(terms.queue.broker, "it has left the routes")
             raise QueueNotFound(f"{terms.queue} is no queue of {route.topic}")
-        if not queues:
+        if not queues and terms.sharding_key is None:
             raise PermissionDenied(f"topic {route.topic} may not be written", code=PermissionDenied.wire_code)
         if terms.sharding_key is not None:
-            return queue_of_sharding_key(queues, terms.sharding_key)
+            return self._queue_of_key(route, terms.sharding_key)
         if terms.same_broker and last is not None:
             return self._picker.pick([mine for mine in queues if mine.broker == last.broker] or queues)
         if last is None:
@@ -272,6 +273,16 @@ class Sender:
                 return queue
         due = [queue for queue in queues if not self._pool.is_backing_off(route.addresses[queue.broker])]
         return self._picker.pick(due or queues, last)
+
+    def _queue_of_key(self, route: TopicRoute, sharding_key: str) -> MessageQueue:
+        """Its queue; BrokerUnavailable if that is on a broker that is not there now, for no other one may have it."""
+        queues = self._routes.keyed(route)
+        if not queues:
+            raise PermissionDenied(f"topic {route.topic} may not be written", code=PermissionDenied.wire_code)
+        queue = queue_of_sharding_key(queues, sharding_key)
+        if queue.broker not in route.addresses:
+            raise BrokerUnavailable(queue.broker, "it has left the routes")
+        return queue
 
     async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
         """The topic's route, a fresh one after a failure, and before it is said that there is no such queue."""

@@ -182,7 +182,7 @@ class Batcher:
                 route = await routes.get(topic, timeout=timeout)
             except TopicNotFound:
                 route = await make_topic(self._mq.pool, routes, topic, timeout)
-            queues = route.writable() or (await routes.get(topic, fresh=True, timeout=timeout)).writable()
+            queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=timeout))
         except (BrokerUnavailable, ServerBusy) as error:
             attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
             raise NotStored("there is no route", [attempt]) from error

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from raymq.actors.core.backoff import Backoff
@@ -54,6 +54,10 @@ _LET_GO_SECONDS = 30.0
 _RETURN_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
+
+
+#: What the last commits and the farewell may take at least.
+_FAREWELL_SECONDS = 1.0
 
 
 class Consuming:
@@ -138,16 +142,20 @@ class Consuming:
             )
 
     async def stop(self, timeout: float) -> None:
-        """Let running listeners end (at most `timeout` seconds), commit, leave the group."""
+        """Let running listeners end, commit and leave the group, in at most `timeout` seconds and one more.
+
+        A broker that hangs is not waited for beyond that: what it was not told comes again.
+        """
+        deadline = time.monotonic() + timeout
         self._stopping = True
         self._mq.unlisten(self._pushed)
         for task in [*self._fetchers.values(), *self._tasks, *self._examined.values()]:
             task.cancel()
         await self.delivery.stop(timeout)
-        await self._commit_all()
-        if self._locking:
-            await self._locks.unlock({*self._queues, *self._leaving})
-        await self._membership.leave()
+        left = max(deadline - time.monotonic(), _FAREWELL_SECONDS)
+        await _within(left / 2, self._commit_all())
+        unlock = [self._locks.unlock({*self._queues, *self._leaving})] if self._locking else []
+        await _within(left / 2, asyncio.gather(*unlock, self._membership.leave()))
 
     def failures_of_loops(self) -> list[Failure]:
         """What ended an event loop that this consumer needs, from within; it was run again."""
@@ -235,7 +243,7 @@ class Consuming:
         self._committed[queue] = offset
         unsaved = self._unsaved.pop(queue, None)
         if unsaved is not None and unsaved.incarnation >= incarnation:
-            offset = max(offset, unsaved.commit_offset)
+            offset = max(offset, unsaved.commit_offset) if self._clustering else unsaved.commit_offset
         self._queues[queue] = process = self.delivery.open(queue, offset)
         process.incarnation = incarnation
         return True
@@ -538,10 +546,14 @@ class Consuming:
         return self._clustering and self._committed.get(process.queue) != process.commit_offset
 
     async def _commit_last(self, process: ProcessQueue) -> None:
-        """Commit a queue that is let go; what its broker cannot be told counts if the queue comes back to us."""
+        """Commit a queue that is let go; what its broker cannot be told counts if the queue comes back to us.
+
+        Of broadcasting no broker is told anything: a queue that comes back goes on where it was.
+        """
         offset = process.commit_offset
         await self._commit(process)
-        if self._clustering and self._committed.pop(process.queue, offset) < offset:
+        known = self._committed.pop(process.queue, offset)
+        if not self._clustering or known < offset:
             self._unsaved[process.queue] = process
 
     async def _commit(self, process: ProcessQueue) -> None:
@@ -564,3 +576,10 @@ class Consuming:
 
     async def _expire_calls(self) -> None:
         self.delivery.expire_calls()
+
+
+async def _within(seconds: float, work: Awaitable[Any]) -> None:
+    """Do it, or as much of it as can be done in that time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work

@@ -128,6 +128,7 @@ class OrderedLane:
         if not batch and now >= self._retry_at:
             batch = self._next_fresh(limit)
         self._running = bool(batch)
+        self._count_parked()
         return batch
 
     def wait_seconds(self, now: float) -> float | None:
@@ -150,6 +151,7 @@ class OrderedLane:
             self.process.put_back([_again(m) for m, _ in left])
             self._retry_at = now + self.retry_seconds
         self._running, self._running_key = False, None
+        self._count_parked()
         return Decision(finished, [(m, -1) for m in dead])
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
@@ -158,6 +160,11 @@ class OrderedLane:
         else:
             self._parked[self._running_key].messages.extendleft(reversed(messages))
         self._running, self._running_key = False, None
+        self._count_parked()
+
+    def _count_parked(self) -> None:
+        if self._parked or self.process.parked:
+            self.process.parked = sum(len(parked.messages) for parked in self._parked.values())
 
     def forget_call(self) -> None:
         if self._running_key is not None and not self._parked[self._running_key].messages:

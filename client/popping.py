@@ -1,8 +1,8 @@
 """The engine of a simple consumer: membership, pops from all brokers, waiting for the first message, acknowledgements.
 
 Runs on the connection's event loop. Messages are taken by pops that are answered at once; what waits is a notification
-per broker and topic, which takes nothing. So a receive that is given up, or that several brokers could serve, leaves no
-message in nobody's hands.
+per broker and topic, which takes nothing. What a pop brings is kept until a receive returns it. So a receive that is
+given up, that several brokers could serve, or that one of them answers late, leaves no message in nobody's hands.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from raymq.actors.errors import BrokerUnavailable, NothingToPop, RayMQError, StaleHandle, TopicNotFound
+from raymq.actors.errors import BrokerUnavailable, ClientClosed, NothingToPop, RayMQError, StaleHandle, TopicNotFound
 from raymq.actors.naming import retry_topic
 from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.batch_ack import STALE, batch_ack_command
@@ -34,6 +35,7 @@ from raymq.actors.wire.headers.pop import (
 from raymq.actors.wire.pop import MAX_MESSAGES, read_handles
 from raymq.client.connection import Connection
 from raymq.client.fetching import ANSWER_SECONDS, address_of, patiently
+from raymq.client.kept import Kept, Popped
 from raymq.client.membership import Membership
 from raymq.client.message import ReceivedMessage
 from raymq.client.receipt import Receipt
@@ -47,6 +49,10 @@ _REQUEST_SECONDS = 5.0
 _PARK_SECONDS = 15.0
 #: A broker that does not answer is asked again after this.
 _PAUSE_SECONDS = 0.5
+#: A source that has not answered a pop after this is passed over for the next one; its answer is taken when it comes.
+_PATIENCE_SECONDS = 0.25
+#: Who leaves takes at least so long to say so.
+_FAREWELL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +90,12 @@ class Popping:
         self.supervisor = Supervisor(f"simple consumer of {group}")
         self._turn = itertools.count()
         self._notifications: dict[Source, asyncio.Task[None]] = {}
+        #: Pops under way, one at most per source; what they bring is kept here until somebody receives it.
+        self._pops: dict[Source, asyncio.Task[int]] = {}
+        self._kept = Kept(time.monotonic)
+        #: What was returned and has not arrived yet, by who receives it.
+        self._handed: dict[object, list[Popped]] = {}
+        self._stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
@@ -98,17 +110,26 @@ class Popping:
         await self._membership.heartbeat(strict=True)
         self._tasks.add(self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat))
 
-    async def stop(self) -> None:
-        """Leave the group."""
-        for task in [*self._tasks, *self._notifications.values()]:
+    async def stop(self, timeout: float) -> None:
+        """Leave the group, within `timeout` seconds; what nobody has received is there for others at once."""
+        self._stopped = True
+        for task in [*self._tasks, *self._notifications.values(), *self._pops.values()]:
             task.cancel()
-        await self._membership.leave()
+        with contextlib.suppress(TimeoutError):  # a broker that hangs finds out by itself
+            async with asyncio.timeout(max(timeout, _FAREWELL_SECONDS)):
+                await asyncio.gather(self._give_back(self._kept.empty()), self._membership.leave())
 
-    async def receive(self, max_messages: int, invisible_ms: int, wait_seconds: float) -> list[ReceivedMessage]:
+    async def receive(
+        self, max_messages: int, invisible_ms: int, wait_seconds: float, receiver: object
+    ) -> list[ReceivedMessage]:
         """Take what is there, at most `max_messages`, or wait for the first; [] when `wait_seconds` are over.
+
+        Args:
+            receiver: says with `arrived` that it has what this returned, or with `take_back` that it has given up.
 
         Raises:
             BrokerUnavailable: no broker has answered.
+            ClientClosed: the consumer was closed.
             RayMQError: a broker refused, or the only message that is there is damaged.
         """
         loop = asyncio.get_running_loop()
@@ -117,18 +138,21 @@ class Popping:
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
             sources = await self._sources()
-            found, failures = await self._take(sources, max_messages, invisible_ms)
+            failures = await self._ask_all(sources, max_messages, invisible_ms)
             refusals = [error for error in failures if not isinstance(error, BrokerUnavailable)]
-            if found:
+            if found := self._received(max_messages, receiver):
                 return found
             if refusals:
                 raise refusals[0]
+            if self._stopped:
+                raise ClientClosed("the consumer is closed")
             left = deadline - loop.time()
             if left <= 0:
-                if sources and len(failures) == len(sources):
-                    raise failures[0]
+                silent = sorted(source for source in sources if source in self._pops)
+                if sources and len(failures) + len(silent) == len(sources):
+                    raise failures[0] if failures else BrokerUnavailable(silent[0][0], "it has not answered yet")
                 return []
-            waiting = [self._notification(source) for source in sources]
+            waiting = [self._pops.get(source) or self._notification(source) for source in sources]
             if waiting:
                 await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             else:
@@ -179,23 +203,65 @@ class Popping:
         first = next(self._turn) % max(1, len(sources))
         return sources[first:] + sources[:first]
 
-    async def _take(
-        self, sources: Iterable[Source], max_messages: int, invisible_ms: int
-    ) -> tuple[list[ReceivedMessage], list[RayMQError]]:
-        """What the sources have, and what went wrong with others."""
-        found: list[ReceivedMessage] = []
+    async def _ask_all(self, sources: Sequence[Source], max_messages: int, invisible_ms: int) -> list[RayMQError]:
+        """Ask the sources for what they have until there are enough messages; what went wrong with some of them.
+
+        One that does not answer soon is not waited for: what it brings is there for whoever looks then.
+        """
         failures: list[RayMQError] = []
         for source in sources:
-            try:
-                while len(found) < max_messages:
-                    room = min(MAX_MESSAGES, max_messages - len(found))
-                    messages, popped = await self._pop(source, room, invisible_ms)
-                    found += messages
-                    if popped < room:
-                        break
-            except RayMQError as error:
-                failures.append(error)
-        return found, failures
+            while (room := max_messages - self._kept.count) > 0 and source not in self._pops:
+                asked = min(MAX_MESSAGES, room)
+                pop = self._pops[source] = asyncio.get_running_loop().create_task(
+                    self._keep_popped(source, asked, invisible_ms)
+                )
+                pop.add_done_callback(partial(self._popped, source))
+                await asyncio.wait((pop,), timeout=_PATIENCE_SECONDS)
+                if not pop.done() or pop.cancelled():
+                    break
+                error = pop.exception()
+                if isinstance(error, RayMQError):
+                    failures.append(error)
+                    break
+                if pop.result() < asked:
+                    break
+        return failures
+
+    def _popped(self, source: Source, pop: asyncio.Task[int]) -> None:
+        del self._pops[source]
+        if pop.cancelled():
+            return
+        error = pop.exception()
+        if error is not None and not isinstance(error, RayMQError):
+            self.supervisor.report("pop", error)
+
+    async def _keep_popped(self, source: Source, room: int, invisible_ms: int) -> int:
+        """Pop from one source; how many messages it gave. They are kept until somebody receives them."""
+        asked_at = time.monotonic()
+        messages, popped = await self._pop(source, room, invisible_ms)
+        self._kept.add(messages, asked_at, invisible_ms / 1000)
+        return popped
+
+    def _received(self, max_messages: int, receiver: object) -> list[ReceivedMessage]:
+        found, late = self._kept.take(max_messages)
+        if late:
+            self._spawn(self._give_back(late))
+        if found:
+            self._handed[receiver] = found
+        return [popped.message for popped in found]
+
+    def arrived(self, receiver: object) -> None:
+        """A receiver has what was returned to it. Any thread."""
+        self._handed.pop(receiver, None)
+
+    def take_back(self, receiver: object) -> None:
+        """A receiver has given up: if something was on its way to it already, the next one gets that."""
+        self._kept.put_back(self._handed.pop(receiver, ()))
+
+    async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Let messages that nobody has received be given out again at once."""
+        gone = [self.change_invisible(message, message.receipt, 1) for message in messages if message.receipt]
+        await asyncio.gather(*gone, return_exceptions=True)
 
     async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:
         """The messages that one broker gave at once, unwanted ones of equal hash left out, and how many it gave."""

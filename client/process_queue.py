@@ -17,6 +17,10 @@ from raymq.client.message import ReceivedMessage
 MAX_MESSAGES = 1_000
 MAX_BYTES = 100 * 1024 * 1024
 MAX_SPAN = 2_000
+#: Messages that wait aside for one of their key do not count above, but so many of them at most,
+MAX_PARKED = 2_000
+#: and while there are some the span may grow to this; it is what a consumer that dies then gets again.
+MAX_SPAN_PARKED = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +38,8 @@ class ProcessQueue:
     dropped: bool = False
     #: Nothing is fetched until it has room again.
     waits_for_room: bool = False
+    #: How many of the messages in flight wait aside, behind a failed one of their key.
+    parked: int = 0
     _ready: deque[ReceivedMessage] = field(default_factory=deque)
     _in_flight: dict[int, int] = field(default_factory=dict)
     #: The offsets in flight in their order; finished ones leave when they come to the front.
@@ -93,6 +99,9 @@ class ProcessQueue:
     def has_room(self) -> bool:
         """Whether more may be fetched."""
         span = self.next_offset - self.commit_offset
+        if self.parked:
+            most = self.parked < MAX_PARKED and span < MAX_SPAN_PARKED
+            return most and self.in_flight - self.parked < self.max_messages and self._bytes < MAX_BYTES
         return self.in_flight < self.max_messages and self._bytes < MAX_BYTES and span < MAX_SPAN
 
     def validate(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase
@@ -71,13 +72,31 @@ class SimpleConsumer(ClientBase):
             BrokerUnavailable: no broker answered.
             ClientClosed: the consumer or its connection was closed.
         """
-        return self._run(self._receive(max_messages, invisible_duration, await_duration))
+        receiver = object()
+        try:
+            found = self._run(self._receive(max_messages, invisible_duration, await_duration, receiver))
+        except BaseException:
+            self._given_up(receiver)
+            raise
+        self._popping.arrived(receiver)
+        return found
 
     async def areceive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
     ) -> list[ReceivedMessage]:
-        """`receive` for asyncio code, on any event loop."""
-        return await self._arun(self._receive(max_messages, invisible_duration, await_duration))
+        """`receive` for asyncio code, on any event loop. Cancelled, it leaves to the next one what it was to return."""
+        receiver = object()
+        try:
+            found = await self._arun(self._receive(max_messages, invisible_duration, await_duration, receiver))
+        except BaseException:
+            self._given_up(receiver)
+            raise
+        self._popping.arrived(receiver)
+        return found
+
+    def _given_up(self, receiver: object) -> None:
+        with contextlib.suppress(RuntimeError, ClientClosed):  # the loop is gone: they come again
+            self._mq.loop.call_soon_threadsafe(self._popping.take_back, receiver)
 
     def ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
         """One or several messages are done: they never come again, whatever is killed.
@@ -116,7 +135,7 @@ class SimpleConsumer(ClientBase):
         arguments.duration("timeout", timeout)
         if not self._closed:
             self._closed = True
-            self._mq.run(self._popping.stop(), timeout)
+            self._mq.run(self._popping.stop(timeout))
 
     async def _begin(
         self, filters: Mapping[str, TagFilter | SqlWanted], ordered: bool, max_reconsume_times: int
@@ -125,17 +144,17 @@ class SimpleConsumer(ClientBase):
         try:
             await popping.start()
         except BaseException:
-            await popping.stop()
+            await popping.stop(0.0)
             raise
         return popping
 
     async def _receive(
-        self, max_messages: int, invisible_duration: float, await_duration: float
+        self, max_messages: int, invisible_duration: float, await_duration: float, receiver: object
     ) -> list[ReceivedMessage]:
         arguments.whole("max_messages", max_messages, 1)
         arguments.duration("await_duration", await_duration)
         return await self._popping.receive(
-            max_messages, _invisible_ms("invisible_duration", invisible_duration), await_duration
+            max_messages, _invisible_ms("invisible_duration", invisible_duration), await_duration, receiver
         )
 
     async def _ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:

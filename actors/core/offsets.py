@@ -76,8 +76,8 @@ class GroupOffsets:
             False if a reset waits for the group's next pull: then nothing changes.
 
         Raises:
-            OffsetReset: the group was sent back before `since`, the topic was made anew, or a reset waits for somebody
-                who says `since`, and so understands this: nothing changes.
+            OffsetReset: to somebody who says `since`, and so understands this: the group was sent back before that, or
+                beyond `offset`, or a reset waits for it, or the topic was made anew. Nothing changes.
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the queue does not reach so far.
         """
@@ -92,7 +92,7 @@ class GroupOffsets:
                 raise OffsetReset(max(self.get(group, topic, queue_id) or 0, low))
             return False
         known = self.get(group, topic, queue_id)
-        if known is not None and since is not None and known < since:
+        if known is not None and since is not None and (known < since or offset < known):
             raise OffsetReset(known)
         if known is None or offset > known or not forward_only:
             self._offsets.commit(group, topic, queue_id, offset)

@@ -1,7 +1,8 @@
 """An event loop on which time passes only where nobody has anything to do: hours of a client's life in seconds.
 
 Sockets are real. The loop looks at them first; where there is nothing it does not wait for the next timer, but goes to
-its time. `time.monotonic`, `time.time` and `time.time_ns` follow it while `virtual_time` is entered.
+its time. `time.monotonic`, `time.clock_gettime`, `time.time` and `time.time_ns` follow it while `virtual_time` is
+entered.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def virtual_time() -> Iterator[VirtualLoop]:
     began, wall = loop.now, time.time()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: loop.now)
+        patch.setattr(time, "clock_gettime", lambda _: loop.now)
         patch.setattr(time, "time", lambda: wall + loop.now - began)
         patch.setattr(time, "time_ns", lambda: int((wall + loop.now - began) * 1e9))
         asyncio.set_event_loop(loop)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client import Admin, Connection, ConsumeFrom, Message, MessageModel, Producer, PushConsumer
+from raymq.client import Admin, Connection, ConsumeFrom, Message, MessageModel, MessageQueue, Producer, PushConsumer
+from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
 
@@ -40,3 +41,25 @@ def test_members_join_and_leave(mq: Connection, admin: Admin) -> None:
     with member(again, ConsumeFrom.FIRST):  # progress lived in the processes of before
         poll_until(lambda: len(again.taken) == 4, 10)
     assert all(found.committed_offset is None for found in admin.group_progress("g").values())
+
+
+@pytest.mark.parametrize("start", [ConsumeFrom.FIRST, ConsumeFrom.LAST])
+def test_a_broker_that_leaves_the_routes_for_a_while_is_gone_on_with(
+    mq: Connection, services: Services, admin: Admin, start: ConsumeFrom
+) -> None:
+    taker = Taker()
+    queue = MessageQueue("t", "broker-b", 0)
+    producer = Producer(mq, "p")
+    with PushConsumer(mq, "g", {"t": "*"}, taker, model=MessageModel.BROADCASTING, consume_from=start) as consumer:
+        producer.send_batch([Message("t", b"old %d" % number) for number in range(8)], queue=queue)
+        poll_until(lambda: len(taker.taken) == 8, 10)
+        assert consumer._consuming is not None
+        queues = consumer._consuming._queues
+        services.stop_broker("broker-b")
+        poll_until(lambda: queue not in queues, 30, "the broker has left the routes")
+        services.start_broker("broker-b")
+        with Connection([services.name_server.address]) as other:
+            new = [Message("t", b"new %d" % number) for number in range(10)]
+            poll_until(lambda: len(Producer(other, "q").send_batch(new, queue=queue)) == 10, 10)
+        poll_until(lambda: len(taker.taken) >= 18, 30)
+    assert taker.bodies == sorted([b"old %d" % number for number in range(8)] + [b"new %d" % n for n in range(10)])

@@ -14,6 +14,7 @@ from raymq.client import (
     ConsumeResult,
     InvalidInput,
     Message,
+    MessageQueue,
     Producer,
     PushConsumer,
     ReceivedMessage,
@@ -209,3 +210,25 @@ def test_the_limit_of_retries_that_was_set_last_is_the_groups(mq: Connection, ad
         Producer(mq, "p").send(Message("t", b"bad"))
         poll_until(lambda: "%DLQ%g" in admin.topics(system=True), 20)
     assert deliveries == [0, 1]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_skip_of_a_running_group_takes_effect_at_its_next_commit(mq: Connection, admin: Admin, ordered: bool) -> None:
+    """And not when the hundreds of messages that were fetched before it are consumed."""
+    queue = MessageQueue("t", "broker-a", 0)
+    producer = Producer(mq, "p")
+    producer.send_batch([Message("t", b"%d" % number) for number in range(800)], queue=queue)
+    taken: list[bytes] = []
+
+    def slowly(messages: list[ReceivedMessage]) -> ConsumeResult:
+        time.sleep(0.02)  # a listener that takes a human time
+        taken.extend(message.body for message in messages)
+        return ConsumeResult.SUCCESS
+
+    with PushConsumer(mq, "g", {"t": "*"}, slowly, ordered=ordered, threads=1):
+        poll_until(lambda: len(taken) >= 20, 20)
+        admin.skip("g", "t")
+        poll_until(lambda: admin.group_progress("g")[queue].lag == 0, 10)
+        producer.send(Message("t", b"new"), queue=queue)
+        poll_until(lambda: b"new" in taken, 10)
+        assert len(taken) < 400

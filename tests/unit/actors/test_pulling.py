@@ -171,8 +171,41 @@ def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
         offsets.commit("g", "t", 0, 8, since=6)
     assert offsets.get("g", "t", 0) == 3
     assert offsets.commit("g", "t", 0, 8, since=3)
-    assert offsets.commit("g", "t", 0, 7, since=3), "late, and behind: nothing was lost"
+    with pytest.raises(OffsetReset, match="8"):  # late, and behind: what is below 8 somebody else has done, or skipped
+        offsets.commit("g", "t", 0, 7, since=3)
     assert offsets.get("g", "t", 0) == 8
+
+
+def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench) -> None:
+    """Also where its consumer has fetched up to the reset's place already, and so has heeded it unknowingly."""
+    offsets = bench.core.offsets
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    assert offsets.commit("g", "t", 0, 2, since=0)
+    bench.core.reset_offset("g", "t", 0, 10)
+    with pytest.raises(OffsetReset, match="10"):
+        offsets.commit("g", "t", 0, 4, since=2)
+    assert not offsets.commit("g", "t", 0, 4), "who does not say `since` would not understand"
+    assert offsets.heed_reset("g", "t", 0, 10) is None, "it has fetched so far"
+    with pytest.raises(OffsetReset, match="10"):
+        offsets.commit("g", "t", 0, 5, since=2)
+    assert offsets.get("g", "t", 0) == 10
+
+
+def test_a_commit_into_a_topic_that_was_made_anew_is_told_where_it_begins(bench: Bench) -> None:
+    offsets = bench.core.offsets
+    bench.core.ensure_group("g")
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    known = bench.store.incarnation("t")
+    assert offsets.commit("g", "t", 0, 5, since=0, incarnation=known)
+    bench.core.topics.delete("t")
+    bench.core.topics.create("t", 4)
+    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    with pytest.raises(OffsetReset, match="0") as caught:
+        offsets.commit("g", "t", 0, 7, since=5, incarnation=known)
+    assert (caught.value.offset, caught.value.incarnation) == (0, bench.store.incarnation("t"))
+    assert offsets.get("g", "t", 0) is None
+    assert offsets.commit("g", "t", 0, 7, since=0, incarnation=bench.store.incarnation("t"))
 
 
 def test_a_reset_is_over_when_the_group_goes_on_by_pop(bench: Bench) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raymq.client.lanes import OrderedLane, UnorderedLane
 from raymq.client.message import ReceivedMessage
-from raymq.client.process_queue import ProcessQueue
+from raymq.client.process_queue import MAX_PARKED, MAX_SPAN_PARKED, ProcessQueue
 from tests.received import QUEUE, message
 
 RETRY_SECONDS = 1.0
@@ -133,3 +133,39 @@ def test_an_outage_puts_parked_messages_back_aside() -> None:
     parked = lane.next_batch(2, 1.0)
     lane.put_back(parked)
     assert lane.next_batch(2, 1.0) == parked
+
+
+def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
+    """One poison message: what waits behind it counts neither as in flight nor for the span, up to `MAX_PARKED`."""
+    process = ProcessQueue(QUEUE, 0)
+    lane = OrderedLane(process, RETRY_SECONDS, None, park_failed_keys=True)
+    delivered = 0
+    while process.has_room:  # every tenth message is of the key that fails
+        offset = process.next_offset
+        process.extend([message(offset, "bad" if offset % 10 == 0 else "good")], [10])
+        for taken in iter(lambda: lane.next_batch(1, 0.0), []):
+            levels = [0 if taken[0].keys == ["bad"] else None]
+            for finished in lane.done(taken, levels, 0.0).finished:
+                process.finish(finished.queue_offset)
+                delivered += 1
+        process.validate()
+        assert process.next_offset <= 10 * MAX_PARKED + 1
+    assert process.parked == MAX_PARKED
+    assert delivered == 9 * (MAX_PARKED - 1)
+    assert process.commit_offset == 0
+    healed = lane.next_batch(MAX_PARKED, RETRY_SECONDS)
+    assert [each.queue_offset for each in healed] == [10 * number for number in range(MAX_PARKED)]
+    for finished in lane.done(healed, [None] * len(healed), RETRY_SECONDS).finished:
+        process.finish(finished.queue_offset)
+    assert (process.parked, process.has_room, process.commit_offset) == (0, True, process.next_offset)
+
+
+def test_the_span_behind_parked_messages_is_bounded() -> None:
+    process = ProcessQueue(QUEUE, 0)
+    lane = OrderedLane(process, RETRY_SECONDS, None, park_failed_keys=True)
+    process.extend([message(0, "bad")], [10])
+    lane.done(lane.next_batch(1, 0.0), [0], 0.0)
+    process.next_offset = MAX_SPAN_PARKED - 1
+    assert process.has_room
+    process.next_offset = MAX_SPAN_PARKED
+    assert not process.has_room

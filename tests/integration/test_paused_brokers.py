@@ -1,0 +1,132 @@
+"""A broker that hangs, as a stopped process does, holds up nobody who has another one to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.client import (
+    Admin,
+    Connection,
+    ConsumeResult,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    SimpleConsumer,
+)
+from tests.broker_process import BrokerProcess
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[list[BrokerProcess]]:
+    first = BrokerProcess("broker-a", tmp_path)
+    made = [first, BrokerProcess("broker-b", tmp_path, first.name_server)]
+    yield made
+    for each in reversed(made):
+        each.signal(signal.SIGCONT)
+        each.stop()
+
+
+@pytest.fixture
+def cluster(brokers: list[BrokerProcess]) -> Iterator[Connection]:
+    with Connection([brokers[0].name_server]) as mq:
+        admin = Admin(mq)
+        poll_until(lambda: len(admin.cluster_info().brokers) == 2)
+        admin.create_topic("t", queues=2)
+        yield mq
+
+
+def test_a_receive_with_one_of_two_brokers_paused_returns_what_the_other_one_has(
+    cluster: Connection, brokers: list[BrokerProcess]
+) -> None:
+    producer = Producer(cluster, "p")
+    with SimpleConsumer(cluster, "g", {"t": "*"}) as consumer:
+        for broker in ("broker-a", "broker-b"):
+            for number in range(5):
+                producer.send(Message("t", b"%d" % number), queue=MessageQueue("t", broker, 0))
+        brokers[1].signal(signal.SIGSTOP)
+        try:
+            got = []
+            while len(got) < 5:
+                began = time.monotonic()
+                messages = consumer.receive(max_messages=32, invisible_duration=4.0, await_duration=1.0)
+                elapsed = time.monotonic() - began
+                assert elapsed < 4.0, "within the messages' time"
+                assert consumer.ack(messages), "none had expired in its hands"
+                got += messages
+            assert {message.queue.broker for message in got} == {"broker-a"}
+        finally:
+            brokers[1].signal(signal.SIGCONT)
+        later = []
+        deadline = time.monotonic() + 30
+        while len(later) < 5 and time.monotonic() < deadline:
+            messages = consumer.receive(invisible_duration=4.0, await_duration=2.0)
+            assert not messages or consumer.ack(messages)
+            later += messages
+        assert sorted(message.body for message in later) == [b"%d" % number for number in range(5)]
+
+
+def test_a_cancelled_receive_leaves_its_messages_to_the_next_one(cluster: Connection) -> None:
+    count = 300
+    Producer(cluster, "p").send_batch([Message("t", b"%d" % number) for number in range(count)])
+
+    async def take() -> list[bytes]:
+        bodies: list[bytes] = []
+        deadline = time.monotonic() + 60
+        turn = 0
+        while len(bodies) < count and time.monotonic() < deadline:
+            turn += 1
+            receiving = asyncio.ensure_future(consumer.areceive(10, invisible_duration=120.0, await_duration=5.0))
+            if turn % 3:  # at any moment of its way
+                await asyncio.sleep(0.0003 * (turn % 20))
+                receiving.cancel()
+            try:
+                messages = await receiving
+            except asyncio.CancelledError:
+                continue
+            assert await consumer.aack(messages)
+            bodies += [message.body for message in messages]
+        return bodies
+
+    with SimpleConsumer(cluster, "g", {"t": "*"}) as consumer:
+        assert sorted(asyncio.run(take())) == sorted(b"%d" % number for number in range(count))
+
+
+def test_closing_with_a_paused_broker_takes_about_the_time_that_was_given(
+    cluster: Connection, brokers: list[BrokerProcess]
+) -> None:
+    """No wall-clock speed: a request to a broker that hangs takes five seconds, and none may be waited for."""
+    producer = Producer(cluster, "p")
+    taken: list[bytes] = []
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        taken.extend(message.body for message in messages)
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(cluster, "g", {"t": "*"}, listener)
+    consumer.start()
+    simple = SimpleConsumer(cluster, "s", {"t": "*"})
+    sent = [producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-b", 0))]
+    poll_until(lambda: taken)
+    brokers[1].signal(signal.SIGSTOP)
+    try:
+        sent.append(producer.send(Message("t", b"y"), queue=MessageQueue("t", "broker-a", 0)))
+        poll_until(lambda: len(taken) == 2)
+        began = time.monotonic()
+        consumer.shutdown(1.0)
+        simple.close(1.0)
+        assert time.monotonic() - began < 4.5
+    finally:
+        brokers[1].signal(signal.SIGCONT)
+    progress = Admin(cluster).group_progress("g")
+    assert progress[sent[1].queue].committed_offset == 1, "the broker that lives was told"
