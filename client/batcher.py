@@ -93,7 +93,7 @@ class Batcher:
                 self._wait_for_room((terms or self._usual_terms).timeout)
             batch = self._open.get(key)
             if batch is None:
-                batch = self._open[key] = MessageBatch(topic, terms or self._usual_terms)
+                batch = self._open[key] = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
                 self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
             messages = batch.messages
             delivery = Delivery(batch, len(messages))

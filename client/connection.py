@@ -28,12 +28,16 @@ from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
+from raymq.client.callbacks import Callbacks
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 #: Gets a request that a broker sent by itself; returns the answer, or None: it is one-way, or for another listener.
 PushListener = Callable[[WireConnection, Command], Command | None]
+
+#: What callbacks of sends that were answered may take when the connection is closed.
+_CALLBACK_SECONDS = 5.0
 
 
 class Closable(Protocol):
@@ -76,6 +80,8 @@ class Connection:
         self._busy: set[Closable] = set()
         self._push_listeners: list[PushListener] = []
         self._closed = False
+        #: Where users' callbacks run.
+        self.callbacks = Callbacks()
         self._starting = threading.Lock()
         self._loop: EventLoopThread | None = None
         self._session = uuid.uuid4().hex
@@ -174,6 +180,7 @@ class Connection:
         for client in list(self._clients):
             client.close()
         self._closed = True
+        self.callbacks.close(_CALLBACK_SECONDS)
         self.channels.close()
         atexit.unregister(self.close)
         if self._loop is not None and self._loop.is_running:
@@ -195,6 +202,7 @@ class Connection:
         self._clients.clear()
         self._busy.clear()
         self._push_listeners.clear()
+        self.callbacks = Callbacks()
         self._session = uuid.uuid4().hex
 
     def _check_open(self, coroutine: Coroutine[Any, Any, _T]) -> None:

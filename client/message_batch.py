@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from raymq.actors.sending import Terms
+from raymq.client.callbacks import Callbacks
 from raymq.client.message import Message
 from raymq.client.results import SendResult
 from raymq.storage import compiled
@@ -25,8 +27,10 @@ class MessageBatch:
     Whoever gathers holds a lock of its own while it adds; the rest is thread-safe.
     """
 
-    def __init__(self, topic: str, terms: Terms) -> None:
+    def __init__(self, topic: str, terms: Terms, callbacks: Callbacks | None = None) -> None:
+        """`callbacks` runs those of its deliveries; None: who settles them does."""
         self.topic = topic
+        self.callbacks = callbacks
         self.terms = terms
         self.messages: list[Message] = []
         #: Of each message, where they have one.
@@ -110,6 +114,15 @@ class Delivery(Future[SendResult]):
             raise AttributeError(name)
         self.batch.look_at(self)
         return self.__dict__[name]
+
+    def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
+        """Call `fn` with this future once its outcome is known, on the connection's thread for that."""
+        callbacks = self.batch.callbacks
+        super().add_done_callback(fn if callbacks is None else partial(callbacks.run, fn))
+
+    def on_outcome(self, call: Callable[[Future[SendResult]], object]) -> None:
+        """`add_done_callback` of what does not block: it runs on whichever thread settles this."""
+        super().add_done_callback(call)
 
     def done(self) -> bool:
         """Whether the outcome is known."""

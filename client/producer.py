@@ -18,18 +18,20 @@ from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.direct_idempotent_sending import DirectIdempotentSender
 from raymq.actors.direct_sending import DirectSender, size_of
-from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
+from raymq.actors.errors import ClientClosed, InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.sending import Sender, Sends, Sent, Terms, make_sender
 from raymq.client import arguments
 from raymq.client.batcher import Batcher
+from raymq.client.callbacks import CallbackFuture
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
 from raymq.client.forking import renew_in_child
 from raymq.client.message import Message, key_numbers
+from raymq.client.message_batch import Delivery
 from raymq.client.options import SendDefaults, SendOptions, checked_timeout
 from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
@@ -151,11 +153,15 @@ class Producer(ClientBase):
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
         arguments.instance("message", message, Message)
         if self._batcher is not None and not message.is_delayed:
-            return await asyncio.wrap_future(self.send_async(message, **options))
+            sent = self.send_async(message, **options)
+            return await (asyncio.wrap_future(sent) if not isinstance(sent, Delivery) else _outcome(sent))
         return await self._mq.arun(self._send_one(message, self._terms(message, options)))
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
-        """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled."""
+        """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled.
+
+        Its callbacks run one after the other on a thread of the connection, and may send and wait themselves.
+        """
         if type(message) is not Message:
             arguments.instance("message", message, Message)
         batcher = self._batcher
@@ -393,10 +399,24 @@ class Producer(ClientBase):
         return BatchResults(sent, numbers)
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        future = self._mq.submit(coroutine)
+        future: CallbackFuture[_T] = CallbackFuture(self._mq.callbacks)
         self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
+        try:
+            working = self._mq.submit(coroutine)
+        except BaseException:
+            self._under_way.discard(future)
+            raise
+        working.add_done_callback(partial(self._settle, future))
         return future
+
+    def _settle(self, future: Future[_T], working: Future[_T]) -> None:
+        self._under_way.discard(future)
+        if working.cancelled():
+            future.set_exception(ClientClosed("closed before an answer came"))
+        elif (error := working.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(working.result())
 
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], [message.unique_key], self._born_host())
@@ -419,6 +439,20 @@ class Producer(ClientBase):
             await self._send_one(message, terms)
         except RayMQError:
             return
+
+
+async def _outcome(delivery: Delivery) -> SendResult:
+    """Wait for it on the caller's event loop, without a thread in between."""
+    loop = asyncio.get_running_loop()
+    known: asyncio.Future[None] = loop.create_future()
+
+    def tell(_: Future[SendResult]) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+            loop.call_soon_threadsafe(lambda: None if known.done() else known.set_result(None))
+
+    delivery.on_outcome(tell)
+    await known
+    return delivery.result()
 
 
 def _result(message: Message, sent: Sent) -> SendResult:
