@@ -63,7 +63,7 @@ from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
 from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
@@ -71,6 +71,8 @@ _POP_SWEEP_SECONDS = 0.05
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
+#: How often one step is made to store anew what waits in files that are about to go: at most about 10 MiB a second.
+_RESCUE_SECONDS = 0.05
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
 #: How often groups and retry topics that were made by who named them are written to their tables.
@@ -313,6 +315,7 @@ class BrokerService:
             self._loop.create_task(self._every(_POP_SWEEP_SECONDS, self._sweep_pop)),
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
+            self._loop.create_task(self._every(_RESCUE_SECONDS, self._rescue)),
             self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
             self._loop.create_task(self._every(_SETTINGS_SECONDS, self._save_settings)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
@@ -362,9 +365,16 @@ class BrokerService:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:
-        deleted = self.store.delete_expired(rescue=self.core.timers.rescue)
+        self.core.rescue.want(self.store.leaving_before())
+        deleted = self.store.delete_expired(rescue=self.core.rescue.up_to)
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
+
+    async def _rescue(self) -> None:
+        try:
+            self.core.rescue.step()
+        except StoreFull:  # files that nobody waits in may go meanwhile
+            await asyncio.sleep(_RETENTION_SECONDS)
 
     async def _save_producers(self) -> None:
         """At most a fiftieth of the loop's time is spent on it: a start reads more of the log instead."""

@@ -8,6 +8,7 @@ append cut short by the death of the process has not happened.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -250,6 +251,14 @@ class CommitLog:
                 break
             found.append((following, self.store_timestamp(following)))
         return found
+
+    def expired_to(self, oldest_ms: int) -> int:
+        """Where the first file begins that stays if all go whose messages were stored before `oldest_ms`."""
+        starts = self.files.starts
+        on_disk = bisect_right(starts, min(self.max_offset - 1, self.flushed_offset))
+        following = range(1, on_disk)
+        gone = bisect_left(following, oldest_ms, key=lambda number: self.store_timestamp(starts[number]))
+        return starts[gone] if starts else self.min_offset
 
     def flush(self) -> None:
         """Bring to disk all that was appended before the call; from any thread, releases the GIL.

@@ -31,6 +31,11 @@ FILES_A_RUN: Final = 10
 
 _HOUR_MS: Final = 3_600_000
 
+
+def _local_hour(now_ms: int) -> int:
+    return time.localtime(now_ms / 1000).tm_hour
+
+
 Reason = Literal["", "hour", "asked", "early", "forced"]
 
 
@@ -81,7 +86,7 @@ class Retention:
         disk: Disk,
         *,
         asked: bool = False,
-        hour_of: Callable[[int], int] = lambda now_ms: time.localtime(now_ms / 1000).tm_hour,
+        hour_of: Callable[[int], int] = _local_hour,
     ) -> Decision:
         """What to delete now: always the oldest files without a gap, never more than `FILES_A_RUN`.
 
@@ -110,6 +115,17 @@ class Retention:
         if forced > expired:
             return Decision(min(forced, FILES_A_RUN), "forced")
         return Decision(min(expired, FILES_A_RUN), reason) if expired else Decision()
+
+    def next_oldest_ms(self, now_ms: int, *, hour_of: Callable[[int], int] = _local_hour) -> int:
+        """The store time before which files will have expired at the end of the next hour of deletion.
+
+        It looks ahead by half of `hours` at most, so that what is stored anew stays for longer than that.
+        """
+        ahead = 1
+        if self.delete_at_hour != "*":
+            at = int(self.delete_at_hour)
+            ahead = next(n for n in range(1, 50) if hour_of(now_ms + (n - 1) * _HOUR_MS) == at)
+        return now_ms + int((min(ahead, self.hours / 2) - self.hours) * _HOUR_MS)
 
 
 @dataclass(frozen=True, slots=True)

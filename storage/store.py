@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -251,13 +252,24 @@ class Store:
         removals: list[Removal] = []
         if decision.files:
             failpoint("retention.before_detach")
-            with self._writer.room_is_coming():
+            with self.room_is_coming():
                 end = rescue(files[decision.files - 1][0])
             removals += self._log.files.detach_before(end)
         of_queues, of_index = self._dispatcher.follow(self._log.min_offset, _QUEUES_A_RUN)
         failpoint("retention.before_add")
         self._remover.add([*removals, *of_queues, *of_index])
         return Deleted(len(removals), len(of_queues), len(of_index), decision.reason)
+
+    def leaving_before(self) -> int:
+        """Where the log will begin when `retention` has run for the next time, if the disk is not too full by then.
+
+        So what is to outlive files may be stored anew ahead of it, little by little.
+        """
+        return self._log.expired_to(self.retention.next_oldest_ms(self._now_ms()))
+
+    def room_is_coming(self) -> AbstractContextManager[None]:
+        """In it one writes although the disk is fuller than it may be: what is written lets files go."""
+        return self._writer.room_is_coming()
 
     def wait_for_removals(self, timeout: float | None = None) -> bool:
         """Wait until what `delete_expired` let go of is off the disk; False after `timeout` seconds. Any thread."""

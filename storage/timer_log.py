@@ -1,223 +1,300 @@
-"""Which messages wait for a time of their own: entries of fixed width, in one file for each hour in which they are due.
+"""Which messages wait for a time of their own: a journal of entries, and runs of them in the order of due times.
 
-Derived data: the messages lie in the log, and every entry can be made again from there. Files are only appended to: one
-entry says that a message waits, a later one with the same queue offset that it does so no more. A file goes when its
-hour is over and nothing in it waits.
+Derived data: the messages lie in the log, and every entry can be made again from there. One entry says that a message
+waits, another one with the same queue offset that it does so no more; each survives the process when `append` returns.
+What is in the journal is in memory, too. When that is much, it becomes a run, a file that is written once; runs of
+about the same size become one. So there are few of them however much waits, a checkpoint syncs the journal and at most
+two runs, and what is over goes with the runs that it stands in.
 
-Entry, big endian: due time in ms i8 | offset in the timer queue i8 | physical offset i8 | key i8 | size i4 | kind i4.
-The physical offset is that of what the entry tells of: the waiting message, also one that cannot be delivered; or the
-copy that was delivered, or the message that withdrew it. So an entry goes with what the log has lost. The state beside
-the files says up to where they hold what the log has; all before it is on disk.
+The state beside them says which runs there are, and up to where all of it holds what the log has; that is on disk.
 """
 
 from __future__ import annotations
 
-import contextlib
-import enum
-import json
+import itertools
+import math
 import threading
-from collections.abc import Callable, Iterator
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage import fileutil
-from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage import fileutil, timer_state
+from raymq.storage.errors import StoreError
+from raymq.storage.mapped_file import sync_path
+from raymq.storage.timer_entry import ENTRY, LEAST_KEY, NO_ENTRIES, Entries, Kind, Mark, in_order, still_waiting
+from raymq.storage.timer_run import TimerRun, merged, write_run
+from raymq.storage.timer_state import TimerState
 
-HOUR_MS: Final = 3_600_000
-ENTRY: Final = np.dtype(
-    [
-        ("due_ms", ">i8"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("key", ">i8"),
-        ("size", ">i4"),
-        ("kind", ">i4"),
-    ]
-)
-#: Entries that are in memory at a time while a file is gone through.
-_CHUNK_ENTRIES: Final = 1 << 18
-
-Entries = npt.NDArray[np.void]
+#: So many entries become a run.
+FOLD_ENTRIES: Final = 1 << 15
+#: So many runs of about the same size become one, which is so many times larger.
+_FAN: Final = 4
 
 
-class Kind(enum.IntEnum):
-    """What an entry says of a message."""
+class _Settled(NamedTuple):
+    """What does not change any more: what is about to become a run, the first journal behind it, and the runs."""
 
-    WAITS = 1
-    DELIVERED = 2
-    WITHDRAWN = 3
-    #: It waits on as a newer record, under another queue offset.
-    MOVED = 4
-    #: It cannot be delivered: its topic is gone, or its record is damaged.
-    DROPPED = 5
-
-
-NO_ENTRIES: Final = np.empty(0, ENTRY)
-
-
-def key_of(delete_key: str) -> int:
-    """A number of 64 bits for "<topic>_<unique key>", by which a waiting message is found."""
-    return int.from_bytes(blake2b(delete_key.encode(), digest_size=8).digest(), "big", signed=True)
+    frozen: Entries
+    journal: int
+    runs: tuple[TimerRun, ...]
 
 
 class TimerLog:
-    """The files of one store. Belongs to the store's writer; what `checkpoint` returns to any thread.
+    """The timer log of one store. Belongs to the store's writer; what `checkpoint` returns to any thread.
 
     Attributes:
-        enqueued: the timer queue is in the files up to this offset.
-        log_end: entries are there for all that was delivered from them before this place of the log.
+        enqueued: the timer queue is in it up to this offset.
+        log_end: entries are there for all that was delivered from it before this place of the log.
+        begin_ms: when it was opened, nothing waited that was due before.
+        over_ms: of what was due before, some things may have been forgotten that waited no more.
     """
 
     def __init__(self, folder: Path, *, log_end: int, clean: bool) -> None:
-        """Open the files.
+        """Open it.
 
         Args:
             log_end: where the log ends.
             clean: False after a crash: entries of records that the log has lost are dropped then.
 
         Raises:
-            StoreCorrupt: the state cannot be read. StoreFull, StoreFailed.
+            StoreCorrupt: the state cannot be read, or a run is not what it says. StoreFull, StoreFailed.
         """
         self._folder = folder
-        self._state_path = folder / "state.json"
         fileutil.make_folder(folder)
-        self.enqueued, self.log_end = self._load_state()
-        self._saved = (self.enqueued, self.log_end)
-        self.log_end = min(self.log_end, log_end)
-        self._lengths = {int(path.name): path.stat().st_size for path in folder.iterdir() if path.name.isdecimal()}
-        #: Hours that were written to since the last checkpoint, and those of it and before that are not on disk yet.
-        self._dirty: set[int] = set()
-        self._unsynced: set[int] = set()
+        state = timer_state.load(folder)
+        journals = timer_state.journals(folder, state.journal)
+        self._numbers = itertools.count(1 + max([state.journal, *journals, *(shape.number for shape in state.runs)]))
         self._writing = threading.Lock()
-        for hour in list(self._lengths):
-            self._mend(hour, None if clean else log_end)
+        #: Held for a moment by who changes `_settled`.
+        self._settling = threading.Lock()
+        whole = [_Kept.of_journal(path, None if clean else log_end) for path in journals.values()]
+        runs = [TimerRun(folder, shape) for shape in state.runs]
+        lost = state.log_end > log_end or any(part.lost for part in whole)
+        if not clean and any(run.shape.last_place >= log_end for run in runs):
+            runs = self._new_run(_before(runs, log_end))
+            lost = True
+        self.enqueued, self.log_end = state.enqueued, min(state.log_end, log_end)
+        self.over_ms = state.over_ms
+        self._saved = (state.enqueued, state.log_end)
+        #: How many checkpoints were begun, and the newest one that was finished.
+        self._begun = self._finished = 0
+        self._fresh = np.concatenate([NO_ENTRIES, *(part.entries for part in whole)]).astype(ENTRY)
+        self._fresh_count = len(self._fresh)
+        self._settled = _Settled(NO_ENTRIES, state.journal, tuple(runs))
+        self._journal = max(journals, default=state.journal)
+        self._first_journal = state.journal
+        self._fd, self._torn = -1, False
+        self._length = len(whole[-1].entries) * ENTRY.itemsize if whole else 0
+        self.begin_ms = 0 if lost else _least_due_ms(self._fresh, state.begin_ms)
+        if lost:
+            self._state((self.enqueued, self.log_end), 0, state.journal, runs).save(folder)
+        timer_state.tidy(folder, [run.path for run in runs], state.journal)
+
+    def close(self) -> None:
+        """Let go of the journal. May be called again."""
+        if self._fd >= 0:
+            fileutil.close(self._fd)
+            self._fd = -1
 
     @property
-    def hours(self) -> list[int]:
-        """The hours (since the epoch) that have entries, ascending."""
-        return sorted(self._lengths)
+    def runs(self) -> Sequence[TimerRun]:
+        """What is not in the journal."""
+        return self._settled.runs
+
+    # -- in ------------------------------------------------------------------------------------------------------
 
     def append(self, entries: Entries) -> None:
-        """Write entries; they survive the process. StoreFull, StoreFailed: of some hours they may be there."""
+        """Write entries; they survive the process. StoreFull, StoreFailed: none of them is there."""
+        if not len(entries):
+            return
         stored = entries.astype(ENTRY)  # NumPy turns what it joins into this machine's byte order
-        hours = stored["due_ms"] // HOUR_MS
-        for hour in np.unique(hours).tolist():
-            self._write(hour, stored[hours == hour].tobytes())
+        path = timer_state.journal_path(self._folder, self._journal)
+        if self._fd < 0:
+            self._fd = fileutil.open_for_append(path)
+        if self._torn:
+            self._cut(path)
+        try:
+            fileutil.write_all(self._fd, stored.tobytes(), path)
+        except StoreError:  # no half entry may stand before the next one
+            self._torn = True
+            self._cut(path)
+            raise
+        self._length += stored.nbytes
+        end = self._fresh_count + len(stored)
+        if end > len(self._fresh):
+            grown = np.empty(max(end, 2 * len(self._fresh), 1_024), ENTRY)
+            grown[: self._fresh_count] = self._recent()
+            self._fresh = grown
+        self._fresh[self._fresh_count : end] = stored
+        self._fresh_count = end
 
-    def waiting(self, hour: int, before_ms: int | None = None) -> Entries:
-        """What waits of an hour (due before `before_ms`), by due time and queue offset."""
-        waits, ended = [NO_ENTRIES], [np.empty(0, np.int64)]
-        for chunk in self._chunks(hour):
-            part = chunk if before_ms is None else chunk[chunk["due_ms"] < before_ms]
-            is_waiting = part["kind"] == Kind.WAITS
-            waits.append(part[is_waiting])
-            ended.append(part["queue_offset"][~is_waiting].astype(np.int64))
-        found = np.concatenate(waits)
-        offsets, firsts = np.unique(found["queue_offset"].astype(np.int64), return_index=True)
-        found = found[firsts[~np.isin(offsets, np.concatenate(ended))]]
-        return found[np.lexsort((found["queue_offset"], found["due_ms"]))]
+    def _cut(self, path: Path) -> None:
+        fileutil.truncate(self._fd, self._length, path)
+        self._torn = False
+
+    # -- out -----------------------------------------------------------------------------------------------------
 
     def find(self, due_ms: int, key: int) -> Entries:
-        """All that is told of messages of that key that are due then, in the order it was told."""
-        chunks = self._chunks(due_ms // HOUR_MS)
-        return np.concatenate([NO_ENTRIES, *(c[(c["due_ms"] == due_ms) & (c["key"] == key)] for c in chunks)])
+        """All that is told of messages of that key that are due then."""
+        frozen, _, runs = self._settled
+        recent = [part[(part["key"] == key) & (part["due_ms"] == due_ms)] for part in (frozen, self._recent())]
+        return np.concatenate([*(run.of(due_ms, key) for run in runs), *recent])
 
-    def last_place(self, hour: int) -> int:
-        """The highest physical offset in an hour's entries, -1 without."""
-        return max((int(chunk["physical_offset"].max()) for chunk in self._chunks(hour)), default=-1)
+    def waiting(self, begin: Mark, until_ms: int, most: int) -> tuple[Entries, Mark]:
+        """What waits from `begin` on and is due before `until_ms`, by due time and queue offset.
 
-    def delete(self, hour: int) -> None:
-        """Forget an hour of which nothing waits."""
-        fileutil.remove(self._path(hour))
-        del self._lengths[hour]
-        self._dirty.discard(hour)
-        self._unsynced.discard(hour)
+        Args:
+            most: of the runs about so many entries are looked at; what is behind them is left for the next call.
 
-    def checkpoint(self, log_end: int) -> Callable[[], None] | None:
+        Returns:
+            What waits, and the mark before which it is complete.
+        """
+        frozen, _, runs = self._settled
+        end: Mark = max(begin, (until_ms, LEAST_KEY))
+        firsts = [run.lower(begin) for run in runs]
+        each = max(1, most // max(1, len(runs)))
+        for run, first in zip(runs, firsts, strict=True):
+            if first + each < len(run) and (mark := run.mark(first + each)) < end:
+                end = mark if mark > begin else (begin[0], begin[1] + 1)  # of one mark all are taken
+        parts = [run.part(first, run.lower(end)) for run, first in zip(runs, firsts, strict=True)]
+        parts += [_between(part, begin, end) for part in (frozen, self._recent())]
+        return still_waiting(np.concatenate(parts)), end
+
+    def ended_between(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """The offsets first..stop-1 of the timer queue of which it is told that they wait no more."""
+        frozen, _, runs = self._settled
+        found = [run.ended_between(first, stop) for run in runs]
+        for part in (frozen, self._recent()):
+            offsets = part["queue_offset"][part["kind"] != Kind.WAITS].astype(np.int64)
+            found.append(offsets[(offsets >= first) & (offsets < stop)])
+        return np.unique(np.concatenate(found))
+
+    def _recent(self) -> Entries:
+        """What is in the journal since the last run."""
+        recent: Entries = self._fresh[: self._fresh_count]
+        return recent
+
+    # -- to disk -------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, log_end: int, *, begin_ms: int = 0, over_ms: int = 0) -> Callable[[], None] | None:
         """What brings all entries so far to disk and says so in the state; None if there is nothing new.
 
         Args:
             log_end: the log's end at this moment.
+            begin_ms: nothing waits that is due before.
+            over_ms: the same, and what is told of it so far may be forgotten: the copies survive the machine.
 
         What is returned may be called on another thread; StoreFull, StoreFailed: the last state holds. If it is not
         called, the next one does its part.
         """
         self.log_end = log_end
-        state = self.enqueued, log_end
-        if state == self._saved:
+        position = self.enqueued, log_end
+        if self._fresh_count >= FOLD_ENTRIES and not len(self._settled.frozen):
+            self._freeze()
+        if position == self._saved and not len(self._settled.frozen):
             return None
-        self._unsynced |= self._dirty
-        self._dirty.clear()
-        hours = frozenset(self._unsynced)
+        seen, journal = self._settled, self._journal
+        self._begun += 1
+        number = self._begun
+        self.over_ms = max(self.over_ms, over_ms)
 
         def write() -> None:
             with self._writing:
-                for hour in hours:
-                    self._sync(hour)
-                fileutil.sync_directory(self._folder)
-                content = json.dumps({"enqueued": state[0], "logEnd": state[1]}).encode()
-                fileutil.replace(self._state_path, content)
-                self._unsynced -= hours
-                self._saved = state
+                if number > self._finished:  # else a later one has done it
+                    self._write(position, begin_ms, over_ms, seen, journal)
+                    self._finished = number
 
         return write
 
-    def _load_state(self) -> tuple[int, int]:
-        try:
-            state = json.loads(self._state_path.read_bytes())
-            return int(state["enqueued"]), int(state["logEnd"])
-        except FileNotFoundError:
-            return 0, 0
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreCorrupt(str(self._state_path), 0, f"no state of timers: {error}") from None
+    def _freeze(self) -> None:
+        """What was told so far becomes a run; from now on another journal is written."""
+        self.close()
+        self._journal = next(self._numbers)
+        with self._settling:
+            self._settled = _Settled(self._recent(), self._journal, self._settled.runs)
+        self._fresh, self._fresh_count, self._length = NO_ENTRIES, 0, 0
 
-    def _mend(self, hour: int, log_end: int | None) -> None:
+    def _write(self, position: tuple[int, int], begin_ms: int, over_ms: int, seen: _Settled, journal: int) -> None:
+        """What `checkpoint` returns.
+
+        Args:
+            seen, journal: as they were at the call of `checkpoint`; of what came later, `begin_ms` and `over_ms` say
+                nothing.
+        """
+        now = self._settled
+        runs, first_journal = list(now.runs), self._first_journal
+        if len(now.frozen):
+            runs += self._new_run([in_order(now.frozen)])
+            first_journal = now.journal
+            if now.frozen is not seen.frozen:
+                begin_ms = _least_due_ms(now.frozen, begin_ms)
+        joined = _to_join([run for run in runs if run in seen.runs], over_ms)
+        if joined:
+            runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
+        sync_path(timer_state.journal_path(self._folder, journal))
+        fileutil.sync_directory(self._folder)
+        self._state(position, begin_ms, first_journal, runs).save(self._folder)
+        self._saved, self._first_journal = position, first_journal
+        with self._settling:
+            frozen = NO_ENTRIES if self._settled.frozen is now.frozen else self._settled.frozen
+            self._settled = _Settled(frozen, self._settled.journal, tuple(runs))
+        timer_state.tidy(self._folder, [run.path for run in runs], first_journal)
+
+    def _new_run(self, parts: Iterable[Entries]) -> list[TimerRun]:
+        run = write_run(self._folder, next(self._numbers), parts)
+        return [] if run is None else [run]
+
+    def _state(self, position: tuple[int, int], begin_ms: int, journal: int, runs: Sequence[TimerRun]) -> TimerState:
+        return TimerState(*position, begin_ms, self.over_ms, journal, [run.shape for run in runs])
+
+
+def _to_join(runs: Sequence[TimerRun], over_ms: int) -> list[TimerRun]:
+    """The runs that become one: what is half over or more, else as many as are of about the same size."""
+    over = [run for run in runs if 2 * run.lower((over_ms, LEAST_KEY)) >= len(run)]
+    if over:
+        return over
+    sizes: dict[int, list[TimerRun]] = {}
+    for run in runs:
+        sizes.setdefault(int(math.log(max(1, len(run) / FOLD_ENTRIES), _FAN) + 0.25), []).append(run)
+    return next((alike for _, alike in sorted(sizes.items()) if len(alike) >= _FAN), [])
+
+
+def _between(entries: Entries, begin: Mark, end: Mark) -> Entries:
+    """Those from one mark to another, which is not included."""
+    due = entries["due_ms"].astype(np.int64)
+    rough = entries[(due >= begin[0]) & (due <= end[0])]
+    due, key = rough["due_ms"].astype(np.int64), rough["key"].astype(np.int64)
+    within = ((due > begin[0]) | (key >= begin[1])) & ((due < end[0]) | (key < end[1]))
+    found: Entries = rough[within]
+    return found
+
+
+def _least_due_ms(entries: Entries, least_ms: int) -> int:
+    """The earliest due time of what waits if there were only these entries, at most `least_ms`."""
+    return int(still_waiting(entries)["due_ms"].astype(np.int64).min(initial=least_ms))
+
+
+def _before(runs: Sequence[TimerRun], log_end: int) -> Iterator[Entries]:
+    """What runs tell of records before that place of the log."""
+    for part in merged(runs, 0):
+        yield part[part["physical_offset"] < log_end]
+
+
+class _Kept(NamedTuple):
+    """What is left of a journal, and whether it told of records that the log has lost."""
+
+    entries: Entries
+    lost: bool
+
+    @classmethod
+    def of_journal(cls, path: Path, log_end: int | None) -> Self:
         """Cut off half an entry, and drop what tells of records at or behind `log_end`."""
-        length = self._lengths[hour]
-        whole = length - length % ENTRY.itemsize
-        if whole < length:
-            with self._open(hour) as fd:
-                fileutil.truncate(fd, whole, self._path(hour))
-            self._lengths[hour] = whole
-        if log_end is not None and self.last_place(hour) >= log_end:
-            kept = np.concatenate([chunk[chunk["physical_offset"] < log_end] for chunk in self._chunks(hour)])
-            fileutil.replace(self._path(hour), kept.astype(ENTRY).tobytes())
-            self._lengths[hour] = kept.nbytes
-
-    def _write(self, hour: int, content: bytes) -> None:
-        length = self._lengths.get(hour, 0)
-        with self._open(hour) as fd:
-            self._lengths[hour] = length
-            self._dirty.add(hour)
-            try:
-                fileutil.write_all(fd, content, self._path(hour))
-            except StoreError:  # no half entry may stand before the next one
-                fileutil.truncate(fd, length, self._path(hour))
-                raise
-        self._lengths[hour] = length + len(content)
-
-    def _chunks(self, hour: int) -> Iterator[Entries]:
-        if hour not in self._lengths:
-            return
-        with self._path(hour).open("rb") as stream:
-            while len(chunk := np.fromfile(stream, ENTRY, _CHUNK_ENTRIES)):
-                yield chunk
-
-    def _sync(self, hour: int) -> None:
-        with contextlib.suppress(FileNotFoundError), self._path(hour).open("rb") as stream:
-            fileutil.fdatasync(stream.fileno(), self._path(hour))
-
-    @contextlib.contextmanager
-    def _open(self, hour: int) -> Iterator[int]:
-        fd = fileutil.open_for_append(self._path(hour))
-        try:
-            yield fd
-        finally:
-            fileutil.close(fd)
-
-    def _path(self, hour: int) -> Path:
-        return self._folder / f"{hour:08d}"
+        content = path.read_bytes()
+        entries = np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize)
+        kept = entries if log_end is None else entries[entries["physical_offset"] < log_end]
+        if kept.nbytes != len(content):
+            fileutil.replace(path, kept.tobytes())
+        return cls(kept, len(kept) != len(entries))

@@ -27,6 +27,7 @@ from raymq.actors.core.offsets import GroupOffsets
 from raymq.actors.core.pop import Pop
 from raymq.actors.core.recall import Recall
 from raymq.actors.core.redelivery import Redelivery
+from raymq.actors.core.rescue import Rescue
 from raymq.actors.core.schedule import Schedule
 from raymq.actors.core.staging import Staging
 from raymq.actors.core.system_topics import install, system_topics
@@ -101,7 +102,8 @@ class BrokerCore:
         copying = Copying(store, self._append, self.set_aside, clock)
         self.schedule = Schedule(store, self._steady, self._append, copying)
         self.timers = Timers(name, store, clock, self._append, copying)
-        self.recall = Recall(name, store, self.timers, clock, self._append).recall
+        self.rescue = Rescue(store, self.timers, self._append)
+        self.recalls = Recall(name, store, self.timers, clock, self._append)
         self.dead_letters = DeadLetters(store, self.ensure_group, copying)
         self.locks = QueueLocks(elapsed)
         self.group_settings = GroupSettings(store, self.ensure_group)

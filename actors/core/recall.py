@@ -7,19 +7,22 @@ from collections.abc import Callable
 from raymq.actors.core.delivered import origin_of
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.core.rewriting import Append, join
-from raymq.actors.core.timer_records import LANE, delete_key
+from raymq.actors.core.timer_records import LANE, MAX_AHEAD_MS, delete_key
 from raymq.actors.core.timers import Timers
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.storage import properties as names
 from raymq.storage.config import split_host
 from raymq.storage.errors import InvalidInput
+from raymq.storage.index_file import EVER_MS
 from raymq.storage.record import Record, encode, encode_properties, pack_host_bytes
+from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
-from raymq.storage.timer_log import Kind, key_of
+from raymq.storage.timer_entry import HOUR_MS, Kind, key_of, still_waiting
 
-_EVER_MS = 1 << 62
 _MOST_RECORDS = 64
+#: Copies are stored when they are due, by a clock that may be set back; withdrawals at most so long before it.
+_CLOCK_ROOM_MS = 24 * HOUR_MS
 
 
 class Recall:
@@ -43,25 +46,34 @@ class Recall:
             InvalidInput: the handle is another broker's.
             StoreFull, StoreFailed: nothing was withdrawn.
         """
+        return finish(self.steps(handle))
+
+    def steps(self, handle: RecallHandle) -> Steps[RecallStatus]:
+        """`recall` in steps; the first one withdraws what waits."""
         if handle.broker != self._broker:
             raise InvalidInput("recall_handle", f"a handle of {self._broker}", handle.broker)
         status = self._withdraw(handle)
         if status is not RecallStatus.DELIVERED:
             self._timers.recalled.add(handle.topic, handle.unique_key)
+        if status is RecallStatus.UNKNOWN:
+            status = yield from self._in_log(handle)
+            if status is RecallStatus.DELIVERED:
+                self._timers.recalled.forget(handle.topic, handle.unique_key)
         return status
 
     def _withdraw(self, handle: RecallHandle) -> RecallStatus:
+        """UNKNOWN: the timer log knows nothing of it (any more)."""
         self._timers.settle()
         self._timers.absorb()
-        key = key_of(delete_key(handle.topic, handle.unique_key))
-        kinds = set(self._timers.log.find(handle.due_ms, key)["kind"].tolist())
+        told = self._timers.log.find(handle.due_ms, key_of(delete_key(handle.topic, handle.unique_key)))
+        kinds = set(told["kind"].tolist())
         if Kind.DELIVERED in kinds:
             return RecallStatus.DELIVERED
-        if len(self._timers.waiting_of(handle.due_ms, key)):
+        if len(still_waiting(told)):
             self._append(*join([self._withdrawal(handle)]), LANE)
             self._timers.absorb()
             return RecallStatus.WITHDRAWN
-        return RecallStatus.WITHDRAWN if Kind.WITHDRAWN in kinds else self._in_log(handle)
+        return RecallStatus.WITHDRAWN if Kind.WITHDRAWN in kinds else RecallStatus.UNKNOWN
 
     def _withdrawal(self, handle: RecallHandle) -> bytes:
         """The record that says so; recovery reads it like the waiting ones."""
@@ -75,16 +87,16 @@ class Recall:
         now_ms = int(self._clock() * 1000)
         return encode(*LANE, b"withdrawn", encode_properties(told), born_timestamp_ms=now_ms, born_host=host)
 
-    def _in_log(self, handle: RecallHandle) -> RecallStatus:
-        """What the log says of a message whose hour is over."""
-        for record in self._found(handle.topic, handle):
+    def _in_log(self, handle: RecallHandle) -> Steps[RecallStatus]:
+        """What the log says of a message of which the timer log forgot what it knew."""
+        for record in (yield from self._found(handle.topic, handle, handle.due_ms - _CLOCK_ROOM_MS)):
             if origin_of(record.properties) is not None:
                 return RecallStatus.DELIVERED
-        for record in self._found(TIMER_TOPIC, handle):
+        for record in (yield from self._found(TIMER_TOPIC, handle, handle.due_ms - MAX_AHEAD_MS - _CLOCK_ROOM_MS)):
             if record.properties.get(names.TIMER_DEL_UNIQKEY) == delete_key(handle.topic, handle.unique_key):
                 return RecallStatus.WITHDRAWN
         return RecallStatus.UNKNOWN
 
-    def _found(self, topic: str, handle: RecallHandle) -> list[Record]:
-        found = self._store.query(topic, handle.unique_key, 0, _EVER_MS, _MOST_RECORDS)
+    def _found(self, topic: str, handle: RecallHandle, since_ms: int) -> Steps[list[Record]]:
+        found = yield from self._store.search(topic, handle.unique_key, since_ms, EVER_MS, _MOST_RECORDS)
         return [record for record in found if record.properties.get(names.TIMER_OUT_MS) == str(handle.due_ms)]

@@ -37,6 +37,10 @@ class Recalled:
         while len(self._at) > MOST or next(iter(self._at.values())) < now - UNDER_WAY_SECONDS:
             self._at.popitem(last=False)
 
+    def forget(self, topic: str, unique_key: str) -> None:
+        """It was not: it had been delivered."""
+        self._at.pop(delete_key(topic, unique_key), None)
+
     def check(self, topic: str, unique_key: str | None, born_timestamp_ms: int) -> None:
         """MessageIllegal if that message was sent before it was called back."""
         at = self._at.get(delete_key(topic, unique_key)) if self._at else None

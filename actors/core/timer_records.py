@@ -18,7 +18,7 @@ from raymq.storage import properties as names
 from raymq.storage import record_batch
 from raymq.storage.property_columns import properties_of_batch
 from raymq.storage.record import encode_properties
-from raymq.storage.timer_log import ENTRY, HOUR_MS, Entries, Kind, key_of
+from raymq.storage.timer_entry import ENTRY, HOUR_MS, Entries, Kind, key_of
 
 #: Where all of them wait.
 LANE: Final = (TIMER_TOPIC, 0)

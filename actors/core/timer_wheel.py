@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from raymq.storage.timer_log import NO_ENTRIES, Entries
+from raymq.storage.timer_entry import NO_ENTRIES, Entries
 
 
 class TimerWheel:
-    """Entries of `raymq.storage.timer_log`, sorted; each queue offset at most once."""
+    """Entries of the timer log by due time and queue offset; each queue offset at most once."""
 
     def __init__(self) -> None:
-        self._waiting: Entries = NO_ENTRIES
+        self._set(NO_ENTRIES)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -19,15 +20,18 @@ class TimerWheel:
     @property
     def next_due_ms(self) -> int | None:
         """When the first one is due; None if none waits."""
-        return int(self._waiting["due_ms"][0]) if len(self._waiting) else None
+        return int(self._dues[0]) if len(self._dues) else None
 
     def add(self, entries: Entries) -> None:
         """Put entries in; those that are there already count once."""
         if not len(entries):
             return
-        new = entries[~np.isin(entries["queue_offset"], self._waiting["queue_offset"])]
-        merged = np.concatenate([self._waiting, new])
-        self._waiting = merged[np.lexsort((merged["queue_offset"], merged["due_ms"]))]
+        first, stop = self._range(entries)
+        there = self._waiting[first:stop]
+        new = entries[~np.isin(entries["queue_offset"], there["queue_offset"])]
+        mixed = np.concatenate([there, new])
+        order = np.lexsort((mixed["queue_offset"].astype(np.int64), mixed["due_ms"].astype(np.int64)))
+        self._set(np.concatenate([self._waiting[:first], mixed[order], self._waiting[stop:]]))
 
     def due(self, now_ms: int, most: int, most_bytes: int) -> Entries:
         """What is due at `now_ms`, the earliest first: at least one if there is one, then up to both limits."""
@@ -36,20 +40,34 @@ class TimerWheel:
         within = int(np.searchsorted(np.cumsum(first["size"], dtype=np.int64), most_bytes, "right"))
         return first[: max(1, within)]
 
-    def discard(self, queue_offsets: np.typing.ArrayLike) -> None:
-        """Take out what waits no more: most often what comes first."""
-        count = np.size(queue_offsets)
-        if np.array_equal(self._waiting["queue_offset"][:count], queue_offsets):
-            self._waiting = self._waiting[count:]
-            return
-        self._waiting = self._waiting[~np.isin(self._waiting["queue_offset"], queue_offsets)]
+    def discard(self, entries: Entries) -> None:
+        """Take out what waits no more, as far as it is here: most often what comes first."""
+        offsets = entries["queue_offset"]
+        if np.array_equal(self._waiting["queue_offset"][: len(offsets)], offsets):
+            self._set(self._waiting[len(offsets) :])
+        elif len(offsets):
+            first, stop = self._range(entries)
+            there = self._waiting[first:stop]
+            left = there[~np.isin(there["queue_offset"], offsets)]
+            if len(left) < len(there):
+                self._set(np.concatenate([self._waiting[:first], left, self._waiting[stop:]]))
 
     def clear(self) -> None:
         """Take out all."""
-        self._waiting = NO_ENTRIES
+        self._set(NO_ENTRIES)
+
+    def _range(self, entries: Entries) -> tuple[int, int]:
+        """Where what is due when `entries` are stands, and all between."""
+        dues = entries["due_ms"].astype(np.int64)
+        first, stop = np.searchsorted(self._dues, dues.min(), "left"), np.searchsorted(self._dues, dues.max(), "right")
+        return int(first), int(stop)
+
+    def _set(self, waiting: Entries) -> None:
+        self._waiting = waiting
+        #: Their due times, side by side.
+        self._dues: npt.NDArray[np.int64] = waiting["due_ms"].astype(np.int64)
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
-        dues = self._waiting["due_ms"]
-        assert bool((dues[1:] >= dues[:-1]).all())
+        assert bool((self._dues[1:] >= self._dues[:-1]).all())
         assert len(np.unique(self._waiting["queue_offset"])) == len(self._waiting)

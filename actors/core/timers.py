@@ -1,8 +1,8 @@
 """Messages for a chosen time: they wait as records of the timer topic, and are put into their real queue when due.
 
 The timer topic's queue 0 holds what waits (its real topic and queue, and the due time, are properties, as in RocketMQ)
-and the messages that withdraw others. From it entries are made in the timer log, hour by hour, and what is due within
-the next minute is in the wheel. So memory holds no more than a minute, or what is overdue of one hour.
+and the messages that withdraw others. From it entries are made in the timer log, and what is due within the next minute
+is in the wheel: of very many messages those that are due first.
 
 A message is delivered once, also over SIGKILL: a delivered copy names the queue offset that it was made from
 (`DELIVERED_FROM`, "0:<offset>"), and a start looks through the log behind the last checkpoint for copies that the timer
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,18 @@ from raymq.storage.property_columns import properties_of_batch
 from raymq.storage.readdress import readdressed
 from raymq.storage.record import Record, decode
 from raymq.storage.store import AppendResult, Store
-from raymq.storage.timer_log import ENTRY, HOUR_MS, NO_ENTRIES, Entries, Kind, TimerLog, key_of
+from raymq.storage.timer_entry import (
+    ENTRY,
+    HOUR_MS,
+    LEAST_KEY,
+    NO_ENTRIES,
+    Entries,
+    Kind,
+    Mark,
+    key_of,
+    still_waiting,
+)
+from raymq.storage.timer_log import TimerLog
 
 #: The wheel holds what is due within this time.
 _NEAR_MS: Final = 60_000
@@ -54,9 +65,12 @@ _MAX_PER_PASS: Final = 2_000
 _MAX_BYTES_PER_PASS: Final = 8 << 20
 _ABSORB_MESSAGES: Final = 4_096
 _ABSORB_BYTES: Final = 8 << 20
-#: One run rescues at most so many messages from files that expire, and so many passes' bytes of them.
-_MAX_RESCUED: Final = 5_000
-_MAX_RESCUED_PARTS: Final = 8
+#: The wheel is filled up to about so many messages at a time.
+_MAX_LOADED: Final = 1 << 14
+#: How often one pass looks for more, where what it finds waits no more.
+_LOADS_PER_PASS: Final = 4
+#: Later than all that may be due.
+_NEVER_MS: Final = 1 << 62
 #: Of a time in ms that any record waits for.
 _MAX_MS_DIGITS: Final = 14
 _DUTY: Final = Duty(TIMER)
@@ -77,10 +91,10 @@ class Timers:
         #: For `Recall`, which withdraws: what is not to be stored any more.
         self.recalled = Recalled(clock)
         self._wheel = TimerWheel()
-        #: The wheel holds what is due of this hour before this time; None: nothing is loaded.
-        self._loaded: tuple[int, int] | None = None
-        #: Hours of which nothing waits, and their last copies' places: their files may go when these are on disk.
-        self._over: dict[int, int] = {}
+        #: The wheel holds what waits before this mark, as soon as something was loaded.
+        self._loaded: Mark = (self.log.begin_ms, LEAST_KEY)
+        self._has_loaded = False
+        self._over = Over()
         #: What ended and is not written down yet, because the disk was full.
         self._owed: Entries = NO_ENTRIES
         self._recover()
@@ -154,19 +168,13 @@ class Timers:
         self.log.append(told.waits)
         self._load_more(told.waits)
         for withdrawal in told.withdrawals:
-            found = self.waiting_of(withdrawal.due_ms, withdrawal.key)
-            found = found[found["queue_offset"] < withdrawal.queue_offset]
-            self._end(found, Kind.WITHDRAWN, withdrawal.physical_offset)
+            found = self.log.find(withdrawal.due_ms, withdrawal.key)
+            earlier = found[found["queue_offset"] < withdrawal.queue_offset]
+            self._end(still_waiting(earlier), Kind.WITHDRAWN, withdrawal.physical_offset)
+            self._wheel.discard(earlier)  # that it ended may have been written down before
         if len(told.moved):
             self.log.append(told.moved)
-            self._wheel.discard(told.moved["queue_offset"])
-
-    def waiting_of(self, due_ms: int, key: int) -> Entries:
-        """What waits of messages of that key that are due then."""
-        told = self.log.find(due_ms, key)
-        ended = told["queue_offset"][told["kind"] != Kind.WAITS]
-        waiting: Entries = told[(told["kind"] == Kind.WAITS) & ~np.isin(told["queue_offset"], ended)]
-        return waiting
+            self._wheel.discard(told.moved)
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -180,27 +188,10 @@ class Timers:
         if len(due):
             self._deliver(due)
         lateness_ms = max(0, now_ms - int(due["due_ms"][0])) if len(due) else 0
-        return DueReport(len(due), self._wheel.next_due_ms, lateness_ms)
-
-    def rescue(self, log_min: int) -> int:
-        """Store what waits before `log_min` anew, because the log is about to lose it: some of it in one call.
-
-        Returns:
-            Up to where nothing waits (any more); at most `log_min`.
-        """
-        self.settle()
-        self.absorb()
-        waiting = np.concatenate([NO_ENTRIES, *(w[w["physical_offset"] < log_min] for w in self._all_waiting())])
-        waiting = waiting[np.argsort(waiting["physical_offset"])]
-        parts = _parts(waiting[:_MAX_RESCUED])[:_MAX_RESCUED_PARTS]
-        for part in parts:
-            self._copying.by_halves(part, self._store_anew, lambda _, __: None, self._drop)
-        self.absorb()
-        left = waiting[sum(map(len, parts)) :]
-        return int(left["physical_offset"][0]) if len(left) else log_min
-
-    def _all_waiting(self) -> Iterator[Entries]:
-        return (self.log.waiting(hour) for hour in self.log.hours)
+        next_due_ms = self._wheel.next_due_ms
+        if next_due_ms is None and self._loaded[0] <= now_ms:  # it has not looked so far yet
+            next_due_ms = self._loaded[0]
+        return DueReport(len(due), next_due_ms, lateness_ms)
 
     def checkpoint(self) -> Callable[[], None] | None:
         """See `TimerLog.checkpoint`: to be called every few seconds, and what it returns on another thread.
@@ -209,53 +200,49 @@ class Timers:
         """
         self.settle()
         self.absorb()
-        return self.log.checkpoint(self._store.max_physical_offset)
+        begin_ms, log_end = self.nothing_before_ms(), self._store.max_physical_offset
+        over_ms = self._over.note(begin_ms - begin_ms % HOUR_MS, log_end, self._store.flushed_offset)
+        return self.log.checkpoint(log_end, begin_ms=begin_ms, over_ms=over_ms)
 
     def close(self) -> None:
         """Bring all to disk, so that the next start has nothing to look for. The store is closed after it."""
-        if (write := self.checkpoint()) is not None:
-            write()
+        try:
+            if (write := self.checkpoint()) is not None:
+                write()
+        finally:
+            self.log.close()
+
+    def nothing_before_ms(self) -> int:
+        """All that is due before this time waits no more."""
+        return min(self._now_ms(), self._loaded[0], self._wheel.next_due_ms or _NEVER_MS)
 
     def _load(self, now_ms: int) -> None:
-        """Have in the wheel what is due in the next minute, of the earliest hour in which something may wait."""
-        for hour in self.log.hours:
-            if hour in self._over:
-                continue
-            if hour * HOUR_MS > now_ms + _NEAR_MS:
+        """Have in the wheel what is due in the next minute, as far as it holds so much."""
+        self._has_loaded = True
+        until_ms = now_ms + _NEAR_MS
+        if self._loaded[0] > until_ms + _NEAR_MS:  # the clock was set back: what is due later need not be in memory
+            self._loaded = (self._loaded[0] if self._wheel.next_due_ms is None else self._wheel.next_due_ms), LEAST_KEY
+            self._wheel.clear()
+        if self._loaded[0] >= now_ms + _NEAR_MS // 2:
+            return
+        for _ in range(_LOADS_PER_PASS):
+            if self._loaded >= (until_ms, LEAST_KEY) or len(self._wheel) >= _MAX_LOADED:
                 break
-            hour_end_ms = (hour + 1) * HOUR_MS
-            if self._loaded is None or self._loaded[0] != hour:
-                self._wheel.clear()
-                self._loaded = hour, 0
-            if self._loaded[1] < min(hour_end_ms, now_ms + _NEAR_MS // 2):
-                until_ms = min(hour_end_ms, now_ms + _NEAR_MS)
-                self._wheel.add(self.log.waiting(hour, until_ms))
-                self._loaded = hour, until_ms
-            if len(self._wheel) or now_ms < hour_end_ms:
-                break
-            self._over[hour] = self.log.last_place(hour)
-            self._loaded = None
-        self._forget_hours()
-
-    def _forget_hours(self) -> None:
-        """Delete the files of hours that are over, once their last copies survive the machine.
-
-        One that the machine loses is delivered again, and its entry is needed until then.
-        """
-        for hour, last_place in list(self._over.items()):
-            if last_place < self._store.flushed_offset:
-                self.log.delete(hour)
-                del self._over[hour]
+            found, self._loaded = self.log.waiting(self._loaded, until_ms, _MAX_LOADED)
+            self._wheel.add(found)
 
     def _load_more(self, entries: Entries) -> None:
         """Put new entries into the wheel where they are of the time that it holds."""
-        for hour in np.unique(entries["due_ms"] // HOUR_MS).tolist():
-            self._over.pop(hour, None)
-            if self._loaded is not None and hour < self._loaded[0]:
-                self._loaded = None  # the clock was set back: this hour has its turn first
-        if self._loaded is not None:
-            hour, until_ms = self._loaded
-            self._wheel.add(entries[entries["due_ms"] < until_ms])
+        if not len(entries):
+            return
+        due_ms, key = entries["due_ms"].astype(np.int64), entries["key"].astype(np.int64)
+        least_ms = int(due_ms.min())
+        self._over.came(least_ms)
+        if self._has_loaded:
+            held_ms, held_key = self._loaded
+            self._wheel.add(entries[(due_ms < held_ms) | ((due_ms == held_ms) & (key < held_key))])
+        else:  # some of them may have been delivered before a crash, as the log tells when it is loaded
+            self._loaded = min(self._loaded, (least_ms, LEAST_KEY))
 
     def _deliver(self, due: Entries) -> None:
         self._copying.by_halves(due, self._store_copies, self._delivered, self._drop)
@@ -271,9 +258,9 @@ class Timers:
     def _delivered(self, due: Entries, result: AppendResult) -> None:
         self._end(due, Kind.DELIVERED, result.physical_offsets)
 
-    def _store_anew(self, waiting: Entries) -> None:
-        lanes = [TIMER_TOPIC] * len(waiting)
-        self._append(*readdressed(self._read(waiting).batch, lanes, LANE[1], origins_of(waiting)), LANE, again=True)
+    def copy(self, waiting: Entries, store: Callable[[Entries, Waiting], None]) -> None:
+        """Have the records of what waits stored by `store`; those of which no copy can be made are set aside."""
+        self._copying.by_halves(waiting, lambda part: store(part, self._read(part)), lambda _, __: None, self._drop)
 
     def _drop(self, entries: Entries, reason: str) -> None:
         """Set aside what cannot be delivered; it waits no more."""
@@ -289,7 +276,7 @@ class Timers:
         ]
         self._copying.refuse(_DUTY, places, reason)
 
-    def _read(self, entries: Entries) -> _Waiting:
+    def _read(self, entries: Entries) -> Waiting:
         """The records of entries, and where they are meant for. Culprits: some cannot be delivered."""
         places, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int32)
         lost = (places < self._store.min_physical_offset) | (places + sizes > self._store.max_physical_offset)
@@ -307,7 +294,7 @@ class Timers:
         _require(room > 0, "its topic is gone", entries)
         queue_ids = numbers(columns.last(names.REAL_QID).fill_null("0"))
         _require(queue_ids >= 0, f"{names.REAL_QID} is no queue's number", entries)
-        return _Waiting(batch, topics, (queue_ids % room).tolist())
+        return Waiting(batch, topics, (queue_ids % room).tolist())
 
     def _queues(self, topic: str) -> int:
         """How many queues a topic has; 0: nothing may be delivered to it."""
@@ -322,7 +309,7 @@ class Timers:
         ended["kind"] = kind
         ended["physical_offset"] = physical_offsets
         self._owed = np.concatenate([self._owed, ended])
-        self._wheel.discard(ended["queue_offset"])
+        self._wheel.discard(ended)
         self.settle()
 
     def settle(self) -> None:
@@ -358,6 +345,36 @@ class Timers:
         return int(self._clock() * 1000)
 
 
+class Over:
+    """Up to which hour the timer log may forget what it tells: nothing waits of it, and its copies are on disk.
+
+    One that the machine loses is delivered again, and its entry is needed until then.
+    """
+
+    def __init__(self) -> None:
+        self._ms = 0
+        #: Up to here nothing waits, and the copies are on disk when the log is up to there.
+        self._next: tuple[int, int] | None = None
+
+    def note(self, hour_ms: int, log_end: int, flushed: int) -> int:
+        """What may be forgotten: all that is due before this time.
+
+        Args:
+            hour_ms: nothing waits that is due before this hour.
+            log_end, flushed: where the log ends, and up to where it is on disk.
+        """
+        if self._next is not None and self._next[1] <= flushed:
+            self._ms, self._next = self._next[0], None
+        if self._next is None:
+            self._next = hour_ms, log_end
+        return self._ms
+
+    def came(self, due_ms: int) -> None:
+        """A message came that is due then: after the clock was set back it may be of an hour that was over."""
+        if due_ms < max(self._ms, 0 if self._next is None else self._next[0]):
+            self._ms, self._next = 0, None
+
+
 def _require(good: npt.NDArray[np.bool_], reason: str, entries: Entries) -> None:
     """Culprits unless all entries are good."""
     if not good.all():
@@ -365,21 +382,19 @@ def _require(good: npt.NDArray[np.bool_], reason: str, entries: Entries) -> None
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class Waiting:
     """Records of entries, and where they are meant for."""
 
     batch: record_batch.Batch
     topics: list[str]
     queue_ids: list[int]
 
-
-def _parts(entries: Entries) -> list[Entries]:
-    """Entries cut where their records' bytes fill a pass."""
-    filled = np.cumsum(entries["size"], dtype=np.int64) // _MAX_BYTES_PER_PASS
-    return [part for part in np.split(entries, np.flatnonzero(np.diff(filled)) + 1) if len(part)]
+    def records(self) -> Iterator[Record]:
+        """They, decoded."""
+        return _decoded(memoryview(self.batch.records), self.batch.sizes)
 
 
-def _decoded(records: memoryview, sizes: npt.NDArray[np.int32]) -> Iterator[Record]:
+def _decoded(records: memoryview, sizes: npt.NDArray[np.integer[Any]]) -> Iterator[Record]:
     position = 0
     for size in sizes.tolist():
         yield decode(records, position)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import InvalidInput, NotRecallable
 from raymq.actors.protocol import RecallStatus
@@ -12,6 +10,7 @@ from raymq.actors.wire.context import BrokerContext, text
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.recall import RecallMessage
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import stepwise
 
 
 def recall_command(handle: str) -> Command:
@@ -28,22 +27,26 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     core = context.core
 
-    def recall(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
-        status = core.recall(RecallHandle.decode(text(request, "handle")))
-        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"status": status.value}))
+    async def recall(_: ServerConnection, request: Command) -> Command:
+        status = await stepwise(core.recalls.steps(RecallHandle.decode(text(request, "handle"))))
+        return await settled(request.response(ResponseCode.SUCCESS, {"status": status.value}))
 
-    def recall_message(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+    async def recall_message(_: ServerConnection, request: Command) -> Command:
         header = RecallMessage.read(request)
         core.topic(header.topic)
         try:
             handle = RecallHandle.decode(header.recall_handle)
             if handle.topic != header.topic:
                 raise InvalidInput("topic", f"the handle's, {handle.topic}", header.topic)
-            status = core.recall(handle)
+            status = await stepwise(core.recalls.steps(handle))
         except InvalidInput as error:
             raise NotRecallable(f"recall failed, {error}") from None
         if status is not RecallStatus.WITHDRAWN:
             raise NotRecallable(f"recall failed, the message is {status.value.lower()}")
-        return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, {"msgId": handle.unique_key}))
+        return await settled(request.response(ResponseCode.SUCCESS, {"msgId": handle.unique_key}))
+
+    async def settled(answer: Command) -> Command:
+        waiting = context.when_settled(lambda _: answer)
+        return waiting if isinstance(waiting, Command) else await waiting
 
     return {RequestCode.RECALL_TIMER: recall, RequestCode.RECALL_MESSAGE: recall_message}

@@ -19,7 +19,7 @@ from raymq.actors.core.broker import BrokerCore
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
-from raymq.storage.timer_log import Entries, Kind
+from raymq.storage.timer_entry import Entries, Kind
 from raymq.storage.topic_config import TopicConfig
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])

@@ -24,9 +24,11 @@ from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.actors.protocol import Redriven
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.file_calls import replaced
+from raymq.storage.index_file import EVER_MS
 from raymq.storage.record import MAX_PROPERTIES_BYTES, Record, encode
 from raymq.storage.set_aside import Note
 from raymq.storage.staging import StagedRecords
+from raymq.storage.timer_entry import LEAST_KEY
 from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.bench import HOST, Bench
 
@@ -198,7 +200,8 @@ def test_timers(several: list[Hostile]) -> None:
                 each = replace(each, forged={})  # noqa: PLW2901
             places[body] = broker.put(each, TIMER_TOPIC, 0, body, own)
         broker.deliver()
-        waiting = {int(offset) for hour in broker.core.timers.log.hours for offset in waits(broker, hour)}
+        waits, _ = broker.core.timers.log.waiting((0, LEAST_KEY), EVER_MS, 1_000)
+        waiting = set(waits["queue_offset"].tolist())
         unknown = {body for body, place in places.items() if place[0] in waiting and body.startswith(b"hostile")}
         came = [record.body for record in broker.all_of("t", "%RETRY%g")]
         notes = broker.core.set_aside.notes()
@@ -209,10 +212,6 @@ def test_timers(several: list[Hostile]) -> None:
                 assert any(is_of(note, places[body]) for note in notes), f"{body!r} is lost without a word"
 
     and_start_again(run)
-
-
-def waits(broker: Broker, hour: int) -> list[int]:
-    return list(broker.core.timers.log.waiting(hour)["queue_offset"])
 
 
 @RUNS

@@ -11,6 +11,7 @@ from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
+from raymq.storage import timer_log
 from tests.unit.actors.timer_bench import DAY, HOUR, TimerBench
 
 
@@ -21,6 +22,18 @@ def bench(tmp_path: Path) -> Iterator[TimerBench]:
     made.close()
 
 
+def told(bench: TimerBench) -> int:
+    """How many entries the timer log has in its runs."""
+    return sum(map(len, bench.core.timers.log.runs))
+
+
+@pytest.fixture
+def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint makes a run of what was told since the last one."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
+
+
+@pytest.mark.usefixtures("runs_at_once")
 def test_recall(bench: TimerBench) -> None:
     near, far = bench.send(b"near", after=5.0) + bench.send(b"far", after=20 * DAY)
     for message in (near, far):
@@ -30,13 +43,13 @@ def test_recall(bench: TimerBench) -> None:
     assert bench.recall(far) is RecallStatus.WITHDRAWN
     bench.clock.advance(21 * DAY)
     assert bench.deliver() == []
-    bench.store.flush()
-    bench.deliver()
-    assert bench.core.timers.log.hours == []
+    bench.forget()
+    assert told(bench) == 0
     for message in (near, far):
         assert bench.recall(message) is RecallStatus.WITHDRAWN
 
 
+@pytest.mark.usefixtures("runs_at_once")
 def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
     [message] = bench.send(b"m", after=5.0)
     bench.clock.advance(5)
@@ -45,9 +58,9 @@ def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
     bench.kill()
     assert bench.recall(message) is RecallStatus.DELIVERED
     bench.clock.advance(2 * HOUR)
-    bench.store.flush()
-    bench.deliver()
-    assert bench.core.timers.log.hours == []
+    assert bench.deliver() == []
+    bench.forget()
+    assert told(bench) == 0
     assert bench.recall(message) is RecallStatus.DELIVERED
 
 
@@ -55,9 +68,9 @@ def test_recall_of_what_nobody_knows(bench: TimerBench) -> None:
     assert bench.recall(Message("t", b"m", deliver_at=bench.clock.now + 5)) is RecallStatus.UNKNOWN
     plain = Message("t", b"m")
     handle = RecallHandle("t", "broker-a", bench.now_ms(), plain.unique_key)
-    assert bench.core.recall(handle) is RecallStatus.UNKNOWN
+    assert bench.core.recalls.recall(handle) is RecallStatus.UNKNOWN
     with pytest.raises(InvalidInput, match="broker-b"):
-        bench.core.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
+        bench.core.recalls.recall(RecallHandle("t", "broker-b", bench.now_ms(), "x"))
 
 
 def test_what_was_withdrawn_and_sent_again_waits_again(bench: TimerBench) -> None:

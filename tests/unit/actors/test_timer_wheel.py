@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from raymq.actors.core.timer_wheel import TimerWheel
-from raymq.storage.timer_log import ENTRY, NO_ENTRIES, Entries, Kind
+from raymq.storage.timer_entry import ENTRY, NO_ENTRIES, Entries, Kind
 
 
 def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:
@@ -44,8 +44,14 @@ def test_what_is_due(wheel: TimerWheel, now_ms: int, most: int, most_bytes: int,
 
 
 def test_what_is_left_when_some_were_taken_out(wheel: TimerWheel) -> None:
-    for gone, next_due_ms, left in (([1, 2], 20, 2), ([0], 20, 1), ([7], 20, 1), ([3], None, 0)):
-        wheel.discard(gone)
+    for gone, next_due_ms, left in (
+        ([(10, 1), (10, 2)], 20, 2),
+        ([(30, 0)], 20, 1),
+        ([(20, 7)], 20, 1),
+        ([], 20, 1),
+        ([(20, 3)], None, 0),
+    ):
+        wheel.discard(entries(*gone))
         wheel.validate()
         assert (wheel.next_due_ms, len(wheel)) == (next_due_ms, left)
     wheel.add(NO_ENTRIES)

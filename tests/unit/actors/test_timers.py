@@ -17,8 +17,10 @@ from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
+from raymq.storage import timer_log
 from raymq.storage.record import OFFSET_BODY
-from raymq.storage.timer_log import HOUR_MS, Kind, TimerLog, key_of
+from raymq.storage.timer_entry import HOUR_MS, Kind, key_of
+from raymq.storage.timer_log import TimerLog
 from raymq.storage.topic_config import TopicConfig
 from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 
@@ -113,17 +115,40 @@ def test_the_clock_is_set_forth_and_back(bench: TimerBench) -> None:
     assert bench.deliver() == [b"c", b"d"]
 
 
-def test_hours_that_are_over_leave_no_file(bench: TimerBench) -> None:
+def test_what_is_over_is_forgotten(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
     bench.send(b"a", after=10.0)
     bench.send(b"b", after=HOUR + 10.0)
     bench.deliver()
-    assert len(bench.core.timers.log.hours) == 2
+    bench.checkpoint()
     bench.clock.advance(3 * HOUR)
     assert bench.deliver() == [b"a", b"b"]
-    bench.store.flush()
-    bench.deliver()
-    assert bench.core.timers.log.hours == []
-    assert {path.name for path in (bench.directory / "raymq" / "timers").iterdir()} <= {"state.json"}
+    bench.checkpoint()
+    assert sum(map(len, bench.core.timers.log.runs)) == 4, "the copies may not be on disk yet"
+    bench.send(b"c", after=5 * HOUR)
+    bench.forget()
+    assert sum(map(len, bench.core.timers.log.runs)) == 1
+    bench.kill()
+    bench.clock.advance(5 * HOUR)
+    assert bench.deliver() == [b"c"]
+
+
+def test_what_comes_for_an_hour_that_was_over_is_not_forgotten(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set back."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
+    bench.send(b"a", after=10.0)
+    bench.clock.advance(3 * HOUR)
+    assert bench.deliver() == [b"a"]
+    bench.forget()
+    bench.clock.advance(-3 * HOUR)
+    bench.send(b"b", after=10.0)
+    bench.checkpoint()
+    bench.clock.advance(3 * HOUR)
+    bench.forget()
+    bench.kill()
+    assert bench.deliver() == [b"b"]
 
 
 # -- what
@@ -380,7 +405,7 @@ def test_what_waits_outlives_the_log_files(bench: TimerBench) -> None:
             record = filler.encode(1, bytes([127, 0, 0, 1, 0, 0, 0, 0]))
             bench.core.append("t", 0, memoryview(record), np.array([len(record)], np.int32))
         bench.store.flush()
-        bench.store.delete_expired(rescue=bench.core.timers.rescue)
+        bench.store.delete_expired(rescue=bench.rescue)
         bench.kill()
     assert bench.store.min_physical_offset > first + 10 * CONFIG_FILE_BYTES
     assert bench.recall(early[8]) is RecallStatus.WITHDRAWN
@@ -407,7 +432,7 @@ def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: Time
     with pytest.raises(StoreFull):
         bench.send(b"refused", after=1.0)
     bench.clock.advance(2 * HOUR)
-    bench.store.delete_expired(rescue=bench.core.timers.rescue)
+    bench.store.delete_expired(rescue=bench.rescue)
     assert bench.store.min_physical_offset > 0
     with pytest.raises(StoreFull):
         bench.send(b"refused", after=1.0)
@@ -415,19 +440,6 @@ def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: Time
     bench.kill()
     bench.clock.advance(28 * HOUR)
     assert bench.deliver() == [b"m"]
-
-
-def test_a_rescue_of_many_goes_on_in_the_next_run(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "_MAX_RESCUED", 30)
-    bench.send(*(b"%03d" % n for n in range(100)), after=30 * HOUR)
-    end = bench.store.max_physical_offset
-    places = []
-    while not places or places[-1] < end:
-        places.append(bench.core.timers.rescue(end))
-    assert len(places) == 4
-    assert places == sorted(places)
-    bench.clock.advance(30 * HOUR)
-    assert len(bench.deliver()) == 100
 
 
 def test_a_damaged_record_does_not_keep_a_broker_from_knowing_what_it_delivered(bench: TimerBench) -> None:
@@ -451,14 +463,18 @@ def test_a_damaged_record_does_not_keep_a_broker_from_knowing_what_it_delivered(
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 60))])
-def test_random_lives(tmp_path: Path, seed: int) -> None:
+def test_random_lives(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens: each message once, not before its time, unless it was withdrawn; then never."""
     dice = random.Random(seed)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", dice.choice([5, 50, 1 << 15]))
+    monkeypatch.setattr(timers, "_MAX_LOADED", dice.choice([3, 1 << 14]))
     bench = TimerBench(tmp_path)
     sent: dict[bytes, Message] = {}
     withdrawn: set[bytes] = set()
     for turn in range(80):
-        action = dice.choice(["send", "send", "deliver", "deliver", "recall", "kill", "restart", "checkpoint", "jump"])
+        action = dice.choice(
+            ["send", "send", "deliver", "deliver", "recall", "kill", "restart", "checkpoint", "rescue", "jump"]
+        )
         if action == "send":
             for message in bench.send(
                 *(b"%d-%d" % (turn, n) for n in range(dice.randint(1, 20))),
@@ -482,6 +498,9 @@ def test_random_lives(tmp_path: Path, seed: int) -> None:
             bench.restart()
         elif action == "checkpoint":
             bench.checkpoint()
+        elif action == "rescue":
+            bench.store.flush()
+            bench.core.rescue.up_to(dice.randint(0, bench.store.max_physical_offset))
         elif action == "jump":
             bench.clock.advance(dice.choice([-100.0, -HOUR, -DAY]))
     bench.clock.now += 100 * DAY

@@ -1,20 +1,26 @@
-"""The files of what waits: what they tell, what they forget, what a crash and a full disk leave of them."""
+"""The timer log: what it tells, what it forgets, what a crash and a full disk leave of it."""
 
 from __future__ import annotations
 
 import errno
+import json
+import os
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raymq.storage import file_calls
+from raymq.storage import file_calls, timer_log
 from raymq.storage.errors import StoreCorrupt, StoreFailed, StoreFull
-from raymq.storage.timer_log import ENTRY, HOUR_MS, Entries, Kind, TimerLog, key_of
+from raymq.storage.timer_entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, Kind, key_of
+from raymq.storage.timer_log import TimerLog
+from raymq.storage.timer_run import TimerRun
 from tests.faulty_calls import FaultyCalls
 
 HOUR = 400_000
 START_MS = HOUR * HOUR_MS
+EVER_MS = 1 << 60
 
 
 def entry(due_ms: int, offset: int, place: int = 0, kind: Kind = Kind.WAITS, key: int = 7) -> Entries:
@@ -29,39 +35,184 @@ def offsets(entries: Entries) -> list[int]:
     return entries["queue_offset"].tolist()
 
 
-def test_what_waits_in_the_order_of_due_times(tmp_path: Path) -> None:
+def waiting(log: TimerLog, until_ms: int = EVER_MS, begin_ms: int = 0, most: int = 1 << 20) -> list[int]:
+    """The offsets of what waits, however many calls it takes."""
+    found: list[int] = []
+    begin = (begin_ms, LEAST_KEY)
+    while begin < (until_ms, LEAST_KEY):
+        part, following = log.waiting(begin, until_ms, most)
+        assert following > begin
+        found, begin = found + offsets(part), following
+    return found
+
+
+def checkpoint(log: TimerLog, log_end: int, over_ms: int = 0) -> None:
+    write = log.checkpoint(log_end, over_ms=over_ms)
+    assert write is not None
+    write()
+
+
+@pytest.fixture
+def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint makes a run of what was told since the last one."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
+
+
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_what_waits_in_the_order_of_due_times(tmp_path: Path, in_runs: bool, request: pytest.FixtureRequest) -> None:
+    if in_runs:
+        request.getfixturevalue("runs_at_once")
     log = opened(tmp_path)
-    log.append(np.concatenate([entry(START_MS + 50, 0), entry(START_MS + 10, 2), entry(START_MS + 10, 1)]))
-    log.append(entry(START_MS + HOUR_MS, 3))
-    log.append(entry(START_MS + 10, 2, kind=Kind.DELIVERED))
-    log.append(entry(START_MS + 50, 0))  # told twice, as after a crash
-    assert log.hours == [HOUR, HOUR + 1]
-    assert offsets(log.waiting(HOUR)) == [1, 0]
-    assert offsets(log.waiting(HOUR, START_MS + 50)) == [1]
-    assert offsets(log.waiting(HOUR + 1)) == [3]
-    assert offsets(log.waiting(HOUR + 2)) == []
-    again = opened(tmp_path)
-    assert offsets(again.waiting(HOUR)) == [1, 0]
-    assert offsets(again.find(START_MS + 10, 7)) == [2, 1, 2]
-    assert offsets(again.find(START_MS + 10, 8)) == []
+    for number, part in enumerate(
+        (
+            np.concatenate([entry(START_MS + 50, 0), entry(START_MS + 10, 2), entry(START_MS + 10, 1)]),
+            entry(START_MS + HOUR_MS, 3),
+            entry(START_MS + 10, 2, kind=Kind.DELIVERED),
+            entry(START_MS + 50, 0),  # told twice, as after a crash
+        )
+    ):
+        log.append(part)
+        checkpoint(log, number + 1)
+    for each in (log, opened(tmp_path)):
+        assert waiting(each) == [1, 0, 3]
+        assert waiting(each, START_MS + 50) == [1]
+        assert waiting(each, begin_ms=START_MS + 51) == [3]
+        assert sorted(offsets(each.find(START_MS + 10, 7))) == [1, 2, 2]
+        assert offsets(each.find(START_MS + 10, 8)) == []
+        assert each.ended_between(0, 9).tolist() == [2]
+        assert each.ended_between(3, 9).tolist() == []
+    assert bool(log.runs) == in_runs
 
 
-def test_more_than_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raymq.storage.timer_log._CHUNK_ENTRIES", 3)
+def test_any_entries_in_any_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs, what is about to be one and the journal tell together what a table would."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 20)
+    dice = random.Random(13)
     log = opened(tmp_path)
-    log.append(np.concatenate([entry(START_MS + n, n, place=n) for n in range(10)]))
-    log.append(entry(START_MS + 4, 4, kind=Kind.WITHDRAWN, place=99))
-    assert offsets(log.waiting(HOUR)) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
-    assert log.last_place(HOUR) == 99
+    waits: dict[int, tuple[int, int]] = {}
+    ended: set[int] = set()
+    held = None
+    for turn in range(150):
+        parts = []
+        for offset in range(turn * 10, turn * 10 + dice.randint(0, 10)):
+            due, key = START_MS + dice.choice([5, 5, 5, dice.randint(0, 900)]), dice.randint(-3, 3)
+            waits[offset] = due, key
+            parts.append(entry(due, offset, turn, key=key))
+        for offset in dice.sample(sorted(waits), min(len(waits), 3)):
+            ended.add(offset)
+            parts.append(
+                entry(waits[offset][0], offset, turn, dice.choice([Kind.DELIVERED, Kind.MOVED]), waits[offset][1])
+            )
+        log.append(np.concatenate([NO_ENTRIES, *parts]))
+        log.enqueued = turn
+        held = log.checkpoint(turn + 1) or held  # some of them come late, or never
+        if dice.random() < 0.5 and held is not None:
+            held()
+        if dice.random() < 0.1:
+            log.close()
+            log = opened(tmp_path)
+    for each in (log, opened(tmp_path)):
+        alive = {offset: mark for offset, mark in waits.items() if offset not in ended}
+        for most in (1 << 20, 3):
+            assert sorted(waiting(each, most=most)) == sorted(alive)
+            within = [o for o, (due, _) in alive.items() if START_MS + 100 <= due < START_MS + 300]
+            assert sorted(waiting(each, START_MS + 300, START_MS + 100, most)) == sorted(within)
+        assert set(each.ended_between(100, 900).tolist()) == {o for o in ended if 100 <= o < 900}
+        for mark in {waits[offset] for offset in dice.sample(sorted(waits), 20)}:
+            assert set(offsets(each.find(*mark))) == {o for o, other in waits.items() if other == mark}
 
 
-def test_a_deleted_hour_is_gone(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("runs_at_once")
+def test_a_message_is_found_by_looking_at_few_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.26: a recall cost all entries of its hour, three times; also if all are due at one millisecond."""
     log = opened(tmp_path)
-    log.append(entry(START_MS, 0))
-    log.delete(HOUR)
-    assert log.hours == []
-    assert opened(tmp_path).hours == []
-    assert log.last_place(HOUR) == -1
+    count = 50_000
+    entries = np.concatenate([entry(START_MS, 0)] * count)
+    entries["queue_offset"] = np.arange(count)
+    entries["key"] = np.arange(count) * 7
+    for number in range(3):
+        log.append(entries[number::3])
+        checkpoint(log, number + 1)
+    looked = 0
+    mark = TimerRun.mark
+
+    def counting(run: TimerRun, number: int) -> tuple[int, int]:
+        nonlocal looked
+        looked += 1
+        return mark(run, number)
+
+    monkeypatch.setattr(TimerRun, "mark", counting)
+    assert offsets(log.find(START_MS, 70_000)) == [10_000]
+    assert looked <= 3 * 20
+
+
+@pytest.mark.usefixtures("runs_at_once")
+def test_what_is_due_next_is_read_without_what_is_due_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened(tmp_path)
+    entries = np.concatenate([entry(START_MS, 0)] * 50_000)
+    entries["queue_offset"] = np.arange(len(entries))
+    entries["due_ms"] = START_MS + np.arange(len(entries))
+    log.append(entries)
+    checkpoint(log, 1)
+    taken = []
+    part = TimerRun.part
+    monkeypatch.setattr(TimerRun, "part", lambda run, *which: taken.append(which) or part(run, *which))
+    found, following = log.waiting((START_MS + 100, LEAST_KEY), START_MS + 200, 1_000)
+    assert (offsets(found), following) == (list(range(100, 200)), (START_MS + 200, LEAST_KEY))
+    found, following = log.waiting((START_MS + 100, LEAST_KEY), START_MS + 20_000, 1_000)
+    assert len(found) == 1_000
+    assert following == (START_MS + 1_100, 7)
+    assert taken == [(100, 200), (100, 1_100)]
+
+
+@pytest.mark.parametrize("hours", [1, 960])
+def test_a_checkpoint_costs_the_same_however_many_hours_something_is_due_in(tmp_path: Path, hours: int) -> None:
+    """Fault 13.26: it opened and synced a file for each of them, and an append opened them, too."""
+    log = opened(tmp_path)
+    calls = FaultyCalls()
+    with file_calls.replaced(calls):
+        log.append(np.concatenate([entry(START_MS + hour * HOUR_MS, hour) for hour in range(hours)]))
+        assert (calls.counts["open"], calls.counts["write"]) == (1, 1)
+        checkpoint(log, 10)
+    assert calls.counts["fdatasync"] + calls.counts["fsync"] <= 4
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_there_are_few_runs_however_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 4)
+    log = opened(tmp_path)
+    most = 0
+    for number in range(600):
+        log.append(np.concatenate([entry(START_MS + number * 1_000 + n, number * 4 + n) for n in range(4)]))
+        calls = FaultyCalls()
+        with file_calls.replaced(calls):
+            checkpoint(log, number + 1)
+        assert calls.counts["fdatasync"] <= 3
+        most = max(most, len(log.runs))
+    assert most <= 20
+    assert waiting(log) == list(range(2_400))
+    assert len(list(tmp_path.glob("run.*"))) == len(log.runs)
+    assert len(list(tmp_path.glob("journal.*"))) <= 1
+
+
+@pytest.mark.usefixtures("runs_at_once")
+def test_what_is_over_goes(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(START_MS + n, n) for n in range(10)]))
+    log.append(np.concatenate([entry(START_MS + n, n, kind=Kind.DELIVERED) for n in range(10)]))
+    log.append(entry(START_MS + HOUR_MS, 10))
+    checkpoint(log, 1)
+    log.append(entry(START_MS + 5, 11))
+    checkpoint(log, 2, over_ms=START_MS + HOUR_MS)
+    assert waiting(log) == [11, 10], "what came since then is kept"
+    assert sum(map(len, log.runs)) == 2
+    log.append(entry(START_MS + 5, 11, kind=Kind.DELIVERED))
+    log.append(entry(START_MS + HOUR_MS, 10, kind=Kind.DELIVERED))
+    checkpoint(log, 3)
+    log.enqueued = 12
+    checkpoint(log, 4, over_ms=EVER_MS)
+    assert (list(log.runs), waiting(log)) == ([], [])
+    assert waiting(opened(tmp_path)) == []
 
 
 def test_a_checkpoint_is_found_again(tmp_path: Path) -> None:
@@ -70,71 +221,87 @@ def test_a_checkpoint_is_found_again(tmp_path: Path) -> None:
     assert log.checkpoint(0) is None
     log.append(entry(START_MS, 0))
     log.enqueued = 1
-    write = log.checkpoint(500)
+    write = log.checkpoint(500, begin_ms=START_MS - 9)
     assert write is not None
     log.append(entry(START_MS + HOUR_MS, 1))
-    log.delete(HOUR)
     write()
     assert log.checkpoint(500) is None
     again = opened(tmp_path)
-    assert (again.enqueued, again.log_end) == (1, 500)
-    assert opened(tmp_path, log_end=300).log_end == 300
+    assert (again.enqueued, again.log_end, again.begin_ms) == (1, 500, START_MS - 9)
+    lost = opened(tmp_path, log_end=300)
+    assert (lost.log_end, lost.begin_ms) == (300, 0)
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_a_checkpoint_did_not_bring_to_disk_the_next_one_does(tmp_path: Path, fails: bool) -> None:
+def test_what_came_after_a_checkpoint_is_looked_for_from_when_it_is_due(tmp_path: Path) -> None:
+    """The clock may have been set back."""
+    log = opened(tmp_path)
+    log.enqueued = 1
+    write = log.checkpoint(500, begin_ms=START_MS)
+    assert write is not None
+    write()
+    log.append(entry(START_MS - 1_000, 1))
+    assert opened(tmp_path).begin_ms == START_MS - 1_000
+
+
+@pytest.mark.usefixtures("runs_at_once")
+@pytest.mark.parametrize("call", ["open", "write", "fdatasync", "fsync", "rename"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_a_checkpoint_did_not_bring_to_disk_the_next_one_does(tmp_path: Path, call: str, number: int) -> None:
     """It failed, or a broker that stops did not wait for it."""
     log = opened(tmp_path)
     log.append(np.concatenate([entry(START_MS, 0), entry(START_MS + HOUR_MS, 1)]))
     first = log.checkpoint(10)
     assert first is not None
-    if fails:
-        with file_calls.replaced(FaultyCalls("fdatasync", 2, errno.EIO)), pytest.raises(StoreFailed):
+    calls = FaultyCalls(call, number, errno.EIO)
+    with file_calls.replaced(calls):
+        try:
             first()
+        except StoreFailed:
+            assert waiting(opened(tmp_path)) == [0, 1]
     log.append(entry(START_MS + 2 * HOUR_MS, 2))
-    second = log.checkpoint(20)
-    assert second is not None
-    calls = FaultyCalls()
-    with file_calls.replaced(calls):
-        second()
-    assert calls.counts["fdatasync"] == 3
-    log.append(entry(START_MS, 3))
-    third = log.checkpoint(30)
-    assert third is not None
-    calls = FaultyCalls()
-    with file_calls.replaced(calls):
-        third()
-    assert calls.counts["fdatasync"] == 1
+    assert waiting(log) == [0, 1, 2]
+    checkpoint(log, 20)
+    assert waiting(log) == [0, 1, 2]
+    again = opened(tmp_path)
+    assert waiting(again) == [0, 1, 2]
+    assert again.log_end == 20
 
 
 def test_half_an_entry_is_cut_off(tmp_path: Path) -> None:
     opened(tmp_path).append(np.concatenate([entry(START_MS, 0), entry(START_MS, 1)]))
-    path = tmp_path / f"{HOUR:08d}"
+    [path] = tmp_path.glob("journal.*")
     path.write_bytes(path.read_bytes()[:-1])
     log = opened(tmp_path, clean=False)
     log.append(entry(START_MS, 5))
-    assert offsets(log.waiting(HOUR)) == [0, 5]
+    assert waiting(log) == [0, 5]
     assert path.stat().st_size == 2 * ENTRY.itemsize
 
 
-def test_after_a_crash_entries_of_lost_records_are_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_after_a_crash_entries_of_lost_records_are_dropped(
+    tmp_path: Path, in_runs: bool, request: pytest.FixtureRequest
+) -> None:
+    if in_runs:
+        request.getfixturevalue("runs_at_once")
     log = opened(tmp_path)
     log.append(np.concatenate([entry(START_MS, 0, place=10), entry(START_MS, 1, place=200)]))
     log.append(entry(START_MS, 0, place=100, kind=Kind.DELIVERED))
-    assert offsets(opened(tmp_path, log_end=100, clean=True).waiting(HOUR)) == [1]
+    checkpoint(log, 300)
+    assert len(log.runs) == in_runs
+    assert waiting(opened(tmp_path, log_end=100, clean=True)) == [1]
     # The copy and the second message were in the part of the log that the machine lost: the first one waits again.
-    assert offsets(opened(tmp_path, log_end=100, clean=False).waiting(HOUR)) == [0]
-    assert offsets(opened(tmp_path, log_end=1 << 40).waiting(HOUR)) == [0]
+    lost = opened(tmp_path, log_end=100, clean=False)
+    assert waiting(lost) == [0]
+    assert lost.ended_between(0, 9).tolist() == []
+    assert waiting(opened(tmp_path, log_end=1 << 40)) == [0]
 
 
 def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(tmp_path)
     log.append(entry(START_MS, 0))
-    path = tmp_path / f"{HOUR:08d}"
+    [path] = tmp_path.glob("journal.*")
 
     def half(fd: int, content: memoryview) -> int:
-        import os
-
         if os.fstat(fd).st_size > ENTRY.itemsize:
             raise OSError(errno.ENOSPC, "no room")
         return os.write(fd, content[: len(content) // 3])
@@ -145,14 +312,72 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     assert path.stat().st_size == ENTRY.itemsize
     log.append(entry(START_MS, 3))
-    assert offsets(log.waiting(HOUR)) == [0, 3]
+    assert waiting(log) == [0, 3]
+    assert waiting(opened(tmp_path)) == [0, 3]
 
 
-def test_a_state_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["{}", "[]", '{"version":3}', '{"version":2,"position":{}}', "x"])
+def test_a_state_that_cannot_be_read(tmp_path: Path, content: str) -> None:
     opened(tmp_path)
-    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "state.json").write_text(content)
     with pytest.raises(StoreCorrupt):
         opened(tmp_path)
+
+
+@pytest.mark.usefixtures("runs_at_once")
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_a_run_that_is_not_what_the_state_says(tmp_path: Path, damage: str) -> None:
+    log = opened(tmp_path)
+    log.append(entry(START_MS, 0))
+    checkpoint(log, 1)
+    [path] = tmp_path.glob("run.*")
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreCorrupt, match=path.name):
+        opened(tmp_path)
+
+
+def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
+    """One file for each hour, as docs/format.md describes them."""
+    one = np.concatenate(
+        [entry(START_MS + 9, 1, 50), entry(START_MS + 5, 0, 10), entry(START_MS + 5, 0, 90, Kind.DELIVERED)]
+    )
+    (tmp_path / f"{HOUR:08d}").write_bytes(one.astype(ENTRY).tobytes() + b"half an entry")
+    (tmp_path / f"{HOUR + 7:08d}").write_bytes(entry(START_MS + 7 * HOUR_MS, 2, 70).tobytes())
+    (tmp_path / "state.json").write_text('{"enqueued": 3, "logEnd": 95}')
+    for _ in range(2):
+        log = opened(tmp_path)
+        assert (log.enqueued, log.log_end) == (3, 95)
+        assert waiting(log) == [1, 2]
+        assert log.find(START_MS + 5, 7)["kind"].tolist() == [Kind.WAITS, Kind.DELIVERED]
+    assert {path.name for path in tmp_path.iterdir()} == {"state.json", "run.0000000001"}
+
+
+def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 2)
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(0x0203, 1, 0x20), entry(0x0102, 0, 0x10, key=-1)]))
+    log.append(entry(0x0203, 1, 0x30, Kind.DELIVERED))
+    log.enqueued = 2
+    checkpoint(log, 0x40)
+    log.append(entry(0x0405, 2, 0x50))
+
+    def row(due: int, offset: int, place: int, key: str, kind: int) -> bytes:
+        return bytes.fromhex(f"{due:016x}{offset:016x}{place:016x}{key}00000064{kind:08x}")
+
+    waits = row(0x0102, 0, 0x10, "f" * 16, 1) + row(0x0203, 1, 0x20, "0000000000000007", 1)
+    [run] = tmp_path.glob("run.*")
+    assert run.read_bytes() == waits + row(0x0203, 1, 0x30, "0000000000000007", 2) + bytes.fromhex("0000000000000001")
+    [journal] = tmp_path.glob("journal.*")
+    assert journal.read_bytes() == row(0x0405, 2, 0x50, "0000000000000007", 1)
+    assert json.loads((tmp_path / "state.json").read_bytes()) == {
+        "version": 2,
+        "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0},
+        "journal": int(journal.name.removeprefix("journal.")),
+        "runs": [[int(run.name.removeprefix("run.")), 3, 1, 0x30]],
+    }
 
 
 def test_keys_differ() -> None:

@@ -1,0 +1,121 @@
+"""What the timer log says of itself: which files it is made of, and up to where they hold what the log has.
+
+raymq/timers/state.json, replaced as a whole: `{"version":2,"position":{"enqueued":N,"logEnd":M,"begin":MS,
+"over":MS},"journal":K,"runs":[[number,entries,ended,last place],...]}`. Files that it does not name, and journals older
+than K, are not needed any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from raymq.storage import fileutil
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.timer_entry import ENTRY, Entries, in_order
+from raymq.storage.timer_run import RunShape, write_run
+
+_VERSION: Final = 2
+_JOURNAL: Final = "journal."
+_RUN: Final = "run."
+
+
+@dataclass(frozen=True, slots=True)
+class TimerState:
+    """See this file's first lines and `TimerLog`."""
+
+    enqueued: int = 0
+    log_end: int = 0
+    begin_ms: int = 0
+    over_ms: int = 0
+    journal: int = 0
+    runs: Sequence[RunShape] = ()
+
+    def save(self, folder: Path) -> None:
+        """Replace what was said before; it is on disk when this returns. StoreFull, StoreFailed: not done."""
+        runs = [[run.number, run.entries, run.ended, run.last_place] for run in self.runs]
+        position = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms, "over": self.over_ms}
+        told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs}
+        fileutil.replace(_state_path(folder), json.dumps(told).encode())
+
+
+def load(folder: Path) -> TimerState:
+    """What was said last; files of the first version become a run.
+
+    Raises:
+        StoreCorrupt: it cannot be read, or a newer version of RayMQ wrote it. StoreFull, StoreFailed.
+    """
+    path = _state_path(folder)
+    try:
+        told = json.loads(path.read_bytes())
+        if "version" not in told:
+            return _take_over(folder, int(told["enqueued"]), int(told["logEnd"]))
+        if told["version"] != _VERSION:
+            raise StoreCorrupt(str(path), 0, f"timers of version {told['version']}, not {_VERSION}")
+        return _read(told)
+    except FileNotFoundError:
+        return _take_over(folder, 0, 0)
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreCorrupt(str(path), 0, f"no state of timers: {error}") from None
+
+
+def _read(told: dict[str, Any]) -> TimerState:
+    position = told["position"]
+    return TimerState(
+        int(position["enqueued"]),
+        int(position["logEnd"]),
+        int(position["begin"]),
+        int(position["over"]),
+        int(told["journal"]),
+        [RunShape(*map(int, run)) for run in told["runs"]],
+    )
+
+
+def _take_over(folder: Path, enqueued: int, log_end: int) -> TimerState:
+    """The first version had a file of entries for each hour in which something was due, named by the hour."""
+    hours = _hours(folder)
+    if not hours:
+        return TimerState(enqueued, log_end)
+    run = write_run(folder, 1, (_read_hour(path) for path in hours))
+    # Hours that were over when the state was written had no file any more.
+    over_ms = int(_state_path(folder).stat().st_mtime * 1000) if enqueued else 0
+    state = TimerState(enqueued, log_end, 0, over_ms, 2, [] if run is None else [run.shape])
+    state.save(folder)
+    return state
+
+
+def _hours(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.isdecimal())
+
+
+def _read_hour(path: Path) -> Entries:
+    content = path.read_bytes()
+    return in_order(np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize))
+
+
+def journals(folder: Path, first: int) -> dict[int, Path]:
+    """The journals from that number on, in their order."""
+    found = {int(path.name[len(_JOURNAL) :]): path for path in folder.glob(f"{_JOURNAL}*[0-9]")}
+    return {number: found[number] for number in sorted(found) if number >= first}
+
+
+def journal_path(folder: Path, number: int) -> Path:
+    """The file of a journal."""
+    return folder / f"{_JOURNAL}{number:010d}"
+
+
+def tidy(folder: Path, runs: Collection[Path], first_journal: int) -> None:
+    """Remove the files that a state with these runs and journals, which is on disk, does not name."""
+    needed = {*runs, *journals(folder, first_journal).values()}
+    for path in [*folder.glob(f"{_RUN}*"), *folder.glob(f"{_JOURNAL}*"), *_hours(folder)]:
+        if path not in needed:
+            fileutil.remove(path)
+
+
+def _state_path(folder: Path) -> Path:
+    return folder / "state.json"

@@ -1,0 +1,230 @@
+"""What waits is stored anew before its log file goes: at all hours, in small steps, and nothing else is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.core import rescue
+from raymq.actors.errors import StoreFull
+from raymq.actors.naming import TIMER_TOPIC
+from raymq.actors.protocol import RecallStatus
+from raymq.client import Message
+from raymq.storage import timer_log
+from raymq.storage.record import OFFSET_BODY
+from raymq.storage.store import Store
+from tests.unit.actors.timer_bench import CONFIG, DAY, HOST, HOUR, TimerBench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[TimerBench]:
+    made = TimerBench(tmp_path)
+    yield made
+    made.close()
+
+
+class Looked:
+    """The places of the log at which records of the timer queue were read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[int] = []
+        read = Store.read
+
+        def reading(store: Store, topic: str, queue_id: int, *arguments: int, **named: bool) -> object:
+            lease = read(store, topic, queue_id, *arguments, **named)
+            if topic == TIMER_TOPIC:
+                self.steps.append(len(lease.sizes))
+            return lease
+
+        monkeypatch.setattr(Store, "read", reading)
+
+
+def fill(bench: TimerBench, files: int) -> None:
+    """Fill so many log files with what nobody waits for."""
+    record = Message("t", b"x" * 50_000).encode(1, HOST)
+    for _ in range(files):
+        bench.core.append("t", 0, memoryview(record), np.array([len(record)], np.int32))
+    bench.store.flush()
+
+
+def come(bench: TimerBench, count: int) -> None:
+    """All that was sent comes, once, in the end."""
+    bench.clock.advance(40 * DAY)
+    bench.deliver()
+    bodies = [record.body for record in bench.delivered() if len(record.body) == 4]
+    assert sorted(bodies) == [b"%04d" % number for number in range(count)]
+
+
+def test_only_what_lies_in_files_that_go_is_looked_at(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.26: each run read the entries of all that waited."""
+    bench.send(*(b"%04d" % n for n in range(50)), after=30 * HOUR)
+    fill(bench, 3)
+    end = bench.store.max_physical_offset
+    bench.send(*(b"%04d" % n for n in range(50, 1_000)), after=30 * HOUR)
+    bench.core.timers.absorb()
+    monkeypatch.setattr(bench.core.timers.log, "waiting", None)  # nobody asks for all that waits
+    looked = Looked(monkeypatch)
+    assert bench.rescue(end) == end
+    assert sum(looked.steps) <= 50 + rescue._STEP_MESSAGES + 50, "the last step, and those that are taken in again"
+    monkeypatch.undo()
+    come(bench, 1_000)
+
+
+def test_a_step_is_bounded_and_many_of_them_are_made(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.26: 5,000 in one go, every ten seconds of one hour of the day."""
+    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 20)
+    bench.send(*(b"%04d" % n for n in range(1_000)), after=30 * HOUR)
+    end = bench.store.max_physical_offset
+    before, grown = bench.store.max_offset(TIMER_TOPIC, 0), []
+    bench.core.rescue.want(end)
+    while bench.core.rescue.step():
+        after = bench.store.max_offset(TIMER_TOPIC, 0)
+        grown.append(after - before)
+        before = after
+    assert (max(grown), sum(grown)) == (20, 1_000)
+    assert bench.core.rescue.up_to(end) == end
+    assert not bench.core.rescue.step(), "there is nothing to do until more files go"
+    come(bench, 1_000)
+
+
+def test_what_waits_no_more_is_not_stored_anew(bench: TimerBench) -> None:
+    near = bench.send(*(b"%04d" % n for n in range(10)), after=5.0)
+    far = bench.send(*(b"%04d" % n for n in range(10, 30)), after=30 * HOUR)
+    assert bench.recall(far[3]) is RecallStatus.WITHDRAWN
+    bench.clock.advance(5)
+    assert len(bench.deliver()) == len(near)
+    end, before = bench.store.max_physical_offset, bench.store.max_offset(TIMER_TOPIC, 0)
+    assert bench.rescue(end) == end
+    assert bench.store.max_offset(TIMER_TOPIC, 0) - before == 19
+    assert bench.recall(far[3]) is RecallStatus.WITHDRAWN
+    assert bench.recall(far[4]) is RecallStatus.WITHDRAWN
+    assert bench.recall(near[0]) is RecallStatus.DELIVERED
+    bench.kill()
+    bench.clock.advance(30 * HOUR)
+    assert len(bench.deliver()) == 18
+
+
+def test_what_was_forgotten_because_it_was_over_is_not_stored_anew(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock was set back to before it was due."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
+    bench.send(b"0000", after=10.0)
+    end = bench.store.max_physical_offset
+    bench.clock.advance(3 * HOUR)
+    assert bench.deliver() == [b"0000"]
+    bench.forget()
+    assert sum(map(len, bench.core.timers.log.runs)) == 0
+    bench.kill()
+    bench.clock.advance(5.0 - 3 * HOUR)
+    assert bench.rescue(end) == end
+    come(bench, 1)
+
+
+def test_what_is_known_to_be_over_is_not_read(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(*(b"%04d" % n for n in range(900)), after=5.0)
+    bench.send(b"0900", after=9 * HOUR)
+    bench.clock.advance(5)
+    assert len(bench.deliver()) == 900
+    looked = Looked(monkeypatch)
+    end = bench.store.max_physical_offset
+    assert bench.rescue(end) == end
+    assert sum(looked.steps) <= 3
+    come(bench, 901)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_kill_between_two_steps_loses_and_doubles_nothing(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch, kill: bool
+) -> None:
+    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 7)
+    bench.send(*(b"%04d" % n for n in range(100)), after=30 * HOUR)
+    end = bench.store.max_physical_offset
+    for _ in range(9):
+        bench.core.rescue.up_to(end)
+        if kill:
+            bench.kill()
+    assert bench.rescue(end) == end
+    come(bench, 100)
+
+
+def test_log_that_retention_lets_go_of_follows_the_rescue(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files stay until what waits in them was stored anew, then they go: the log does not grow for ever."""
+    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 10)
+    bench.send(*(b"%04d" % n for n in range(300)), after=20 * DAY)
+    lengths = []
+    for _ in range(30):
+        fill(bench, 1)
+        bench.clock.advance(HOUR)
+        bench.core.rescue.want(bench.store.leaving_before())
+        while bench.core.rescue.step():
+            pass
+        bench.store.flush()
+        bench.store.delete_expired(rescue=bench.core.rescue.up_to)
+        lengths.append(bench.store.max_physical_offset - bench.store.min_physical_offset)
+    assert max(lengths) <= 12 * CONFIG.commitlog_file_bytes
+    assert bench.store.min_physical_offset > 15 * CONFIG.commitlog_file_bytes
+    come(bench, 300)
+
+
+def test_what_is_stored_anew_again_and_again_does_not_grow(bench: TimerBench) -> None:
+    """Each copy says what it was made from, once. What is said more often than once counts the last time."""
+    [message] = bench.send(b"0000", after=39 * DAY)
+    sizes = []
+    for _ in range(60):
+        end = bench.store.max_physical_offset
+        assert bench.rescue(end) == end
+        sizes.append(int(bench.store.entries(TIMER_TOPIC, 0, bench.store.max_offset(TIMER_TOPIC, 0) - 1, 1)[1][0]))
+    assert max(sizes) - min(sizes) <= (rescue._MOST_ORIGINS + 1) * 40
+    bench.kill()
+    assert bench.recall(message) is RecallStatus.WITHDRAWN
+    bench.clock.advance(40 * DAY)
+    assert bench.deliver() == []
+
+
+def test_a_damaged_record_does_not_stop_it(bench: TimerBench) -> None:
+    bench.send(*(b"%04d" % n for n in range(30)), after=30 * HOUR)
+    place = int(bench.store.entries(TIMER_TOPIC, 0, 7, 1)[0][0])
+    bench.core.timers.absorb()
+    bench.kill()
+    with (bench.directory / "commitlog" / f"{0:020d}").open("r+b") as stream:
+        stream.seek(place + OFFSET_BODY)
+        stream.write(b"X")
+    end = bench.store.max_physical_offset
+    assert bench.rescue(end) == end
+    bench.clock.advance(30 * HOUR)
+    assert sorted(bench.deliver()) == [b"%04d" % n for n in range(30) if n != 7]
+
+
+def test_a_full_disk_puts_it_off(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(*(b"%04d" % n for n in range(30)), after=30 * HOUR)
+    end = bench.store.max_physical_offset
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "append", full)
+        for _ in range(2):
+            with pytest.raises(StoreFull):
+                bench.core.rescue.up_to(end)
+    assert bench.core.rescue.up_to(0) == 0
+    assert bench.rescue(end) == end
+    come(bench, 30)
+
+
+def test_it_writes_although_the_disk_is_fuller_than_it_may_be(bench: TimerBench) -> None:
+    bench.send(b"0000", after=30 * HOUR)
+    end = bench.store.max_physical_offset
+    bench.config = replace(bench.config, disk_refuse_ratio=0.000001)
+    bench.kill()
+    assert bench.rescue(end) == end
+    with pytest.raises(StoreFull):
+        bench.send(b"refused", after=1.0)
+    bench.config = replace(bench.config, disk_refuse_ratio=1.0)
+    bench.kill()
+    come(bench, 1)
