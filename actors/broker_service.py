@@ -71,7 +71,7 @@ _POP_SWEEP_SECONDS = 0.05
 _GROUP_SWEEP_SECONDS = 0.5
 #: How often old log files are looked for (RocketMQ's cleanResourceInterval).
 _RETENTION_SECONDS = 10.0
-#: How often one step is made to store anew what waits in files that are about to go: at most about 10 MiB a second.
+#: How often a step is made to store anew what waits in files that are about to go: 2,000 messages a second at most.
 _RESCUE_SECONDS = 0.05
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0

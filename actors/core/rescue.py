@@ -24,8 +24,8 @@ from raymq.storage.store import Store
 from raymq.storage.timer_entry import Entries
 
 #: One step looks at so many records, or bytes of them, ...
-_STEP_MESSAGES: Final = 256
-_STEP_BYTES: Final = 512 << 10
+_STEP_MESSAGES: Final = 100
+_STEP_BYTES: Final = 256 << 10
 #: ... or passes over so many of which it is known without looking at them that they wait no more.
 _STEP_ENDED: Final = 1 << 14
 #: The property by which a copy says what it was made from is added to those that are there; when records say it more
