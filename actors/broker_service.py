@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
@@ -185,6 +187,9 @@ class BrokerService:
             StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
         """
         check_name("broker", spec.name, 127)
+        # pyarrow's first conversion imports pandas where it is installed: half a second in which a broker that serves
+        # already would stand still.
+        pa.array([0]).to_numpy()
         directory = Path(spec.directory)
         identity_file = directory / "raymq" / "broker.json"
         known = json_file.load(identity_file)
