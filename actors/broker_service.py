@@ -286,13 +286,17 @@ class BrokerService:
             corruption=[Corruption(c.file, c.offset, c.reason) for c in self.store.recovery.corruption],
             scheduler_pid=self._scheduler_pid,
             lateness=self._lateness,
-            refusals=dict(self.statistics.refusals),
+            refusals=self._refusals(),
         )
 
     @property
     def troubles(self) -> dict[str, str]:
         """Why this broker is not in the routes of a name server, by its address; empty where all have it."""
         return self._registration.troubles
+
+    def _refusals(self) -> dict[str, int]:
+        refused = self._server.refused_connections
+        return {**self.statistics.refusals, **({"connections": refused} if refused else {})}
 
     async def announce(self) -> None:
         """Register with every name server; those that do not answer learn it from a later heartbeat."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from raymq.storage import record as layout
 from raymq.storage.byte_rows import Int64s
-from raymq.storage.errors import MessageExpired, MessageNotFound, StoreCorrupt, StoreError
+from raymq.storage.errors import MessageExpired, MessageNotFound, StoreBusy, StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.health import Health
 from raymq.storage.mapped_file import MappedFile
@@ -58,6 +58,7 @@ class CommitLog:
             allocate_step_bytes=min(_ALLOCATE_STEP_BYTES, file_bytes),
             open_files=OpenFiles(_MAPPED_FILES) if writable else None,
             whole_to=whole_to,
+            reserved=True,
         )
         self._store_host = int.from_bytes(store_host, "big", signed=True)
         self._store_host_bytes = store_host
@@ -276,6 +277,8 @@ class CommitLog:
                 failpoint("flush.before_sync")
                 try:
                     self.files.sync(self.flushed_offset, end)
+                except StoreBusy:  # nothing was done, and all of it can be
+                    raise
                 except StoreError as error:
                     self.health.fail(error)
                     raise

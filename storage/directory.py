@@ -111,6 +111,11 @@ class Paths:
         return self.root / "raymq" / "healthy"
 
     @property
+    def ballast(self) -> Path:
+        """Room that is given back where the disk is full."""
+        return self.root / "raymq" / "ballast"
+
+    @property
     def damaged(self) -> Path:
         """The folder of copies of damaged bytes."""
         return self.root / "raymq" / "damaged"

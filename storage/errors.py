@@ -15,6 +15,7 @@ their own leaves.
         +-- StoreCorrupt               bytes on disk are not what was written
         +-- StoreFailed                the disk failed; writes are refused until the store is opened again
         +-- StoreFull                  the disk is above the refusal mark
+            +-- StoreBusy              no descriptor or memory is left for a file
 
 Errors cross processes, so each survives pickle with all its fields (`__reduce__` below; tests/unit/test_errors.py).
 """
@@ -171,3 +172,9 @@ class StoreFull(StoreError):
     wire_code = "SERVICE_NOT_AVAILABLE"
     retriable = True
     remedy = "free some of the disk or raise disk_refuse_ratio; the store goes on by itself then"
+
+
+class StoreBusy(StoreFull):
+    """No descriptor or memory is left for a file, in the process or the machine: nothing was done."""
+
+    remedy = "try again; raise the limit of open files (ulimit -n) or lower what else uses them"

@@ -7,6 +7,7 @@ and neither has the memory of a mapping: bytes reach it without a call, and its 
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,14 @@ class FileCalls:
     def open(self, path: Path, flags: int) -> int:
         """A descriptor, closed in child programs; new files get mode 0644."""
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def duplicate(self, fd: int) -> int:
+        """Another descriptor of the same open file."""
+        return os.dup(fd)
+
+    def map(self, fd: int, size: int, flags: int) -> mmap.mmap:
+        """The file's memory, which takes a descriptor of its own."""
+        return mmap.mmap(fd, size, flags=flags)
 
     def write(self, fd: int, content: bytes | memoryview) -> int:
         """How many bytes were written, which may be fewer than there are."""

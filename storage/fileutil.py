@@ -1,7 +1,8 @@
 """What makes files safe: fsync, atomic replacement, locks, allocation. Nobody else calls these system functions.
 
 Whatever changes a file goes through `file_calls`. A call that fails is a StoreError that names the file and says what
-to do: StoreFull where there is no room and nothing is in doubt, StoreFailed for all else, and for every fsync.
+to do: StoreFull where there is no room and nothing is in doubt, StoreBusy where descriptors or memory have run out,
+StoreFailed for all else, and for every fsync.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Final, cast
+from typing import ClassVar, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from raymq.storage import file_calls
-from raymq.storage.errors import StoreError, StoreFailed, StoreFull, StoreLocked
+from raymq.storage.descriptors import NONE_LEFT, RESERVE
+from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull, StoreLocked
 from raymq.storage.failpoints import failpoint
 
 #: struct flock of a 64-bit Linux: type, whence, start, length, pid.
@@ -27,6 +30,8 @@ _FLOCK = struct.Struct("hhqqi4x")
 _SCAN_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_SCAN_BYTES)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_NOW: Final = (*NONE_LEFT, errno.ENOMEM)
+_T = TypeVar("_T")
 
 
 def fdatasync(fd: int, path: Path) -> None:
@@ -134,11 +139,11 @@ _taking_turns: Final = threading.Lock()
 def open_to_read(path: Path) -> int:
     """A descriptor to read with, FileNotFoundError if there is no such file; StoreFailed: it could not be opened."""
     try:
-        return file_calls.current.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        return attempt("open", path, lambda: file_calls.current.open(path, os.O_RDONLY), reserved=True)
+    except StoreFailed as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
         raise
-    except OSError as error:
-        raise _not_done("open", path, error) from error
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -280,13 +285,16 @@ def truncate(fd: int, size: int, path: Path) -> None:
         raise _not_done("resize", path, error) from error
 
 
-def create_sparse(path: Path, size: int) -> int:
+def create_sparse(path: Path, size: int, *, reserved: bool = False) -> int:
     """A descriptor of the file at `path`, created or grown to `size` bytes of which none is allocated.
+
+    Args:
+        reserved: as in `attempt`.
 
     Raises:
         StoreFull, StoreFailed: it could not be made.
     """
-    fd = _open(path, os.O_RDWR | os.O_CREAT)
+    fd = _open(path, os.O_RDWR | os.O_CREAT, reserved=reserved)
     try:
         if os.fstat(fd).st_size < size:
             truncate(fd, size, path)
@@ -324,17 +332,46 @@ def zero_from(fd: int, start: int, size: int, path: Path) -> None:
     truncate(fd, size, path)
 
 
-def _open(path: Path, flags: int) -> int:
-    try:
-        return file_calls.current.open(path, flags)
-    except OSError as error:
-        raise _not_done("open", path, error) from error
+def attempt(action: str, path: Path, call: Callable[[], _T], *, reserved: bool) -> _T:
+    """What `call`, which takes a descriptor, returns.
+
+    Args:
+        reserved: it may have one of those that are held back; see `descriptors`.
+
+    Raises:
+        StoreBusy: no descriptor or memory is left. StoreFull, StoreFailed: as any call.
+    """
+    while True:
+        try:
+            done = call()
+        except OSError as error:
+            if reserved and error.errno in NONE_LEFT and RESERVE.give():
+                continue
+            raise _not_done(action, path, error) from error
+        RESERVE.refill()
+        return done
+
+
+def _open(path: Path, flags: int, *, reserved: bool = True) -> int:
+    return attempt("open", path, lambda: file_calls.current.open(path, flags), reserved=reserved)
+
+
+def map_file(fd: int, size: int, flags: int, path: Path, *, reserved: bool = False) -> mmap.mmap:
+    """A file's memory; raises as `attempt`."""
+    return attempt("map", path, lambda: file_calls.current.map(fd, size, flags), reserved=reserved)
+
+
+def duplicate(fd: int, path: Path) -> int:
+    """Another descriptor of an open file; raises as `attempt`."""
+    return attempt("open", path, lambda: file_calls.current.duplicate(fd), reserved=True)
 
 
 def _not_done(action: str, path: Path, error: OSError) -> StoreError:
     """What to raise when a call was refused and nothing is in doubt."""
     if error.errno in _NO_ROOM:
         return StoreFull(f"no room to {action} {path}: {_words(error)}")
+    if error.errno in _NOT_NOW:
+        return StoreBusy(f"could not {action} {path} now: {_words(error)}")
     return _failed(action, path, error)
 
 

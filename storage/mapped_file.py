@@ -56,6 +56,7 @@ class MappedFile:
         writable: bool,
         allocate_step_bytes: int = 0,
         ahead: Ahead | None = None,
+        reserved: bool = False,
     ) -> None:
         """Map `path`, which is created or grown to `size` if `writable`.
 
@@ -64,6 +65,10 @@ class MappedFile:
         Args:
             allocate_step_bytes: how far ahead of a write blocks are allocated; 0 = the whole file.
             ahead: where the file asks for what lies behind its writes to be prepared; None = nowhere.
+            reserved: it may have descriptors that are held back; see `descriptors`.
+
+        Raises:
+            StoreBusy: no descriptor or memory is left for it. StoreFull, StoreFailed: it cannot be made or opened.
         """
         self.path = path
         self.start = start
@@ -83,13 +88,15 @@ class MappedFile:
         self._descriptor = threading.Lock()
         self._writable = writable
         if writable:
-            self._fd = fileutil.create_sparse(path, size)
+            self._fd = fileutil.create_sparse(path, size, reserved=reserved)
         else:
-            self._fd = os.open(path if path.exists() else os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = fileutil.open_to_read(path if path.exists() else Path(os.devnull))
         try:
             present = os.fstat(self._fd).st_size
             if present >= size:
-                self._mapping = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED if writable else _PRIVATE)
+                self._mapping = fileutil.map_file(
+                    self._fd, size, mmap.MAP_SHARED if writable else _PRIVATE, path, reserved=reserved
+                )
             else:
                 # Read-only and cut off: what is missing shows as zeros.
                 self._mapping = mmap.mmap(-1, size)
@@ -188,10 +195,12 @@ class MappedFile:
     def sync(self) -> None:
         """Wait until what was written before the call is on disk; releases the GIL. StoreFailed if it may not be.
 
+        StoreBusy: nothing was done, for want of a descriptor.
+
         A file that was closed is opened for that, and left alone if it was deleted. Any thread.
         """
         with self._descriptor:
-            fd = os.dup(self._fd) if self._fd >= 0 else -1
+            fd = fileutil.duplicate(self._fd, self.path) if self._fd >= 0 else -1
         if fd < 0:
             sync_path(self.path)
             return
@@ -215,7 +224,7 @@ class MappedFile:
 def sync_path(path: Path) -> None:
     """`MappedFile.sync` of a file that is not mapped."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = fileutil.open_to_read(path)
     except FileNotFoundError:
         return
     try:

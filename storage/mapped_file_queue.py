@@ -44,11 +44,13 @@ class MappedFileQueue:
         allocate_step_bytes: int = 0,
         open_files: OpenFiles | None = None,
         whole_to: int | None = None,
+        reserved: bool = False,
     ) -> None:
         """Look what is there; nothing is created yet.
 
         Args:
             open_files: bounds how many files are mapped, these among others; None = as many as are touched.
+            reserved: as in `MappedFile`.
             whole_to: the position up to which all was on disk when the machine died; None = it did not.
 
         Raises:
@@ -66,6 +68,7 @@ class MappedFileQueue:
         #: Whether a file's name may not be on disk.
         self._new_names = False
         self._open_files = open_files
+        self._reserved = reserved
         self._prepared: dict[int, MappedFile] = {}
         self._creating = threading.Lock()
         sizes = _sizes(folder)
@@ -117,7 +120,11 @@ class MappedFileQueue:
         if file is not None:
             return bytes(file.view[at : at + length])
         # A text, not a Path: opening a store with many queues does this very often.
-        fd = os.open(f"{self._folder_text}/{file_name(start)}", os.O_RDONLY | os.O_CLOEXEC)
+        path = f"{self._folder_text}/{file_name(start)}"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # once more, for an error of ours
+            fd = fileutil.open_to_read(Path(path))
         try:
             # A file that was cut off goes on with zeros, as its mapping would.
             return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
@@ -235,8 +242,12 @@ class MappedFileQueue:
             names: all names, also those of files that were there when the store was opened.
         """
         if names or self._new_names:
-            for folder in self.take_new_names(anyway=names):
-                fileutil.sync_directory(folder)
+            try:
+                for folder in self.take_new_names(anyway=names):
+                    fileutil.sync_directory(folder)
+            except StoreError:
+                self._new_names = True  # the next one has to do it
+                raise
         self.sync_data(begin, end)
 
     def trust_names(self, end: int) -> None:
@@ -295,7 +306,14 @@ class MappedFileQueue:
 
     def _open(self, start: int) -> MappedFile:
         path = self.folder / file_name(start)
-        return MappedFile(path, start, self.file_bytes, writable=self._writable, allocate_step_bytes=self._step)
+        return MappedFile(
+            path,
+            start,
+            self.file_bytes,
+            writable=self._writable,
+            allocate_step_bytes=self._step,
+            reserved=self._reserved,
+        )
 
     def _close(self, start: int) -> None:
         file = self._files.get(start)

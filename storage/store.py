@@ -20,11 +20,13 @@ import numpy.typing as npt
 
 from raymq.storage import directory as layout_of
 from raymq.storage import fileutil
+from raymq.storage.ballast import Ballast
 from raymq.storage.checking import Single
 from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import InvalidInput, StoreError, StoreFailed
+from raymq.storage.descriptors import RESERVE
+from raymq.storage.errors import InvalidInput, StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.flush import Flusher
 from raymq.storage.lease import Lease
@@ -92,6 +94,7 @@ class Store:
             self.config.flush_least_pages,
         )
         if not read_only:
+            RESERVE.fill()
             self._begin_writing()
 
     def _begin_writing(self) -> None:
@@ -105,13 +108,21 @@ class Store:
             self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_good:
                 parts.health.certify()
-            parts.log.prepare_ahead(clean=self.config.flush == "sync")
+            self._ballast = Ballast(parts.paths.ballast)
+            self._keep_ballast(Disk.of(self.directory))
+            if self._ballast.is_there:  # else what is left of the disk is needed otherwise
+                parts.log.prepare_ahead(clean=self.config.flush == "sync")
             parts.ahead.start()
             parts.dispatcher.start()
         except BaseException:
             parts.close()
             raise
         self._flusher.start()
+
+    def _keep_ballast(self, disk: Disk) -> None:
+        """Make the ballast where it is missing and the disk is not full."""
+        if not self._ballast.is_there and disk.ratio < self.config.disk_refuse_ratio:
+            self._ballast.make()
 
     @classmethod
     def open(
@@ -134,12 +145,22 @@ class Store:
         Raises:
             StoreLocked: another process or another Store of this one has it.
             StoreCorrupt: files of a wrong size or missing between others, settings that cannot be read.
+            StoreFull: the disk has no room even for what opening writes. StoreBusy: no descriptors are left.
             InvalidInput: read-only, and there is no directory.
         """
         path = Path(directory)
         if read_only and not path.is_dir():
             raise InvalidInput("directory", "a store directory", str(path))
-        return cls(path, config or StoreConfig(), read_only, now_ms, due_from_ms)
+        arguments = path, config or StoreConfig(), read_only, now_ms, due_from_ms
+        try:
+            return cls(*arguments)
+        except StoreBusy:
+            raise
+        except StoreFull:
+            # Only who is open can delete what has expired: what opening has to write has its place in the ballast.
+            if read_only or not Ballast(layout_of.Paths(path).ballast).release():
+                raise
+            return cls(*arguments)
 
     # ---- writing
 
@@ -248,7 +269,9 @@ class Store:
         files = self._log.expirable(FILES_A_RUN)
         file_bytes = self._log.files.file_bytes
         newest_ms = [timestamp_ms for _, timestamp_ms in files]
-        decision = self.retention.decide(newest_ms, file_bytes, self._now_ms(), Disk.of(self.directory), asked=asked)
+        disk = Disk.of(self.directory)
+        self._keep_ballast(disk)
+        decision = self.retention.decide(newest_ms, file_bytes, self._now_ms(), disk, asked=asked)
         removals: list[Removal] = []
         if decision.files:
             failpoint("retention.before_detach")

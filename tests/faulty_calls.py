@@ -8,6 +8,7 @@ A failing fsync loses what a real one may lose: the call does nothing, and later
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import Counter
@@ -29,6 +30,8 @@ class UnsyncedCalls(FileCalls):
 
 KINDS: Final = (
     "open",
+    "duplicate",
+    "map",
     "write",
     "truncate",
     "allocate",
@@ -90,6 +93,14 @@ class FaultyCalls(FileCalls):
     def open(self, path: Path, flags: int) -> int:
         self._count("open", path)
         return self._real.open(path, flags)
+
+    def duplicate(self, fd: int) -> int:
+        self._count("duplicate", fd)
+        return self._real.duplicate(fd)
+
+    def map(self, fd: int, size: int, flags: int) -> mmap.mmap:
+        self._count("map", fd)
+        return self._real.map(fd, size, flags)
 
     def write(self, fd: int, content: bytes | memoryview) -> int:
         short = self._count("write", fd)

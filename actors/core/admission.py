@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.actors.errors import RayMQError, ServerBusy
-from raymq.storage.errors import StoreFailed, StoreFull
+from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
 
 #: How often the event loop says that it is alive.
 BEAT_SECONDS: Final = 0.05
@@ -102,6 +102,8 @@ class Admission:
 
 def cause_of(refusal: RayMQError) -> str:
     """What a refused append is counted under: the bound that it met, else the name of its response code."""
+    if isinstance(refusal, StoreBusy):
+        return "no_descriptors"
     if isinstance(refusal, StoreFull):
         return "disk_full"
     if isinstance(refusal, StoreFailed):

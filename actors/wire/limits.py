@@ -13,7 +13,7 @@ class ServerLimits:
 
     Attributes:
         frame_bytes, header_bytes: a longer frame, or one with a longer header, closes the connection.
-        connections: one more is closed at once.
+        connections: one more is closed at once, and so is one that takes one of the last descriptors of the process.
         connection_request_bytes: of requests of one connection that are not answered yet; each counts with its body
             and 1 KiB.
         total_request_bytes: the same of all connections, and of frames above 16 KiB that are still arriving what has

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import logging
 import math
+import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +41,13 @@ Authorize = Callable[["ServerConnection", Command], None]
 _SWEEP_SECONDS = 1.0
 #: While there is no room for other frames, one of which nothing comes for so long loses its connection.
 _STILL_SECONDS = 5.0
+#: Of the files that the process may open a share is kept for others than connections, at least so many.
+_KEPT_SHARE = 8
+_LEAST_KEPT_FILES = 96
+_ACCEPTED_AT_ONCE = 16
+_WAITING_CONNECTIONS = 1024
+#: Of so many refused connections one is logged.
+_REFUSALS_A_LINE = 100
 #: So many of those that wait for room look again at a time.
 _WOKEN = 64
 #: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
@@ -118,10 +126,11 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
-        most = self._server.limits.connections
-        if len(self._server.connections) >= most:
-            _log.warning("closing a connection: %d are open", most)
-            transport.abort()
+        if not self._server.has_place(transport.get_extra_info("socket")):
+            self._server.refused_connections += 1
+            if self._server.refused_connections % _REFUSALS_A_LINE == 1:
+                _log.warning("closing connections: %d are open", len(self._server.connections))
+            transport.close()
             return
         self._transport = transport
         self._writer = FrameWriter(transport, self._server.loop)
@@ -404,6 +413,8 @@ class Server:
         self.connections: set[ServerConnection] = set()
         #: Those that are not read from until there is room.
         self.waiting_for_room: dict[ServerConnection, None] = {}
+        #: How many connections were closed because there were too many.
+        self.refused_connections = 0
         self.draining = False
         self.loop = asyncio.get_running_loop()
         #: Where all connections read into, one after the other.
@@ -422,9 +433,13 @@ class Server:
 
     async def listen(self, bound: socket.socket) -> None:
         """Listen on one more socket; raises as `start`."""
+        # asyncio accepts as many at once as it is told may wait, before it looks at one of them.
         self._listeners.append(
-            await self.loop.create_server(lambda: ServerConnection(self), sock=bound, backlog=1024, ssl=self._tls)
+            await self.loop.create_server(
+                lambda: ServerConnection(self), sock=bound, backlog=_ACCEPTED_AT_ONCE, ssl=self._tls
+            )
         )
+        bound.listen(_WAITING_CONNECTIONS)
 
     def drain(self) -> None:
         """Accept no more connections; every new request is answered with GO_AWAY from now on."""
@@ -450,6 +465,17 @@ class Server:
         for connection in list(self.connections):
             connection.close()
         await asyncio.sleep(0)
+
+    def has_place(self, accepted: socket.socket | None) -> bool:
+        """Whether one more connection may stay.
+
+        The system gives the lowest free descriptor: one among the last ones says that they run out.
+        """
+        if len(self.connections) >= self.limits.connections:
+            return False
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        kept = max(_LEAST_KEPT_FILES, most // _KEPT_SHARE)
+        return accepted is None or most == resource.RLIM_INFINITY or accepted.fileno() < most - kept
 
     def left(self, connection: ServerConnection) -> None:
         """A connection is gone."""

@@ -1,0 +1,58 @@
+"""A store in a process that may open few files; says on standard output what it met. Used by test_descriptors.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreBusy
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, bodies, make_record
+
+_FILES = 128
+_CONFIG = replace(SMALL, consume_queue_file_entries=10_000)
+
+
+def use_up() -> list[int]:
+    """Open until nothing more can be opened."""
+    taken: list[int] = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    return taken
+
+
+def main(directory: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
+    with Store.open(directory, _CONFIG) as store:
+        append(store, make_record(b"0"))
+        taken = use_up()
+        first = store._log.files.end
+        count = 1
+        while store._log.files.end == first:  # the log's next file takes descriptors that were held back
+            append(store, make_record(b"%d" % count))
+            count += 1
+        store.flush()
+        with pytest.raises(StoreBusy):
+            append(store, make_record(b"x", topic="another"))
+        assert store._parts.health.good
+        for fd in taken:
+            os.close(fd)
+        append(store, make_record(b"x", topic="another"))
+        append(store, make_record(b"%d" % count))
+        assert [int(body) for body in bodies(store)] == list(range(count + 1))
+        store.flush()
+    sys.stdout.write("done\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

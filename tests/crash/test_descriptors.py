@@ -1,0 +1,69 @@
+"""No descriptor and no memory are "not now": typed, retriable, nothing is in doubt, and the store goes on by itself."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreBusy, StoreError
+from raymq.storage.file_calls import replaced
+from raymq.storage.store import Store
+from tests.crash import few_descriptors
+from tests.faulty_calls import FaultyCalls
+from tests.stored import SMALL, append, bodies, make_record
+
+pytestmark = pytest.mark.crash
+
+CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
+
+
+def test_a_process_at_its_limit_rolls_the_log_and_goes_on_when_files_are_free_again(tmp_path: Path) -> None:
+    """Fault 13.24: EMFILE at a roll made the broker refuse writes for good."""
+    script = [sys.executable, "-m", few_descriptors.__name__, str(tmp_path / "store")]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+def use(store: Store, round_number: int) -> list[StoreError]:
+    """Work that opens, maps and duplicates; the errors that it met."""
+    stored = len(bodies(store))
+    works: tuple[Callable[[], object], ...] = (
+        lambda: [append(store, make_record(b"%d" % number)) for number in range(stored, stored + 40)],
+        lambda: append(store, *[make_record(b"x", topic=f"topic-{round_number}-{n}") for n in range(4)]),
+        store.flush,
+        store._save_checkpoint,
+    )
+    met = []
+    for work in works:
+        try:
+            work()
+        except StoreError as error:
+            met.append(error)
+    return met
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("kind", ["open", "duplicate", "map"])
+def test_what_cannot_be_opened_now_is_refused_and_stored_later(tmp_path: Path, kind: str, error: int) -> None:
+    met: list[StoreError] = []
+    with Store.open(tmp_path, CONFIG) as store:
+        append(store, make_record(b"0"))
+        for nth in range(1, 9):
+            with replaced(FaultyCalls(kind, nth, error, lasting=True)):
+                met += use(store, nth)
+            assert store._parts.health.good
+            found = [int(body) for body in bodies(store)]
+            assert found == list(range(len(found)))
+            append(store, make_record(b"%d" % len(found)))
+            store.flush()
+            store._save_checkpoint()
+    assert met
+    assert [each for each in met if not isinstance(each, StoreBusy) or not each.retriable] == []
+    with Store.open(tmp_path, CONFIG) as store:
+        assert store.recovery.clean

@@ -1,0 +1,123 @@
+"""A store on a full disk opens, is read, lets retention delete, and goes on: by room that it has kept for that."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.ballast import BALLAST_BYTES
+from raymq.storage.directory import Paths
+from raymq.storage.errors import StoreFull
+from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.retention import Disk
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, bodies, make_record
+
+pytestmark = pytest.mark.crash
+
+CONFIG = replace(SMALL, flush_interval_ms=3_600_000, disk_refuse_ratio=1.0)
+LATER_MS = 10**13
+
+
+class FullDisk(FileCalls):
+    """Real calls on a disk of so many free bytes: what they take and give back is counted in blocks."""
+
+    def __init__(self, free_bytes: int) -> None:
+        self.free_bytes = free_bytes
+
+    def _take(self, fd: int, grow: int) -> None:
+        if grow > self.free_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.free_bytes -= grow
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        self._take(fd, max(4096, len(content)))
+        return super().write(fd, content)
+
+    def allocate(self, fd: int, start: int, length: int) -> None:
+        before = os.fstat(fd).st_blocks
+        if before * 512 < start + length:
+            self._take(fd, length)
+        super().allocate(fd, start, length)
+
+    def unlink(self, path: Path) -> None:
+        freed = os.stat(path).st_blocks * 512
+        super().unlink(path)
+        self.free_bytes += freed
+
+
+def killed(directory: Path, count: int = 400) -> None:
+    """A store with some log files whose process was killed."""
+    store = Store.open(directory, CONFIG)
+    for number in range(count):
+        append(store, make_record(b"%d" % number, keys=f"k{number}"))
+    store.flush()
+    store._flusher.stop()
+    store._abandon()
+
+
+def goes_on(directory: Path) -> None:
+    """It opens, is read, deletes what has expired, and takes messages again."""
+    with Store.open(directory, CONFIG) as store:
+        found = [int(body) for body in bodies(store)]
+        assert found == list(range(found[0], 400))
+        expired = replace(store.retention, hours=1e-9)
+        store.retention = expired
+        store._now_ms = lambda: LATER_MS
+        assert store.delete_expired(asked=True).log_files
+        assert store.wait_for_removals(10)
+        append(store, make_record(b"400"))
+        store.delete_expired()
+        assert Paths(directory).ballast.stat().st_blocks * 512 >= BALLAST_BYTES, "it is made again"
+    with Store.open(directory, CONFIG) as store:
+        assert int(bodies(store)[-1]) == 400
+
+
+def test_a_store_opens_on_a_full_disk_by_its_ballast(tmp_path: Path) -> None:
+    """Fault 13.25: opening failed at its first write, so that retention never ran."""
+    killed(tmp_path)
+    with replaced(FullDisk(0)):
+        goes_on(tmp_path)
+
+
+def test_without_ballast_the_error_says_so_and_nothing_is_lost(tmp_path: Path) -> None:
+    killed(tmp_path)
+    Paths(tmp_path).ballast.unlink()
+    with replaced(FullDisk(0)), pytest.raises(StoreFull):
+        Store.open(tmp_path, CONFIG)
+    with Store.open(tmp_path, CONFIG) as store:
+        assert [int(body) for body in bodies(store)] == list(range(400))
+
+
+def test_the_ballast_is_not_taken_where_there_is_room(tmp_path: Path) -> None:
+    killed(tmp_path)
+    with Store.open(tmp_path, CONFIG):
+        assert Paths(tmp_path).ballast.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB; skipped where none may be mounted."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system may be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_store_opens_on_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
+    killed(small_disk / "store")
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+    assert Disk.of(small_disk).free == 0
+    goes_on(small_disk / "store")
