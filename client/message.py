@@ -24,11 +24,12 @@ from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
 from raymq.client import unique_key as unique_keys
 from raymq.client.receipt import Receipt
-from raymq.client.undecoded import Around
-from raymq.storage import compiled, compression, properties
+from raymq.client.undecoded import Around, CompressedBody
+from raymq.storage import compiled, properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
     MAX_PROPERTIES_BYTES,
+    SYS_FLAG_COMPRESSED,
     Record,
     decode,
     encode_properties,
@@ -217,7 +218,7 @@ class _Late:
     """Keeps what its record has before and behind the body, until somebody looks at more of it than body and place."""
 
     __slots__ = ("_around",)
-    _around: Around | None
+    _around: Around | CompressedBody | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +257,9 @@ class ReceivedMessage(_Late):
         system: dict[str, str] = {}
         for name, value in record.properties.items():
             (system if name in properties.SYSTEM_PROPERTIES else own)[name] = value
-        return cls(
+        message = cls(
             topic=system.get(properties.RETRY_TOPIC, record.topic),
-            body=_plain(record),
+            body=record.body,
             tags=record.tags,
             keys=record.keys,
             properties=own,
@@ -273,6 +274,11 @@ class ReceivedMessage(_Late):
             reconsume_times=record.reconsume_times,
             receipt=receipt,
         )
+        if record.sys_flag & SYS_FLAG_COMPRESSED:
+            # A few bytes may be megabytes of text: those are there for who looks at the body, not for all that waits.
+            _body_slot.__delete__(message)
+            _set_around(message, CompressedBody(record.body, record.sys_flag))
+        return message
 
     @classmethod
     def undecoded(
@@ -308,10 +314,13 @@ class ReceivedMessage(_Late):
 
         def __getattr__(self, name: str) -> Any:
             # Called only for what is missing: a field that was not decoded yet, or nothing of ours.
-            if name not in _DECODED_LATE:
+            if name not in _DECODED_LATE and name != "body":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             around = self._around
-            if around is not None:  # else another thread has just done it
+            if isinstance(around, CompressedBody):
+                object.__setattr__(self, "body", around.plain())
+                object.__setattr__(self, "_around", None)
+            elif around is not None:  # else another thread has just done it
                 self._decode(around)
             return object.__getattribute__(self, name)
 
@@ -327,11 +336,5 @@ class ReceivedMessage(_Late):
 _AT_ONCE: Final = ("body", "queue", "queue_offset", "_around")
 _SET_AT_ONCE: Final = tuple(getattr(ReceivedMessage, name).__set__ for name in _AT_ONCE)
 _set_body, _set_queue, _set_offset, _set_around = _SET_AT_ONCE
+_body_slot: Final = ReceivedMessage.__dict__["body"]
 _DECODED_LATE: Final = frozenset(each.name for each in fields(ReceivedMessage)) - {"body", "queue", "queue_offset"}
-
-
-def _plain(record: Record) -> bytes:
-    try:
-        return compression.decompress(record.body, record.sys_flag)
-    except ValueError:
-        return record.body

@@ -1,4 +1,4 @@
-"""What messages that came together have before and behind their bodies, kept until somebody looks at it."""
+"""What messages that came have beside their bodies, and bodies that are compressed, kept until somebody looks at it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.storage.byte_rows import Int64s
+from raymq.storage.compression import decompress
 from raymq.storage.property_columns import gather
 from raymq.storage.record_batch import Batch
 
@@ -18,6 +19,23 @@ class Around(Protocol):
 
     def record(self, offset: int, body: bytes) -> bytes:
         """The record of the message that has this queue offset and body."""
+
+
+class CompressedBody:
+    """A body as its producer compressed it."""
+
+    __slots__ = ("_body", "_sys_flag")
+
+    def __init__(self, body: bytes, sys_flag: int) -> None:
+        self._body = body
+        self._sys_flag = sys_flag
+
+    def plain(self) -> bytes:
+        """The body as it was before; one that is not what its flag says is given as it is."""
+        try:
+            return decompress(self._body, self._sys_flag)
+        except ValueError:
+            return self._body
 
 
 class OneUndecoded:

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from raymq.storage.record import SYS_FLAG_COMPRESSED
 
-#: What a body may grow to: a few compressed bytes can claim gigabytes.
-MAX_DECOMPRESSED_BYTES: Final = 64 << 20
+#: What a body may grow to: a few compressed bytes can claim gigabytes. No client can send more uncompressed, since a
+#: frame of the protocol holds no more.
+MAX_DECOMPRESSED_BYTES: Final = 16 << 20
 
 _KIND_MASK: Final = 0x700
 #: 0 is what producers wrote before there was a choice. LZ4 is its frame format.
@@ -21,7 +22,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     """The body as it was before it was compressed; one that was not comes back as it is.
 
     Raises:
-        ValueError: it is not what the flag says, or grows beyond 64 MiB.
+        ValueError: it is not what the flag says, or grows beyond 16 MiB.
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return body

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import pickle
 import threading
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from raymq.storage.record import (
     QUEUE_AND_PHYSICAL_OFFSET,
     SYS_FLAG_COMPRESSED,
     decode,
+    encode,
 )
 
 pytestmark = pytest.mark.usefixtures("batch_code")
@@ -123,3 +126,25 @@ def test_a_body_that_does_not_decompress_holds_up_nothing(count: int) -> None:
     records[OFFSET_SYS_FLAG + 3] |= SYS_FLAG_COMPRESSED
     messages = received(dataclasses.replace(fetched, records=memoryview(records)), QUEUE)
     assert [message.body for message in messages] == [b"body-%d" % n for n in range(count)]
+
+
+def test_bodies_are_decompressed_when_somebody_looks_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 13.21: a fetch of 8 MiB of compressed bodies became gigabytes at once."""
+    plain = bytes(16 << 20)
+    record = encode("t", 0, zlib.compress(plain, 9), b"", born_timestamp_ms=1, born_host=("127.0.0.1", 1))
+    flagged = bytearray(record)
+    flagged[OFFSET_SYS_FLAG + 3] |= SYS_FLAG_COMPRESSED
+    sizes = np.full(200, len(flagged), np.int32)
+    fetched = Fetched(0, 200, 0, 200, memoryview(bytes(flagged) * 200), sizes, np.arange(200), None)
+    tracemalloc.start()
+    try:
+        messages = received(fetched, QUEUE)
+        assert [message.tags for message in messages] == [None] * 200
+        assert tracemalloc.get_traced_memory()[1] < 200 * 2 * len(flagged) + (8 << 20)
+    finally:
+        tracemalloc.stop()
+    assert messages[0].body == plain
+    assert messages[0].body is messages[0].body
+    again = pickle.loads(pickle.dumps(messages[1]))
+    assert again == messages[1]
+    assert again.body == plain
