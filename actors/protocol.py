@@ -212,7 +212,7 @@ class BrokerInfo:
     """What a broker says of itself. `lateness` is in seconds; `scheduler_pid` is None until one has called.
 
     `refusals` are the appends that it refused since its start, by cause: "appends_under_way", "bytes_under_way", "age"
-    and "page_cache" (answered with SYSTEM_BUSY), "disk_full", "no_descriptors" and "disk_failed" (SERVICE_NOT_AVAILABLE),
+    and "page_cache" (answered with SYSTEM_BUSY), "disk_full", "no_descriptors", "disk_failed" (SERVICE_NOT_AVAILABLE),
     for all others the name of the response code. "connections" are those that were closed because there were too many.
     """
 

@@ -9,10 +9,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
+from raymq.storage.descriptors import RESERVE
 from raymq.storage.errors import StoreBusy
 from raymq.storage.store import Store
+from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record
 
 _FILES = 128
@@ -31,6 +31,15 @@ def use_up() -> list[int]:
     return taken
 
 
+def is_refused(store: Store) -> bool:
+    """Whether an append is refused, whose queue's entries cannot be written."""
+    try:
+        append(store, make_record(b"x", topic="another"))
+    except StoreBusy as error:
+        return error.retriable
+    return False
+
+
 def main(directory: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     with Store.open(directory, _CONFIG) as store:
@@ -42,11 +51,15 @@ def main(directory: Path) -> None:
             append(store, make_record(b"%d" % count))
             count += 1
         store.flush()
-        with pytest.raises(StoreBusy):
-            append(store, make_record(b"x", topic="another"))
+        append(store, make_record(b"x", topic="another"))  # the files of a new queue, too
+        store._save_checkpoint()
+        RESERVE.close()
+        taken += use_up()
+        poll_until(lambda: is_refused(store), what="no descriptor is left at all")
         assert store._parts.health.good
         for fd in taken:
             os.close(fd)
+        RESERVE.fill()
         append(store, make_record(b"x", topic="another"))
         append(store, make_record(b"%d" % count))
         assert [int(body) for body in bodies(store)] == list(range(count + 1))
