@@ -94,20 +94,15 @@ class FrameReader:
         """Where the next bytes go; valid until `received`, and only if that comes before any other reader's turn."""
         if not self.large_bytes:
             return self._scratch
-        large, count = self._large, self.next_memory_bytes
+        large = self._large
         if large is None:
-            if count == len(self._pending):
+            if self.next_memory_bytes == len(self._pending):
                 return self._scratch
-            begun = memoryview(self._pending)[LENGTH.size :]
-        elif count > len(large):
-            begun = large
-        else:
-            return large[self._filled :]
-        large = self._large = _memory(count)
-        self._filled = len(begun)
-        large[: self._filled] = begun
-        self._pending = bytearray()
-        return large[self._filled :]
+            self._begin_own(memoryview(self._pending)[LENGTH.size :])
+        elif self._filled == len(large):
+            self._begin_own(large)
+        assert self._large is not None
+        return self._large[self._filled :]
 
     def received(self, count: int) -> None:
         """The first `count` bytes of `buffer()` have arrived."""
@@ -115,8 +110,20 @@ class FrameReader:
             self._filled += count
         elif not self._pending and self._whole is None and self._is_whole(count):
             self._whole = bytes(self._scratch[LENGTH.size : count])
+        elif count >= _LARGE_BYTES and 0 < len(self._pending) + count <= self.large_bytes + LENGTH.size:
+            self._begin_own(memoryview(self._pending)[LENGTH.size :], self._scratch[:count])
         else:
             self._pending += self._scratch[:count]
+
+    def _begin_own(self, *begun: memoryview) -> None:
+        """Give the large frame that has begun memory of its own, with what has arrived of it."""
+        arrived = sum(map(len, begun))
+        large = _memory(min(self.large_bytes, max(SCRATCH_BYTES, _GROWTH * arrived)))
+        self._filled = 0
+        for piece in begun:
+            large[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+        self._large, self._pending = large, bytearray()
 
     def next(self) -> Command | None:
         """The next command that has arrived whole, or None.
