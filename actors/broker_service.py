@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
+from raymq.actors.core.arrivals import Arrivals
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.groups import GRACE_SECONDS, GroupTable
@@ -128,6 +129,9 @@ class BrokerService:
         self.groups = GroupTable(boottime)
         self.polls = LongPolls(self._loop.time)
         self.core.on_arrival = self.polls.arrived
+        if not store.confirmed.at_once:
+            arrivals = Arrivals(store, self.polls.arrived, self._commits.request)
+            self.core.on_arrival, self._commits.on_flushed = arrivals.appended, arrivals.confirmed
         self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])
         self.statistics = Statistics()
         self._registration = Registration(
@@ -145,7 +149,7 @@ class BrokerService:
                 name_servers=spec.name_servers,
                 auto_create_topics=spec.auto_create_topics,
             ),
-            durable=self._commits.wait if store.config.flush == "sync" else None,
+            durable=None if store.confirmed.at_once else self._commits.wait,
             announce=self.announce,
             route=Routes(self._pool, spec.name_servers).get,
             notify_group=self._notify_group,

@@ -8,7 +8,7 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     +-- SendError                      .attempts: what every try met
     |   +-- NotStored                  every try was refused by an answer or never reached a socket
     |   |   +-- BufferFull             the producer holds as many messages as it may
-    |   +-- OutcomeUnknown (TimeoutError)   one try got no answer: the message may be stored
+    |   +-- OutcomeUnknown (TimeoutError)   after one try the message may be stored
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
@@ -40,6 +40,7 @@ from raymq.storage.errors import (
     StoreLocked,
     TopicExists,
     TopicNotFound,
+    WriteUnknown,
 )
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "TopicNotFound",
     "UnknownAttribute",
     "WorkFailed",
+    "WriteUnknown",
 ]
 
 
@@ -138,7 +140,7 @@ class BufferFull(NotStored):
 
 
 class OutcomeUnknown(SendError, TimeoutError):
-    """A try got no answer: the message may or may not be stored."""
+    """A try got no answer, or the broker's disk failed under it: the message may or may not be stored."""
 
     retriable = True
 

@@ -6,6 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from raymq.actors.protocol import SendStatus
+from raymq.storage.errors import StoreFailed, WriteUnknown
+
+
+def _nobody_waits() -> None:
+    """What a flush means where all may be read before it."""
 
 
 class GroupCommit:
@@ -14,6 +19,8 @@ class GroupCommit:
     def __init__(self, flush: Callable[[], None], timeout_seconds: float) -> None:
         self._flush = flush
         self._timeout_seconds = timeout_seconds
+        #: Called on the loop after each flush that was done, before those that waited for it go on.
+        self.on_flushed: Callable[[], None] = _nobody_waits
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
 
@@ -21,19 +28,36 @@ class GroupCommit:
         """Return once everything appended before the call is on disk; FLUSH_DISK_TIMEOUT after the time-out.
 
         Raises:
-            StoreFailed: the disk refused; the store takes no more writes.
+            WriteUnknown: the disk failed. What was appended is in the log's memory, and on disk it may be or not.
         """
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._after(self._running))
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await asyncio.shield(self._next)
+                await asyncio.shield(self._begun())
         except TimeoutError:
             return SendStatus.FLUSH_DISK_TIMEOUT
+        except StoreFailed as error:
+            raise WriteUnknown(f"stored, but the disk failed before it was safe: {error}") from error
         return SendStatus.SEND_OK
+
+    def request(self) -> None:
+        """Have everything appended before the call brought to disk; a failure is the store's to remember."""
+        self._begun()
+
+    def _begun(self) -> asyncio.Task[None]:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._after(self._running))
+            self._next.add_done_callback(_look_at)
+        return self._next
 
     async def _after(self, running: asyncio.Task[None] | None) -> None:
         if running is not None:
             await asyncio.wait([running])
         self._running, self._next = self._next, None
         await asyncio.to_thread(self._flush)
+        self.on_flushed()
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Who waits for it is told of its failure; it may be nobody."""
+    if not task.cancelled():
+        task.exception()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from raymq.actors.core.isolation import Outcome, make_isolation
 from raymq.actors.core.isolation.shared import Shared
-from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unknown, never_arrived
+from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unanswered, never_arrived
 from raymq.actors.core.selection import QueuePicker
 from raymq.actors.errors import BrokerUnavailable, PermissionDenied, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.probing import Prober
@@ -316,7 +316,7 @@ class Sender:
         return known[1]
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
-        if is_unknown(error) or never_arrived(error):
+        if is_unanswered(error) or never_arrived(error):
             outcome = Outcome.SILENT
         else:
             outcome = Outcome.REFUSED if is_refusal_by_broker(error) else Outcome.ANSWERED

@@ -336,7 +336,6 @@ class Consuming:
         settings = self._settings
         group = settings.group if self._clustering else None
         session = f"{self._client_id}:{settings.group}:{broker}"
-        limits = (settings.fetched_messages, MAX_ANSWER_BYTES)
         #: Queues of which this fetch may bring more, although they could not take what it brought before that.
         unread: set[ProcessQueue] = set()
 
@@ -361,18 +360,22 @@ class Consuming:
                 unread.add(process)
                 self._unreadable(process, error)
 
+        def learn(epoch: int) -> None:
+            for process in processes:
+                process.epoch = epoch
+
         wanted = [self._wanted(process) for process in processes]
         on_early = EarlyAnswers(arrived, one_arrived)
-        last = fetch(
-            self._mq, broker, session, wanted, *limits, _PARK_SECONDS, group, self._client_id, on_early=on_early
-        )
+        limits = (settings.fetched_messages, MAX_ANSWER_BYTES, _PARK_SECONDS)
+        member = self._client_id
+        last = fetch(self._mq, broker, session, wanted, *limits, group, member, on_early=on_early, on_epoch=learn)
         arrived(await last)
 
     def _wanted(self, process: ProcessQueue) -> Wanted:
         queue = process.queue
         wanted = self._filters[queue.topic]
         place = queue.topic, queue.queue_id, process.next_offset
-        return Wanted(*place, wanted.codes, wanted.sql, process.incarnation)
+        return Wanted(*place, wanted.codes, wanted.sql, process.epoch, process.incarnation)
 
     def _arrived(self, process: ProcessQueue, part: Fetched) -> None:
         if process.dropped:
@@ -413,7 +416,7 @@ class Consuming:
         if process.dropped:
             return
         if isinstance(error, OffsetReset):
-            self._move(process, error.offset, error.incarnation)
+            self._heed(process, error)
         elif isinstance(error, OffsetOutOfRange):
             self._examine(process, lambda: self._find_place(process, error))
         elif isinstance(error, TopicNotFound | QueueNotFound):
@@ -459,7 +462,7 @@ class Consuming:
                     self._gone(process.queue, error)
                     self._rebalance_now.set()
                 except OffsetReset as reset:
-                    self._move(process, reset.offset, reset.incarnation)
+                    self._heed(process, reset)
                 except RayMQError as error:
                     await asyncio.sleep(self._leave_alone(process.queue, error))
                 else:
@@ -519,14 +522,23 @@ class Consuming:
         _log.error("%s: the message at offset %d cannot be read and is passed over: %s", queue, offset, error)
         self.aside.add(queue, offset, error)
 
+    def _heed(self, process: ProcessQueue, reset: OffsetReset) -> None:
+        """A fetch was sent elsewhere. Without a group it is because the topic was made anew, or because of what the
+        broker's log has lost: then what is not done of the rest comes again, too.
+        """
+        lost = not self._clustering and reset.incarnation is None
+        offset = min(reset.offset, process.commit_offset) if lost else reset.offset
+        self._move(process, offset, reset.incarnation)
+
     def _move(self, process: ProcessQueue, offset: int, incarnation: int | None = None) -> None:
-        """The group goes on at `offset`, by an administrator's order or in another incarnation of the topic: what is
-        in flight is neither waited for nor committed.
+        """The group goes on at `offset`, by an administrator's order, after a loss of the broker's disk or in another
+        incarnation of the topic: what is in flight is neither waited for nor committed.
         """
         queue = process.queue
         _log.info("%s: the group was sent from offset %d to %d", queue, process.next_offset, offset)
         self.delivery.drop(queue)
-        self._queues[queue] = moved = self.delivery.open(queue, offset)
+        moved = self._queues[queue] = self.delivery.open(queue, offset)
+        moved.epoch = process.epoch
         moved.incarnation = process.incarnation if incarnation is None else incarnation
         self._committed[queue] = offset
 

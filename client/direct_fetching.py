@@ -6,13 +6,14 @@ while the caller decodes, and the event loop and its thread have no share in it.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.channel import Channel
-from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched
+from raymq.actors.wire.fetch import Fetched, fetch_command, read_epoch, read_fetched
 from raymq.client.connection import Connection
 from raymq.client.fetching import ANSWER_SECONDS
 from raymq.client.pulling import ANSWER_BYTES
@@ -32,8 +33,10 @@ class _Asked:
 class DirectFetching:
     """The fetches of one pull consumer: for one thread at a time."""
 
-    def __init__(self, mq: Connection, session: str) -> None:
+    def __init__(self, mq: Connection, session: str, epochs: dict[MessageQueue, int]) -> None:
+        """`epochs` as `Pulling.epochs`."""
         self._mq = mq
+        self._epochs = epochs
         self._session = session
         #: By the broker's name.
         self._channels: dict[str, Channel] = {}
@@ -53,8 +56,12 @@ class DirectFetching:
             BrokerUnavailable: it did not answer, or there was no way.
         """
         part = self._taken(queue, offset, max_messages)
-        if part is None:
-            part = self._answer(self._ask(queue, offset, max_messages, wait_seconds), wait_seconds)
+        deadline = time.monotonic() + wait_seconds
+        while part is None:
+            known, wait = self._epochs.get(queue), max(0.0, deadline - time.monotonic())
+            part = self._answer(queue, self._ask(queue, offset, max_messages, wait), wait)
+            if self._epochs.get(queue) == known:
+                break
         if part is not None and part.error is None and part.next_offset < part.max_offset:
             if len(self._ahead) >= MOST_QUEUES:
                 self.forget(next(iter(self._ahead)))
@@ -83,18 +90,20 @@ class DirectFetching:
             self.forget(queue)
             return None
         del self._ahead[queue]
-        part = self._answer(asked, 0.0)
+        part = self._answer(queue, asked, 0.0)
         return None if part is None or part.error is not None else part
 
     def _ask(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> _Asked:
-        wanted = [Wanted(queue.topic, queue.queue_id, offset)]
+        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self._epochs.get(queue, 0))]
         command = fetch_command(self._session, wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
         channel = self._channel(queue)
         return _Asked(channel, channel.write(command, ANSWER_SECONDS), offset, max_messages)
 
-    @staticmethod
-    def _answer(asked: _Asked, wait_seconds: float) -> Fetched | None:
-        parts = read_fetched(asked.channel.read(wait_seconds + ANSWER_SECONDS, asked.number))
+    def _answer(self, queue: MessageQueue, asked: _Asked, wait_seconds: float) -> Fetched | None:
+        answer = asked.channel.read(wait_seconds + ANSWER_SECONDS, asked.number)
+        parts, epoch = read_fetched(answer), read_epoch(answer)
+        if epoch is not None and not (parts and parts[0].error):
+            self._epochs[queue] = epoch
         return parts[0] if parts else None
 
     def _channel(self, queue: MessageQueue) -> Channel:

@@ -14,7 +14,7 @@ from raymq.actors.core.backoff import Backoff
 from raymq.actors.core.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable, RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched, fetch_command, read_fetched, read_one
+from raymq.actors.wire.fetch import Fetched, fetch_command, read_epoch, read_fetched, read_one
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.own_connection import OwnConnection
@@ -87,6 +87,7 @@ async def fetch(
     *,
     check_crc: bool = False,
     on_early: EarlyAnswers | None = None,
+    on_epoch: Callable[[int], None] | None = None,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
@@ -95,6 +96,9 @@ async def fetch(
 
     With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
     `member` is known as their owner.
+
+    `on_epoch` is told the broker's recovery epoch before this returns: what is wanted next names it. A queue that named
+    an older one, and whose reader has read what the broker's log has lost since, has the error OffsetReset.
 
     The bodies' checksums are compared by who decodes what this returns. Who finds a wrong one fetches once more with
     `check_crc`: the broker then compares them too, and gives what is before the damage, or names the file it is in.
@@ -106,7 +110,10 @@ async def fetch(
     limits = max_messages, max_bytes, wait_seconds
     goes_on = on_early is not None
     command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)
-    return read_fetched(await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=on_early))
+    answer = await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=on_early)
+    if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
+        on_epoch(epoch)
+    return read_fetched(answer)
 
 
 async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:

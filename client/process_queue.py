@@ -25,7 +25,8 @@ MAX_SPAN_PARKED = 100_000
 
 @dataclass(slots=True, eq=False)
 class ProcessQueue:
-    """Used on one thread. `next_offset` is where the next fetch starts.
+    """Used on one thread. `next_offset` is where the next fetch starts, `epoch` the recovery epoch that its broker had
+    when all before was fetched (0: not known).
 
     A message is ready from `extend` until `take`, and in flight from `extend` until `finish`.
     """
@@ -36,6 +37,7 @@ class ProcessQueue:
     #: Of the topic in which the offsets are meant.
     incarnation: int = 0
     dropped: bool = False
+    epoch: int = 0
     #: Nothing is fetched until it has room again.
     waits_for_room: bool = False
     #: How many of the messages in flight wait aside, behind a failed one of their key.

@@ -39,7 +39,7 @@ class PullConsumer(ClientBase):
         self.group = check_group(group)
         super().__init__(mq)
         self._pulling = Pulling(mq, group)
-        self._direct = DirectFetching(mq, self._pulling.session)
+        self._direct = DirectFetching(mq, self._pulling.session, self._pulling.epochs)
         self._run(self._pulling.create_group())
         mq.adopt(self)
 
@@ -102,7 +102,8 @@ class PullConsumer(ClientBase):
         """Wait for the first message, return what is there, at most `max_messages`; [] at the time-out.
 
         Raises:
-            OffsetOutOfRange: the position is below the minimum or beyond the maximum.
+            OffsetOutOfRange: the position is below the minimum or beyond the maximum. Also if the broker's disk has
+                lost what was read last: the queue ended at `max_offset` then, and what is there now is new.
             BrokerUnavailable: it could not be reached within the time-out.
         """
         return self._read(queue, max_messages, timeout, received) or []

@@ -11,7 +11,14 @@ import uuid
 from collections.abc import Callable
 
 from raymq.actors.core.fetching import Wanted
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, MessageNotFound, QueueNotFound
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    MessageNotFound,
+    OffsetOutOfRange,
+    OffsetReset,
+    QueueNotFound,
+)
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
@@ -42,6 +49,8 @@ class Pulling:
         self._mq = mq
         self._group = group
         self._positions: dict[MessageQueue, int] = {}
+        #: The recovery epoch of its broker that each position was reached under, as far as that is known.
+        self.epochs: dict[MessageQueue, int] = {}
         #: What a broker knows the consumer by.
         self.session = f"pull-{uuid.uuid4().hex}"
         self._ahead = ReadAhead(self._fetch)
@@ -92,14 +101,18 @@ class Pulling:
             if offset not in ("earliest", "latest"):
                 raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
             offset = (await self.offsets(queue))[offset == "latest"]
-        self._positions[queue] = arguments.offset("offset", offset)
+        self._go_to(queue, arguments.offset("offset", offset))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
         """Go to the first message stored then or later."""
         arguments.queue("queue", queue)
         timestamp_ms = milliseconds("timestamp", timestamp)
         answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
-        self._positions[queue] = int(answer.fields["offset"])
+        self._go_to(queue, int(answer.fields["offset"]))
+
+    def _go_to(self, queue: MessageQueue, offset: int) -> None:
+        self._positions[queue] = offset
+        self.epochs.pop(queue, None)  # whoever chooses a place does so by what he knows now
 
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """What is at the position, which moves behind it; None at the time-out. What follows is fetched ahead."""
@@ -111,6 +124,10 @@ class Pulling:
             deadline = time.monotonic() + timeout
 
             async def once() -> list[Fetched]:
+                known = self.epochs.get(queue)
+                parts = await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+                if parts or self.epochs.get(queue) == known:
+                    return parts
                 return await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
 
             parts = await patiently(once, timeout)
@@ -133,6 +150,8 @@ class Pulling:
             self._mq.loop.call_soon_threadsafe(self._ahead.forget, queue)
 
     def _move(self, queue: MessageQueue, part: Fetched) -> None:
+        if isinstance(part.error, OffsetReset):  # it has read what the broker's log has lost
+            raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)
         if part.error is not None:
             raise part.error
         self._positions[queue] = part.next_offset
@@ -169,9 +188,15 @@ class Pulling:
         *,
         check_crc: bool = False,
     ) -> list[Fetched]:
-        wanted = [Wanted(queue.topic, queue.queue_id, offset)]
-        limits = (max_messages, ANSWER_BYTES)
-        return await fetch(self._mq, queue.broker, self.session, wanted, *limits, wait_seconds, check_crc=check_crc)
+        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self.epochs.get(queue, 0))]
+        limits = (max_messages, ANSWER_BYTES, wait_seconds)
+        told: list[int] = []
+        parts = await fetch(
+            self._mq, queue.broker, self.session, wanted, *limits, check_crc=check_crc, on_epoch=told.append
+        )
+        if told and not (parts and parts[0].error):
+            self.epochs[queue] = told[0]
+        return parts
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done."""

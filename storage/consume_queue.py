@@ -91,6 +91,8 @@ class ConsumeQueue:
         self._synced = self._first
         self._fresh_from = self.max_offset
         self._seen = (0, 0)
+        #: The point that `confirmed_end` was asked for last, and what it said.
+        self._confirmed = (-1, 0)
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
         """One more entry."""
@@ -290,6 +292,7 @@ class ConsumeQueue:
             self._drop_behind(end)
             self._files.zero_from(end * ENTRY_BYTES)
             self._synced = min(self._synced, end)
+            self._confirmed = (-1, 0)
         return dropped
 
     def _drop_behind(self, end: int) -> None:
@@ -317,6 +320,32 @@ class ConsumeQueue:
                 break
             end -= 1
         return end
+
+    def confirmed_end(self, point: int) -> int:
+        """`reach` of a point of the log that only ever goes forward: costs something only when it has."""
+        known, end = self._confirmed
+        if known != point:
+            end = self.reach(point, end)
+            self._confirmed = point, end
+        return end
+
+    def reach(self, log_end: int, least: int = 0) -> int:
+        """The offset behind the last message that ends at or before `log_end`; it is surely not below `least`.
+
+        What is no message (a filler, or a damaged entry) counts with the one before it.
+        """
+        low, high = max(least, self._first), self.max_offset
+        while low < high:
+            middle = asked = (low + high) // 2
+            physical_offset, size, _ = self.entry(asked)
+            while not 0 < size < FILLER_SIZE and asked > low:
+                asked -= 1
+                physical_offset, size, _ = self.entry(asked)
+            if not 0 < size < FILLER_SIZE or physical_offset + size <= log_end:
+                low = middle + 1
+            else:
+                high = asked
+        return low
 
     def extend(self, max_offset: int) -> None:
         """Make `max_offset` the next message's offset, behind fillers, if the queue has not reached it."""

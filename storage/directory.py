@@ -116,6 +116,11 @@ class Paths:
         return self.root / "raymq" / "ballast"
 
     @property
+    def epochs(self) -> Path:
+        """Where losses of power have cut the log."""
+        return self.root / "raymq" / "epochs.json"
+
+    @property
     def damaged(self) -> Path:
         """The folder of copies of damaged bytes."""
         return self.root / "raymq" / "damaged"

@@ -14,6 +14,7 @@ their own leaves.
         +-- StoreLocked                another process owns the directory
         +-- StoreCorrupt               bytes on disk are not what was written
         +-- StoreFailed                the disk failed; writes are refused until the store is opened again
+        |   +-- WriteUnknown           ... under this very write, which may have happened
         +-- StoreFull                  the disk is above the refusal mark
             +-- StoreBusy              no descriptor or memory is left for a file
 
@@ -164,6 +165,12 @@ class StoreFailed(StoreError):
 
     wire_code = "SERVICE_NOT_AVAILABLE"
     remedy = "close the store, look at its disk (the kernel's log says more) and open it again"
+
+
+class WriteUnknown(StoreFailed):
+    """A write broke off half way, or could not be brought to disk: after the next opening it is there, or it is not."""
+
+    wire_code = "SYSTEM_ERROR"
 
 
 class StoreFull(StoreError):

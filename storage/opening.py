@@ -16,6 +16,7 @@ from raymq.storage.clock import boot_id
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig, split_host
 from raymq.storage.dispatch import Dispatcher
+from raymq.storage.epochs import Epochs
 from raymq.storage.failpoints import failpoint
 from raymq.storage.group_config import GroupConfigs
 from raymq.storage.health import Health
@@ -41,6 +42,7 @@ class Parts:
     deleted_topics: dict[str, int]
     deletions: Journal
     recovery: RecoveryReport
+    epochs: Epochs
     progress: Progress
     in_flight: InFlight
     topic_configs: TopicConfigs
@@ -113,6 +115,9 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             same_boot=same_boot,
             aside=None if read_only else paths.damaged,
         )
+        epochs = Epochs(paths.epochs)
+        if not (left.clean or same_boot or read_only):
+            epochs.cut(log.max_offset)  # Before the state is saved, which says that this boot has seen the directory.
         progress = Progress(paths.config, paths.journal, writable=not read_only, on_failure=health.fail)
         resources.callback(progress.close, fold=False)
         in_flight = InFlight(paths.in_flight, writable=not read_only, on_failure=health.fail)
@@ -132,6 +137,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             dict(state.deleted_topics) if state else {},
             deletions,
             recovery,
+            epochs,
             progress,
             in_flight,
             topic_configs,

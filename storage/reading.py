@@ -13,9 +13,10 @@ import numpy as np
 from raymq.storage import record as layout
 from raymq.storage.byte_rows import Int64s, every
 from raymq.storage.commit_log import CommitLog
+from raymq.storage.confirm_point import ConfirmPoint
 from raymq.storage.consume_queue import FILLER_SIZE, ConsumeQueue, Entries
 from raymq.storage.dispatch import Dispatcher
-from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
+from raymq.storage.errors import MessageNotFound, NotFoundError, OffsetOutOfRange, StoreCorrupt
 from raymq.storage.indexed_properties import tags_and_keys
 from raymq.storage.lease import Lease
 from raymq.storage.queue_repair import QueueRepair
@@ -45,6 +46,12 @@ def _bounded(entries: Entries, max_bytes: int | None) -> int:
     return max(1, int(np.searchsorted(ends, max_bytes, "right")))
 
 
+def check_offset(queue: ConsumeQueue, offset: int, end: int) -> None:
+    """OffsetOutOfRange unless it is within the queue's minimum and `end`."""
+    if not queue.min_offset <= offset <= end:
+        raise OffsetOutOfRange(offset, queue.min_offset, end)
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Records first..last (last not included) of a read in one piece."""
@@ -57,10 +64,15 @@ class _Run:
 class Reader:
     """Finds records through the queues and the index. Belongs to the store's writer."""
 
-    def __init__(self, log: CommitLog, dispatcher: Dispatcher, repair: QueueRepair) -> None:
+    def __init__(self, log: CommitLog, dispatcher: Dispatcher, repair: QueueRepair, confirmed: ConfirmPoint) -> None:
         self._log = log
         self._dispatcher = dispatcher
         self._repair = repair
+        self._confirmed = confirmed
+
+    def end_of(self, queue: ConsumeQueue, *, written: bool) -> int:
+        """Where the queue ends for a reader, or with `written` for the broker's own duties."""
+        return queue.max_offset if written else self._confirmed.end_of(queue)
 
     def read(
         self,
@@ -71,20 +83,22 @@ class Reader:
         max_bytes: int | None,
         tags_codes: Collection[int] | None,
         check_crc: bool,
+        written: bool,
     ) -> Lease:
         """See `Store.read`."""
         queue = self._dispatcher.get(topic, queue_id)
-        self.check_offset(queue, offset)
-        if offset == queue.max_offset or max_messages < 1:
+        end = self.end_of(queue, written=written)
+        check_offset(queue, offset, end)
+        if offset == end or max_messages < 1:
             return Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset)
-        if offset == queue.max_offset - 1 and not check_crc and (last := self._last(queue, tags_codes)) is not None:
+        if offset == end - 1 and not check_crc and (last := self._last(queue, offset, tags_codes)) is not None:
             return last
         if tags_codes is None:
-            entries = self._fitting(queue, offset, max_messages, max_bytes)
+            entries = self._fitting(queue, offset, min(max_messages, end - offset), max_bytes)
             next_offset = offset + len(entries)
             offsets = np.arange(offset, next_offset)
         else:
-            entries, offsets, next_offset = self._chosen(queue, offset, max_messages, max_bytes, tags_codes)
+            entries, offsets, next_offset = self._chosen(queue, offset, end, max_messages, max_bytes, tags_codes)
         sizes = entries["size"].astype(np.int32)
         checked = not check_crc and self._in_newest_file(entries) and queue.is_checked(offset, next_offset)
         if checked and (view := self._one_view(entries, int(sizes.sum(dtype=np.int64)))) is not None:
@@ -103,22 +117,15 @@ class Reader:
         if problem is not None:
             if sound == 0:
                 if self._repair.repair(topic, queue_id, int(offsets[0])):
-                    return self.read(topic, queue_id, offset, max_messages, max_bytes, tags_codes, check_crc)
+                    return self.read(topic, queue_id, offset, max_messages, max_bytes, tags_codes, check_crc, written)
                 problem.queue_offset = int(offsets[0])
                 raise problem
             runs = self._runs(positions[:sound], wide[:sound])
             next_offset = int(offsets[sound])
         return Lease([run.view for run in runs], sizes[:sound], offsets[:sound], next_offset)
 
-    @staticmethod
-    def check_offset(queue: ConsumeQueue, offset: int) -> None:
-        """OffsetOutOfRange unless it is within min..max."""
-        if not queue.min_offset <= offset <= queue.max_offset:
-            raise OffsetOutOfRange(offset, queue.min_offset, queue.max_offset)
-
-    def _last(self, queue: ConsumeQueue, tags_codes: Collection[int] | None) -> Lease | None:
+    def _last(self, queue: ConsumeQueue, offset: int, tags_codes: Collection[int] | None) -> Lease | None:
         """The last message of a queue, as who keeps up reads it: without NumPy; None if it has to be looked at."""
-        offset = queue.max_offset - 1
         position, size, code = queue.entry(offset)
         if tags_codes is not None and code not in tags_codes:
             return Lease([], np.empty(0, np.int32), np.empty(0, np.int64), offset + 1)
@@ -153,10 +160,15 @@ class Reader:
 
     @staticmethod
     def _chosen(
-        queue: ConsumeQueue, offset: int, max_messages: int, max_bytes: int | None, tags_codes: Collection[int]
+        queue: ConsumeQueue,
+        offset: int,
+        queue_end: int,
+        max_messages: int,
+        max_bytes: int | None,
+        tags_codes: Collection[int],
     ) -> tuple[Entries, Int64s, int]:
         """The entries of these codes within the bounds, their offsets, and where the next read begins."""
-        entries = queue.entries(offset, max(max_messages, SCAN_ENTRIES))
+        entries = queue.entries(offset, min(max(max_messages, SCAN_ENTRIES), queue_end - offset))
         next_offset = offset + len(entries)
         chosen = np.flatnonzero(np.isin(entries["tags_code"], list(tags_codes)))
         entries = entries[chosen]
@@ -287,25 +299,42 @@ class Reader:
 
     def offset_at_time(self, queue: ConsumeQueue, timestamp_ms: int, boundary: Literal["lower", "upper"]) -> int:
         """See `Store.offset_at_time`."""
+        queue_end = self._confirmed.end_of(queue)
 
         def stored_ms(offset: int) -> int:
-            for at in range(offset, queue.max_offset):
+            for at in range(offset, queue_end):
                 position, size, _ = queue.entry(at)
                 if size != FILLER_SIZE and self._log.is_marked(position):
                     return self._log.store_timestamp(position)
             return 1 << 62
 
-        offsets = range(queue.min_offset, queue.max_offset)
+        offsets = range(queue.min_offset, queue_end)
         if boundary == "upper":
             return queue.min_offset + max(0, bisect_right(offsets, timestamp_ms, key=stored_ms) - 1)
         return queue.min_offset + bisect_left(offsets, timestamp_ms, key=stored_ms)
 
+    def record(self, physical_offset: int) -> Record:
+        """See `Store.read_at`."""
+        confirmed = self._confirmed.offset
+        if physical_offset >= confirmed:
+            raise MessageNotFound(f"offset {physical_offset} is beyond the log's confirmed end {confirmed}")
+        return self._log.record(physical_offset)
+
     def search(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int, max_bytes: int | None
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int,
+        end_ms: int,
+        max_messages: int,
+        max_bytes: int | None,
+        *,
+        written: bool,
     ) -> Steps[list[Record]]:
         """See `Store.search`."""
         found: list[Record] = []
         seen: set[int] = set()
+        log_end = self._log.max_offset if written else self._confirmed.offset
         left_bytes = float("inf") if max_bytes is None else max_bytes
         entries = self._dispatcher.index.find(topic, key, begin_ms, end_ms)
         places: list[int | None] = []
@@ -320,7 +349,7 @@ class Reader:
             if not places:
                 return found
             for position in places:
-                if position is None or position in seen:
+                if position is None or position in seen or position >= log_end:
                     continue
                 seen.add(position)
                 record = self._matching(position, *wanted)

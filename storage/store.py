@@ -25,14 +25,15 @@ from raymq.storage.checking import Single
 from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig
+from raymq.storage.confirm_point import ConfirmPoint
 from raymq.storage.descriptors import RESERVE
-from raymq.storage.errors import InvalidInput, StoreBusy, StoreError, StoreFailed, StoreFull
+from raymq.storage.errors import InvalidInput, QueueNotFound, StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.flush import Flusher
 from raymq.storage.lease import Lease
 from raymq.storage.opening import open_parts
 from raymq.storage.queue_repair import QueueRepair
-from raymq.storage.reading import Reader
+from raymq.storage.reading import Reader, check_offset
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport
 from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
@@ -54,6 +55,8 @@ class Store:
         topic_configs, group_configs, request_modes, consumer_offsets, delay_progress, in_flight: kept settings and
             progress.
         retention: the rules of `delete_expired`.
+        confirmed: up to where the log is confirmed. All that reads ends there; where a method takes `written`, the
+            broker's own duties may also see what was appended and is not confirmed, never a consumer.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class Store:
         self._parts = parts = open_parts(directory, config, read_only=read_only)
         self.config = parts.config
         self.recovery: RecoveryReport = parts.recovery
+        #: The recovery epoch: raised by every opening that may have found less of the log than was read before.
+        self.epoch = parts.epochs.current
         self.consumer_offsets = parts.progress.consumer_offsets
         self.delay_progress = parts.progress.delay_progress
         self.in_flight = parts.in_flight
@@ -82,7 +87,10 @@ class Store:
         self._log = log = parts.log
         self._dispatcher = parts.dispatcher
         self._dispatcher.due_from_ms = due_from_ms
-        self._reader = Reader(log, self._dispatcher, QueueRepair(log, self._dispatcher, parts.deleted_topics))
+        #: What readers may see.
+        self.confirmed = ConfirmPoint(log, durable=self.config.flush == "sync")
+        repair = QueueRepair(log, self._dispatcher, parts.deleted_topics)
+        self._reader = Reader(log, self._dispatcher, repair, self.confirmed)
         self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
         self._checkpointing = threading.Lock()
         self._remover = Remover(self._checkpointing)
@@ -181,7 +189,7 @@ class Store:
             again: they were made out of stored ones, and `max_message_bytes`, which may be lower by now, is not theirs.
 
         When it returns, queues and index know them and they survive the death of the process; `flush` makes them
-        survive that of the machine.
+        survive that of the machine. Readers see them once they are `confirmed`.
 
         Raises:
             InvalidInput: a record is not sound or breaks a limit; nothing was stored.
@@ -310,6 +318,7 @@ class Store:
         tags_codes: Collection[int] | None = None,
         *,
         check_crc: bool = True,
+        written: bool = False,
     ) -> Lease:
         """Records of a queue from `offset` on, at least one where there is one, even above `max_bytes`.
 
@@ -325,20 +334,20 @@ class Store:
             QueueNotFound: nothing was ever written there.
             StoreCorrupt: the record at `offset` is damaged; those behind it can be read.
         """
-        return self._reader.read(topic, queue_id, offset, max_messages, max_bytes, tags_codes, check_crc)
+        return self._reader.read(topic, queue_id, offset, max_messages, max_bytes, tags_codes, check_crc, written)
 
     def read_at(self, physical_offset: int) -> Record:
         """The record at a place of the log.
 
         Raises:
-            MessageExpired: below the log's minimum. MessageNotFound: beyond its end, or no record begins there.
+            MessageExpired: below the log's minimum. MessageNotFound: not confirmed, or no record begins there.
             StoreCorrupt: it is damaged.
         """
-        return self._log.record(physical_offset)
+        return self._reader.record(physical_offset)
 
     def raw_at(self, physical_offset: int) -> bytes:
         """The bytes of the record at a place of the log; raises as `read_at`."""
-        return bytes(self._log.view(physical_offset, self._log.record(physical_offset).size))
+        return bytes(self._log.view(physical_offset, self._reader.record(physical_offset).size))
 
     def stored(self, physical_offset: int, size: int) -> memoryview:
         """The bytes of a record that was just stored there: a view, which keeps the log's mapping."""
@@ -349,12 +358,14 @@ class Store:
         return b"".join(map(self._log.view, physical_offsets, sizes))
 
     def walk(self, physical_offset: int) -> Iterator[Record]:
-        """The records in log order from a record's place (or the minimum) to the end; raises as `read_at`."""
+        """All written records in log order from a record's place (or the minimum) on; raises as `read_at`."""
         return self._log.walk(physical_offset)
 
-    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int) -> list[Record]:
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, max_messages: int, *, written: bool = False
+    ) -> list[Record]:
         """Messages of the topic with that unique key or key, stored within begin..end, newest first."""
-        return finish(self.search(topic, key, begin_ms, end_ms, max_messages))
+        return finish(self.search(topic, key, begin_ms, end_ms, max_messages, written=written))
 
     def search(
         self,
@@ -364,6 +375,8 @@ class Store:
         end_ms: int,
         max_messages: int,
         max_bytes: int | None = None,
+        *,
+        written: bool = False,
     ) -> Steps[list[Record]]:
         """`query` in steps, none of which takes longer than some milliseconds: see `raymq.storage.steps`.
 
@@ -373,15 +386,16 @@ class Store:
         Args:
             max_bytes: it ends before the record with which all would be longer than that, unless it is the first one.
         """
-        return self._reader.search(topic, key, begin_ms, end_ms, max_messages, max_bytes)
+        return self._reader.search(topic, key, begin_ms, end_ms, max_messages, max_bytes, written=written)
 
     def entries(
-        self, topic: str, queue_id: int, offset: int, max_entries: int
+        self, topic: str, queue_id: int, offset: int, max_entries: int, *, written: bool = False
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Copies of a queue's entries: physical offsets, sizes, tags codes. Raises as `read`."""
         queue = self._dispatcher.get(topic, queue_id)
-        self._reader.check_offset(queue, offset)
-        found = queue.entries(offset, max_entries)
+        end = self._reader.end_of(queue, written=written)
+        check_offset(queue, offset, end)
+        found = queue.entries(offset, min(max_entries, end - offset))
         return (
             found["physical_offset"].astype(np.int64),
             found["size"].astype(np.int32),
@@ -400,9 +414,10 @@ class Store:
         """The oldest message's offset, the maximum if all are gone. QueueNotFound as `read`."""
         return self._dispatcher.get(topic, queue_id).min_offset
 
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """The next message's offset. QueueNotFound as `read`."""
-        return self._dispatcher.get(topic, queue_id).max_offset
+    def max_offset(self, topic: str, queue_id: int, *, written: bool = False) -> int:
+        """The offset behind the last message that can be read. QueueNotFound as `read`."""
+        queue = self._dispatcher.get(topic, queue_id)
+        return queue.max_offset if written else self.confirmed.end_of(queue)
 
     def offset_at_time(
         self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
@@ -414,6 +429,27 @@ class Store:
         """
         return self._reader.offset_at_time(self._dispatcher.get(topic, queue_id), timestamp_ms, boundary)
 
+    def kept_at_open(self, topic: str, queue_id: int) -> int | None:
+        """Where a queue ended when the store was opened, if that may have been too early; None: it was not.
+
+        It tells nothing of a reader that does not say its epoch, but that one who is beyond the queue's end was there.
+        """
+        return self.kept_to(topic, queue_id, self.epoch - 1) if self._parts.epochs.was_cut else None
+
+    def kept_to(self, topic: str, queue_id: int, epoch: int) -> int | None:
+        """Up to which offset a queue is the one that was read under `epoch`; None: all of it.
+
+        Who is beyond has read what the log has lost, and goes on there: other messages have these offsets now.
+        """
+        log_end = self._parts.epochs.cut_since(epoch)
+        if log_end is None:
+            return None
+        try:
+            queue = self._dispatcher.get(topic, queue_id)
+        except QueueNotFound:
+            return 0
+        return max(queue.reach(log_end), queue.min_offset)
+
     @property
     def min_physical_offset(self) -> int:
         """Where the log begins."""
@@ -421,7 +457,7 @@ class Store:
 
     @property
     def max_physical_offset(self) -> int:
-        """Where the log ends."""
+        """Where the log ends, be that confirmed or not."""
         return self._log.max_offset
 
     # ---- durability

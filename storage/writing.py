@@ -16,7 +16,7 @@ from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig
 from raymq.storage.derived import derive
 from raymq.storage.dispatch import Dispatcher
-from raymq.storage.errors import InvalidInput, StoreError, StoreFailed, StoreFull
+from raymq.storage.errors import InvalidInput, StoreFull, WriteUnknown
 from raymq.storage.record import Buffer
 from raymq.storage.retention import Disk
 
@@ -169,12 +169,15 @@ class Writer:
             raise StoreFull(self._disk_full)
 
     def _fail(self, start: int, error: BaseException) -> None:
-        """After a write went wrong: if nothing is in the log it may be tried again, else log and queues may differ."""
-        if self._log.max_offset == start and isinstance(error, StoreFull):
+        """After a write went wrong: if the log has not grown nothing is stored, and where there was merely no room it
+        may be tried again. Else the log and its queues may differ, and nobody can say what is stored.
+        """
+        untouched = self._log.max_offset == start
+        if untouched and isinstance(error, StoreFull):
             return
         self._log.health.fail(error)
-        if isinstance(error, StoreError):
-            raise StoreFailed(f"an append to {self._directory} failed half way: {error}") from error
+        if not untouched and isinstance(error, Exception):
+            raise WriteUnknown(f"an append to {self._directory} failed half way: {error}") from error
 
 
 def _check_lanes(found: Collection[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:

@@ -95,7 +95,8 @@ class BrokerCore:
         self.clock = clock
         self._steady = steady or clock
         self._auto_create_topics = auto_create_topics
-        #: Called with the (topic, queue id) pairs that got messages; the service wakes parked fetches by it.
+        #: Called with the (topic, queue id) pairs that got messages, which need not be confirmed yet; the service wakes
+        #: parked fetches by it, once they can read them.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
         #: What no copy could be made of.
         self.set_aside = SetAside(store.directory / "raymq" / "set_aside.jsonl")
@@ -223,7 +224,8 @@ class BrokerCore:
         lane = (sequence.producer, topic, queue_id)
         stored = self.producers.check(lane, sequence)
         if stored is not None:
-            physical, _, _ = self.store.entries(stored.topic, stored.queue_id, stored.offset, stored.count)
+            place = stored.topic, stored.queue_id, stored.offset
+            physical, _, _ = self.store.entries(*place, stored.count, written=True)
             queue_ids = np.full(stored.count, stored.queue_id, np.int32)
             return Placed(stored.topic, queue_ids, stored.offset + np.arange(stored.count), physical)
         placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
@@ -258,7 +260,7 @@ class BrokerCore:
             return place
         if (known.topic, known.queue_id) != single.lane:
             raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is delayed, this one is not")
-        physical, _, _ = self.store.entries(topic, queue_id, known.offset, 1)
+        physical, _, _ = self.store.entries(topic, queue_id, known.offset, 1, written=True)
         place = known.offset, int(physical[0])
         if stored is not None:
             stored(*place)

@@ -107,9 +107,9 @@ class DeadLetters:
             low = self._store.min_offset(topic, queue_id)
             entries = {entry: at for entry, at in entries.items() if at >= low}  # others have expired
             offset = max(offset, low)
-            while offset < self._store.max_offset(topic, queue_id):
+            while offset < self._store.max_offset(topic, queue_id, written=True):
                 try:
-                    with self._store.read(topic, queue_id, offset, _SCAN_MESSAGES, _SCAN_BYTES) as lease:
+                    with self._store.read(topic, queue_id, offset, _SCAN_MESSAGES, _SCAN_BYTES, written=True) as lease:
                         column = properties_of_records(lease.records, lease.sizes).last(names.REDRIVEN_FROM)
                         at = lease.queue_offsets[pc.is_valid(column).to_numpy(zero_copy_only=False)]
                         entries.update(zip(pc.drop_null(column).to_pylist(), at.tolist(), strict=True))

@@ -29,7 +29,9 @@ _log = logging.getLogger(__name__)
 class Wanted:
     """One queue of a fetch: from `offset` on, only what has a tags code of these (None: all) and passes `sql`.
 
-    `incarnation` is that of the topic in which `offset` was meant, None for the one that is there.
+    `epoch` is the recovery epoch that what lies before `offset` was read under: 0 if the client has not learnt one yet,
+    None if it does not care. `incarnation` is that of the topic in which `offset` was meant, None for the one that is
+    there.
     """
 
     topic: str
@@ -37,6 +39,7 @@ class Wanted:
     offset: int
     tags_codes: frozenset[int] | None = None
     sql: SqlFilter | None = None
+    epoch: int | None = None
     incarnation: int | None = None
 
     @property
@@ -116,6 +119,11 @@ class Fetch:
         self._by_queue: dict[QueueKey, _Place] = {(place.topic, place.queue_id): place for place in self._places}
         self._behind: dict[QueueKey, None] = {}
         self._filters = any(place.filter.sql is not None for place in self._places)
+        epoch = core.store.epoch
+        older = [index for index, want in enumerate(wanted) if want.epoch != epoch and want.epoch is not None]
+        self._older = [(self._places[index], wanted[index].epoch) for index in older]
+        #: Whether the client has to learn the store's epoch before anything else.
+        self.is_stale = bool(self._older)
 
     @property
     def queues(self) -> Collection[QueueKey]:
@@ -136,11 +144,15 @@ class Fetch:
         """Read every queue in turn until a limit is reached. Queues that have nothing new are left out.
 
         A queue of which only skipped (filtered out) entries were seen is in the answer with its `next_offset` and no
-        records; one that cannot be read is in it with its error, OffsetReset where the group was sent elsewhere.
+        records; one that cannot be read is in it with its error, OffsetReset where the group was sent elsewhere or the
+        log has lost what the client has read.
 
         Args:
             arrived: look at these queues alone, and at those that the last look left behind.
         """
+        if self._older and (lost := self._lost()):
+            self._failed = True
+            return lost
         places = self._places
         if arrived is not None:
             places = [self._by_queue[queue] for queue in {**self._behind, **dict.fromkeys(arrived)}]
@@ -209,6 +221,31 @@ class Fetch:
             return None
         error = core.offsets.start_anew(self._group, topic, queue_id)
         return Part(place.index, place.offset, 0, 0, error=error)
+
+    def _lost(self) -> list[Part]:
+        """What those are told who have read messages that the log has lost: what is stored there now is new to them.
+
+        A group is sent to its own offset, if that is lower: what lies between was given out, and may not be done. It is
+        told by `_moved`, and until it is there its commits do not count.
+        """
+        core, parts = self._core, []
+        for place, epoch in self._older:
+            topic, queue_id = place.topic, place.queue_id
+            kept = core.store.kept_to(topic, queue_id, epoch) if epoch else None
+            if kept is None or place.offset <= kept:
+                continue
+            if self._group is None:
+                parts.append(Part(place.index, place.offset, 0, 0, error=OffsetReset(kept)))
+                continue
+            committed = core.offsets.get(self._group, topic, queue_id)
+            target = kept if committed is None else min(kept, committed)
+            try:
+                core.make_group(self._group)  # the loss may have taken the group as well
+                core.offsets.reset(self._group, topic, queue_id, target)
+            except RayMQError:  # the topic is gone, or the queue: going on there tells so
+                parts.append(Part(place.index, place.offset, 0, 0, error=OffsetReset(target)))
+        self._older = []
+        return parts
 
     def _moved(self, place: _Place) -> Part | None:
         """What a group that was sent elsewhere is told, once it has not gone there yet."""

@@ -21,6 +21,7 @@ from raymq.actors.errors import (
     ServerBusy,
     Timeout,
     TopicNotFound,
+    WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
 
@@ -37,14 +38,19 @@ def try_seconds(remaining: float, tries_left: int) -> float:
     return max(remaining / max(1, tries_left), min(remaining, LEAST_TRY_SECONDS))
 
 
-def is_unknown(error: BaseException) -> bool:
-    """Whether a try that ended so may have stored the message: it reached a socket and got no answer."""
+def is_unanswered(error: BaseException) -> bool:
+    """Whether a try reached a socket and got no answer."""
     return isinstance(error, ConnectionLost | Timeout)
+
+
+def is_unknown(error: BaseException) -> bool:
+    """Whether a try that ended so may have stored the message: it was not answered, or by a disk's failure under it."""
+    return is_unanswered(error) or isinstance(error, WriteUnknown)
 
 
 def never_arrived(error: BaseException) -> bool:
     """Whether the try surely did not reach a broker."""
-    return isinstance(error, BrokerUnavailable) and not is_unknown(error)
+    return isinstance(error, BrokerUnavailable) and not is_unanswered(error)
 
 
 def is_refusal_by_broker(error: RayMQError) -> bool:
@@ -76,7 +82,7 @@ class SendPlan:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a try was left unanswered: the message may be stored."""
+        """Whether the message may be stored by a try that failed."""
         return self._unknown
 
     def try_timeout(self) -> float:
@@ -99,8 +105,8 @@ class SendPlan:
         self.attempts.append(
             Attempt(None if queue is None else queue.broker, queue, error.code, _reason(error), elapsed)
         )
-        unanswered = is_unknown(error) or never_arrived(error)
-        if len(self.attempts) > self.retries or not (unanswered or is_refusal_by_broker(error)):
+        elsewhere = is_unknown(error) or never_arrived(error) or is_refusal_by_broker(error)
+        if len(self.attempts) > self.retries or not elsewhere:
             return None
         wait = self.backoff.next_delay() if isinstance(error, ServerBusy) else 0.0
         return wait if wait < self.remaining else None
@@ -122,7 +128,7 @@ class SendPlan:
     def outcome(self) -> SendError:
         """The error of a send whose tries ran out."""
         if self._unknown:
-            return OutcomeUnknown("no answer to a try: the message may or may not be stored", self.attempts)
+            return OutcomeUnknown("the message may or may not be stored", self.attempts)
         return NotStored("not stored", self.attempts)
 
 

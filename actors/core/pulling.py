@@ -57,7 +57,8 @@ def pull(core: BrokerCore, group: str, want: Wanted, max_messages: int, max_byte
         status = PullStatus.NOTHING_NEW if offset == 0 else PullStatus.OFFSET_MOVED
         return Pulled(status, 0, 0, 0)
     except OffsetOutOfRange:
-        return Pulled(PullStatus.OFFSET_MOVED, low if offset < low else high, low, high)
+        kept = core.store.kept_at_open(topic, queue_id) if offset > high else None
+        return Pulled(PullStatus.OFFSET_MOVED, low if offset < low else high if kept is None else kept, low, high)
     if len(lease):
         return Pulled(PullStatus.FOUND, lease.next_offset, low, high, lease)
     status = PullStatus.NOTHING_NEW if lease.next_offset == offset else PullStatus.NOTHING_MATCHED

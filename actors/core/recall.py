@@ -98,5 +98,6 @@ class Recall:
         return RecallStatus.UNKNOWN
 
     def _found(self, topic: str, handle: RecallHandle, since_ms: int) -> Steps[list[Record]]:
-        found = yield from self._store.search(topic, handle.unique_key, since_ms, EVER_MS, _MOST_RECORDS)
+        limits = handle.unique_key, since_ms, EVER_MS, _MOST_RECORDS
+        found = yield from self._store.search(topic, *limits, written=True)
         return [record for record in found if record.properties.get(names.TIMER_OUT_MS) == str(handle.due_ms)]

@@ -147,7 +147,7 @@ class Timers:
         count = _ABSORB_MESSAGES
         while self.log.enqueued < high:
             try:
-                with self._store.read(*LANE, self.log.enqueued, count, _ABSORB_BYTES) as lease:
+                with self._store.read(*LANE, self.log.enqueued, count, _ABSORB_BYTES, written=True) as lease:
                     told = read_waiting(lease.records, lease.sizes, lease.queue_offsets)
                     following = lease.next_offset
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
@@ -321,7 +321,7 @@ class Timers:
     def _bounds(self) -> tuple[int, int]:
         """The timer queue's minimum and maximum offset."""
         try:
-            return self._store.min_offset(*LANE), self._store.max_offset(*LANE)
+            return self._store.min_offset(*LANE), self._store.max_offset(*LANE, written=True)
         except QueueNotFound:
             return 0, 0
 

@@ -49,6 +49,8 @@ class _AppendOne:
         self._context = context
         self._append = append
         self._core = context.core
+        #: Whether a record may be handed over and its sender be answered while it is being stored.
+        self._prompt = context.durable is None and context.core.store.confirmed.at_once
         self._statistics = context.statistics
 
     def __call__(self, _: ServerConnection, request: Command) -> Command | Awaitable[Command]:
@@ -66,7 +68,7 @@ class _AppendOne:
         return self._context.append(len(request.body), store)
 
     def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
-        if self._context.durable is not None:
+        if not self._prompt:
             return False
         core, admission, polls, octets = self._core, self._core.admission, self._context.polls, len(body)
 

@@ -12,7 +12,7 @@ from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.settings import Settings
 from raymq.actors.core.statistics import Statistics
-from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.actors.errors import InvalidInput, RayMQError, WriteUnknown
 from raymq.actors.protocol import BrokerInfo, SendStatus, TopicRoute
 from raymq.actors.wire.frame import Command
 
@@ -40,16 +40,20 @@ class BrokerContext:
         """Take on an append of so many bytes: `store` stores it and returns what makes the answer, see `when_settled`.
 
         Raises:
-            ServerBusy: the broker has more to do than it may have; nothing was stored. Whatever `store` raises.
+            ServerBusy: the broker has more to do than it may have; nothing was stored.
+            WriteUnknown: `store` failed, and the log has grown. Else whatever `store` raises: nothing was stored.
         """
         admission = self.core.admission
         known = self.core.store.topic_configs.version
+        log_end = self.core.store.max_physical_offset
         try:
             admission.enter(octets)
             try:
                 answer = store()
-            except BaseException:
+            except BaseException as error:
                 admission.leave(octets)
+                if isinstance(error, Exception) and self.core.store.max_physical_offset != log_end:
+                    raise WriteUnknown(f"half done: {type(error).__name__}: {error}") from error
                 raise
         except RayMQError as error:
             self.statistics.refused(cause_of(error))

@@ -73,10 +73,17 @@ def fetch_command(
     """FETCH. `session` names the caller: a newer fetch of the same session ends a parked one at once.
 
     With a `group` it is counted for it, and told where the group was reset to; `member` is the client id whose queues
-    these are. Without `check_crc` the broker does not compare the bodies' checksums: the caller has to. One that
-    `goes_on` may have early answers; they and the last one together keep within the limits.
+    these are. Where a queue names another epoch than the broker's, the answer comes at once, and says that one.
+
+    Without `check_crc` the broker does not compare the bodies' checksums: the caller has to. One that `goes_on` may
+    have early answers; they and the last one together keep within the limits.
     """
-    queues = [[w.topic, w.queue_id, w.offset, _packed_filter(w)] for w in wanted]
+    queues = [
+        [w.topic, w.queue_id, w.offset, _packed_filter(w)]
+        if w.epoch is None
+        else [w.topic, w.queue_id, w.offset, _packed_filter(w), w.epoch]
+        for w in wanted
+    ]
     fields = {
         "session": session,
         "queues": queues,
@@ -92,6 +99,11 @@ def fetch_command(
     if goes_on:
         fields["goes_on"] = fields["singly"] = True
     return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
+
+
+def read_epoch(answer: Command) -> int | None:
+    """The broker's recovery epoch in an answer to FETCH; None in one that is early, or from a broker without epochs."""
+    return answer.fields.get("epoch")
 
 
 def read_fetched(answer: Command) -> list[Fetched]:
@@ -183,7 +195,7 @@ class _Asked:
         goes on, the limits are used up. Cancelling the future ends the wait.
         """
         parts = self._fetch.look()
-        if not wait or self._fetch.is_over or (parts and not goes_on):
+        if not wait or self._fetch.is_over or self._fetch.is_stale or (parts and not goes_on):
             return self._answer(parts)
         polls = self._context.polls
         self._future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
@@ -261,7 +273,7 @@ class _Asked:
                 if len(part.sizes):
                     octets = int(part.sizes.sum())
                     self._context.statistics.get(self._group, self._topics[part.index], len(part.sizes), octets)
-        fields = {"parts": [_packed(part) for part in parts]}
+        fields = {"parts": [_packed(part) for part in parts], "epoch": self._context.core.store.epoch}
         pieces = [piece for part in parts for piece in part.pieces]
         return self._request.response(ResponseCode.SUCCESS, fields, pieces=pieces)
 
@@ -275,19 +287,26 @@ def _wanted(request: Command) -> list[Wanted]:
     queues: Any = request.fields.get("queues")
     try:
         incarnations: Any = request.fields.get("incarnations") or [None] * len(queues)
-        if len({(topic, queue_id) for topic, queue_id, _, _ in queues}) < len(queues):
+        if len({(topic, queue_id) for topic, queue_id, *_ in queues}) < len(queues):
             raise InvalidInput("queues", "each queue once", f"{len(queues)} queues")
-        characters = sum(map(len, {filtered for *_, filtered in queues if isinstance(filtered, str)}))
+        characters = sum(map(len, {filtered for _, _, _, filtered, *_ in queues if isinstance(filtered, str)}))
         if characters > MAX_SQL_CHARACTERS:
             raise InvalidInput("queues", f"at most {MAX_SQL_CHARACTERS} characters of SQL92 expressions", characters)
         return [
-            _one_wanted(str(topic), int(queue_id), int(offset), filtered, None if made is None else int(made))
-            for (topic, queue_id, offset, filtered), made in zip(queues, incarnations, strict=True)
+            _one_wanted(
+                str(topic),
+                int(queue_id),
+                int(offset),
+                filtered,
+                *map(int, epoch),
+                incarnation=None if made is None else int(made),
+            )
+            for (topic, queue_id, offset, filtered, *epoch), made in zip(queues, incarnations, strict=True)
         ]
     except InvalidInput:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        limit = "a list of [topic, queue id, offset, tags codes or an SQL92 expression or nil]"
+        limit = "a list of [topic, queue id, offset, tags codes or an SQL92 expression or nil], or with an epoch behind"
         raise InvalidInput("queues", limit, str(error)) from error
 
 
@@ -298,12 +317,17 @@ def _packed_filter(want: Wanted) -> list[int] | str | None:
 
 
 def _one_wanted(
-    topic: str, queue_id: int, offset: int, filtered: list[int] | str | None, incarnation: int | None
+    topic: str,
+    queue_id: int,
+    offset: int,
+    filtered: list[int] | str | None,
+    epoch: int | None = None,
+    *,
+    incarnation: int | None = None,
 ) -> Wanted:
-    if isinstance(filtered, str):
-        return Wanted(topic, queue_id, offset, sql=compile_sql(filtered), incarnation=incarnation)
-    codes = None if filtered is None else frozenset(map(int, filtered))
-    return Wanted(topic, queue_id, offset, codes, incarnation=incarnation)
+    sql = compile_sql(filtered) if isinstance(filtered, str) else None
+    codes = None if filtered is None or isinstance(filtered, str) else frozenset(map(int, filtered))
+    return Wanted(topic, queue_id, offset, codes, sql, epoch, incarnation)
 
 
 def _packed(part: Part) -> list[object]:

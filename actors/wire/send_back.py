@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from raymq.actors.core.retry import Aside, Dead
+from raymq.actors.errors import WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
@@ -43,7 +44,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         )
         context.statistics.sent_back(header.group, header.origin_topic)
 
-        def answer(_: SendStatus) -> Command:
+        def answer(status: SendStatus) -> Command:
+            if status is not SendStatus.SEND_OK:  # who takes it for done commits the original
+                raise WriteUnknown("the message is not on disk yet: send it back again")
             # RocketMQ answers without fields; our own consumer tells its watchers what became of the message
             fields: dict[str, object] = {"deadLetter": isinstance(decision, Dead)}
             if isinstance(decision, Aside):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import InvalidInput, WriteUnknown
+from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.append import INT32, pack, read_sizes
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, integer, text
@@ -67,8 +68,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         for count in core.staging.commit(text(request, "transaction"), [str(part) for part in parts]):
             added += count
             await asyncio.sleep(0)
-        if context.durable is not None:
-            await context.durable()
+        if context.durable is not None and await context.durable() is not SendStatus.SEND_OK:
+            raise WriteUnknown("the commit is not on disk yet: repeat it")
         return request.response(ResponseCode.SUCCESS, {"added": added})
 
     def abort(_: ServerConnection, request: Command) -> Command:

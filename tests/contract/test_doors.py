@@ -7,9 +7,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -26,69 +24,13 @@ from raymq.actors.wire.invoke import PARK_SECONDS
 from raymq.client import Message
 from raymq.client.errors import RayMQError
 from raymq.storage.record import decode
+from tests.doors import Door, InvokeDoor, SocketDoor
 from tests.polling import poll_until
 from tests.served import Peer
 from tests.unit.actors.bench import encoded
 
 FIRST = "CONSUME_FROM_FIRST_OFFSET"
 pytestmark = pytest.mark.contract
-
-
-class Door(Protocol):
-    """A way to the broker. `ask` gives its answer, whatever its code; `begin` does not wait for it."""
-
-    def ask(self, command: Command, timeout: float = 10.0) -> Command: ...
-
-    def begin(self, command: Command) -> Future[Command]: ...
-
-    def leave(self) -> None:
-        """End what stands for the connection, as an idle time-out would."""
-
-
-class SocketDoor:
-    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
-        self._loop = loop
-        self._peer = loop.run(Peer.connect(broker.address))
-        self._hearing = asyncio.Lock()
-        self._opaque = 0
-
-    def ask(self, command: Command, timeout: float = 10.0) -> Command:
-        return self.begin(command).result(timeout)
-
-    def begin(self, command: Command) -> Future[Command]:
-        self._opaque += 1
-        command.opaque = self._opaque
-        return self._loop.submit(self._exchange(command))
-
-    def leave(self) -> None:
-        self._loop.loop.call_soon_threadsafe(self._peer.close)
-
-    async def _exchange(self, command: Command) -> Command:
-        self._peer.say(command)
-        if command.is_oneway:
-            return command.response(ResponseCode.SUCCESS)
-        async with self._hearing:
-            while not (answer := await self._peer.hear(20.0)).is_response:
-                pass  # the broker's own, such as "your group has changed"
-        assert answer.opaque == command.opaque
-        return answer
-
-
-class InvokeDoor:
-    def __init__(self, loop: EventLoopThread, broker: BrokerService) -> None:
-        self._loop = loop
-        self._broker = broker
-
-    def ask(self, command: Command, timeout: float = 10.0) -> Command:
-        return self.begin(command).result(timeout)
-
-    def begin(self, command: Command) -> Future[Command]:
-        return self._loop.submit(self._broker.invoke("a session", command.in_one_piece()))
-
-    def leave(self) -> None:
-        session = self._broker._door._sessions.get("a session")
-        if session is not None:
-            self._loop.loop.call_soon_threadsafe(session.connection.close)
 
 
 @pytest.fixture

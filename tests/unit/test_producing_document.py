@@ -8,7 +8,7 @@ from pathlib import Path
 
 def test_every_test_that_is_named_exists(repository: Path) -> None:
     text = (repository / "docs" / "producing.md").read_text("utf-8")
-    files = set(re.findall(r"(?:unit|integration|chaos)/[\w/]+\.py", text))
+    files = set(re.findall(r"(?:unit|contract|integration|chaos)/[\w/]+\.py", text))
     assert len(files) > 10
     sources = {name: (repository / "tests" / name).read_text("utf-8") for name in files}
     everything = "".join(sources.values())

@@ -20,6 +20,7 @@ from raymq.actors.errors import (
     StoreFailed,
     Timeout,
     TopicNotFound,
+    WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
 from tests.unit.actors.clock import FakeClock
@@ -45,6 +46,15 @@ def plan(clock: FakeClock, timeout: float = 3.0, retries: int = 2) -> SendPlan:
             [Timeout("t", "silent"), coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE"), BrokerUnavailable("b")],
             OutcomeUnknown,
         ),
+        (
+            [
+                coded(WriteUnknown("half"), "SYSTEM_ERROR"),
+                coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE"),
+                coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE"),
+            ],
+            OutcomeUnknown,
+        ),
+        ([coded(StoreFailed("s"), "SERVICE_NOT_AVAILABLE")] * 3, NotStored),
         ([coded(PermissionDenied("p"), "NO_PERMISSION")] * 3, NotStored),
     ],
 )

@@ -1,0 +1,288 @@
+"""With flush=sync no door shows, hands over or counts what is not on disk, and a failed flush is an unknown outcome."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from raymq.actors import broker_service
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.core.fetching import Wanted
+from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetOutOfRange, RayMQError, StoreFailed, WriteUnknown
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.protocol import BrokerSpec, SendStatus
+from raymq.actors.wire import admin, append, faults, fetch, group, offset, query
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.group import QueryConsumerOffset
+from raymq.actors.wire.headers.pop import PopMessage
+from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
+from raymq.actors.wire.headers.send import SendMessageV2
+from raymq.actors.wire.send_back import send_back_command
+from raymq.client import Message
+from raymq.storage.file_calls import replaced
+from tests.doors import Door, InvokeDoor, SocketDoor
+from tests.hanging_disk import HangingDisk
+from tests.polling import poll_until
+from tests.unit.actors.bench import encoded
+
+pytestmark = pytest.mark.contract
+
+
+@dataclass
+class Bench:
+    """A broker with sync flush on a disk that can hang, and new doors to it."""
+
+    loop: EventLoopThread
+    disk: HangingDisk
+    broker: BrokerService
+    kind: Callable[[EventLoopThread, BrokerService], Door]
+
+    def ask(self, command: Command) -> Command:
+        return self.begin(command).result(10)
+
+    def begin(self, command: Command) -> Future[Command]:
+        """Over a door of its own: the answer may take its time."""
+        return self.kind(self.loop, self.broker).begin(command)
+
+    def begin_as_foreigner(self, command: Command) -> Future[Command]:
+        """Over a socket: a foreign client has an address."""
+        return SocketDoor(self.loop, self.broker).begin(command)
+
+    def send(self, body: bytes, **fields: object) -> Future[Command]:
+        records, sizes = encoded(Message("t", body, keys=["k"], **fields))  # type: ignore[arg-type]
+        return self.begin(append.append_command("t", 0, records, sizes, delayed=bool(fields)))
+
+    def hang_with(self, body: bytes) -> tuple[Future[Command], int]:
+        """Send while flushes hang; also where the record begins. Returns once it is in the log."""
+        place = self.broker.store.max_physical_offset
+        self.disk.hang()
+        sent = self.send(body)
+        poll_until(lambda: self.broker.store.max_physical_offset > place and self.disk.hanging > 0)
+        return sent, place
+
+
+def start(loop: EventLoopThread, directory: Path, flush: str = "sync") -> BrokerService:
+    store = {
+        "commitlog_file_bytes": 1 << 20,
+        "index_slots": 1_000,
+        "index_entries": 10_000,
+        "flush": flush,
+        "delay_levels": "1s 1s",
+        "flush_interval_ms": 3_600_000,
+    }
+    return loop.run(
+        BrokerService.start(BrokerSpec("broker-a", "test", str(directory), "127.0.0.1", (), store=store), "n")
+    )
+
+
+@pytest.fixture(params=[SocketDoor, InvokeDoor], ids=["socket", "invoke"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(broker_service, "_SYNC_FLUSH_SECONDS", 30.0)
+    loop, disk = EventLoopThread("door"), HangingDisk()
+    with replaced(disk):
+        made = Bench(loop, disk, start(loop, tmp_path / "s"), request.param)
+        made.ask(admin.create_topic_command("t", 1, ordered=False))
+        made.ask(group.create_group_command("g"))
+        assert made.send(b"0").result(10).code == ResponseCode.SUCCESS
+        yield made
+        disk.release()
+        loop.run(made.broker.stop())
+    loop.stop()
+
+
+def fetching(at: int, wait: float = 0.0, *, goes_on: bool = False) -> Command:
+    session = f"s{time.monotonic_ns()}"
+    return fetch.fetch_command(session, [Wanted("t", 0, at)], 100, 1 << 20, wait, goes_on=goes_on)
+
+
+def pulling(at: int, wait_ms: int = 0) -> Command:
+    flags = HAS_SUBSCRIPTION | (MAY_PARK if wait_ms else 0)
+    return PullMessage("g", "t", 0, at, 32, flags, 0, wait_ms, "*").command()
+
+
+def popping(wait_ms: int = 0) -> Command:
+    return PopMessage("g", "t", 0, 32, 60_000, wait_ms, int(time.time() * 1000), 0).command()
+
+
+def error_in(answer: Command) -> RayMQError:
+    assert answer.code != ResponseCode.SUCCESS
+    return faults.to_error(answer)
+
+
+def number(answer: Command) -> int:
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return int(answer.fields["offset"])
+
+
+def test_nothing_tells_of_a_message_before_it_is_on_disk(bench: Bench) -> None:
+    sent, place = bench.hang_with(b"1")
+    assert not sent.done()
+    (part,) = fetch.read_fetched(bench.ask(fetching(0)))
+    assert (part.next_offset, part.max_offset, len(part.sizes)) == (1, 1, 1)
+    assert fetch.read_fetched(bench.ask(fetching(1))) == []
+    (part,) = fetch.read_fetched(bench.ask(fetching(2)))
+    assert isinstance(part.error, OffsetOutOfRange)
+    found = bench.ask(pulling(0))
+    assert (found.code, found.fields["nextBeginOffset"], found.fields["maxOffset"]) == (0, "1", "1")
+    assert bench.ask(pulling(1)).code == ResponseCode.PULL_NOT_FOUND
+    assert bench.ask(popping()).fields["restNum"] == "0"
+    assert number(bench.ask(query.bound_command("t", 0, newest=True))) == 1
+    assert number(bench.ask(query.time_command("t", 0, int(time.time() * 1000) + 60_000))) == 1
+    stats = admin.read_queue_table(bench.ask(admin.topic_stats_command("t")))
+    assert [each["maxOffset"] for each in stats.values()] == [1]
+    bench.ask(offset.update_offset_command("g", "t", 0, 1))
+    progress = admin.read_queue_table(bench.ask(admin.consume_stats_command("g")))
+    assert {each["brokerOffset"] for queue, each in progress.items() if queue.topic == "t"} == {1}
+    assert isinstance(error_in(bench.ask(offset.update_offset_command("g", "t", 0, 2))), InvalidInput)
+    assert number(bench.ask(QueryConsumerOffset("g", "t", 0).command())) == 1
+    assert len(query.read_records(bench.ask(query.query_command("t", "k", 0, 1 << 60, 9, unique=False)))) == 1
+    assert isinstance(error_in(bench.ask(query.view_command(place))), MessageNotFound)
+    listed = Command(RequestCode.QUERY_CONSUME_QUEUE, {"topic": "t", "queueId": 0, "index": 0, "count": 9})
+    entries = json.loads(bytes(bench.ask(listed).body))
+    assert (entries["maxQueueIndex"], len(entries["queueData"])) == (1, 1)
+    bench.disk.release()
+    status, placed = append.read_appended(sent.result(10))
+    assert (status, placed.queue_offsets.tolist()) == (SendStatus.SEND_OK, [1])
+    (part,) = fetch.read_fetched(bench.ask(fetching(1)))
+    assert (part.next_offset, part.max_offset) == (2, 2)
+    assert bench.ask(query.view_command(place)).code == ResponseCode.SUCCESS
+
+
+def test_who_waits_is_woken_when_the_message_is_on_disk_and_not_before(bench: Bench) -> None:
+    bench.ask(popping())  # the message that is there is lent
+    waiting = [bench.begin(each) for each in (fetching(1, 20.0), pulling(1, 20_000), popping(20_000))]
+    waiting.append(bench.begin(fetching(1, 20.0, goes_on=True)))
+    poll_until(lambda: len(bench.broker.polls) == 4)
+    sent, _ = bench.hang_with(b"1")
+    fetched = bench.ask(fetching(0))  # the loop has had its turn since the append
+    assert fetch.read_fetched(fetched)[0].max_offset == 1
+    assert not any(each.done() for each in [*waiting, sent])
+    assert len(bench.broker.polls) == 4
+    bench.disk.release()
+    answers = [each.result(10) for each in waiting]
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 4
+    assert [part.offsets.tolist() for each in (answers[0], answers[3]) for part in fetch.read_fetched(each)] == [
+        [1],
+        [1],
+    ]
+    assert answers[1].fields["nextBeginOffset"] == "2"
+    assert answers[2].fields["msgOffsetInfo"].endswith(" 1")
+
+
+def test_a_message_that_comes_alone_is_not_handed_over_before_it_is_on_disk(bench: Bench) -> None:
+    """APPEND_ONE hands a message to a parked fetch while it stores it, where that is safe."""
+    parked = bench.begin(fetching(1, 20.0, goes_on=True))
+    poll_until(lambda: len(bench.broker.polls) == 1)
+    record, _ = encoded(Message("t", b"1"))
+    bench.disk.hang()
+    sent = bench.begin(Command(RequestCode.APPEND_ONE, body=record))
+    poll_until(lambda: bench.disk.hanging > 0)
+    assert not parked.done()
+    assert not sent.done()
+    bench.disk.release()
+    assert fetch.read_fetched(parked.result(10))[0].offsets.tolist() == [1]
+    assert sent.result(10).code == ResponseCode.SUCCESS
+
+
+def test_a_slow_flush_is_told_and_its_message_comes_when_it_is_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
+    parked = bench.begin(fetching(1, 20.0))
+    poll_until(lambda: len(bench.broker.polls) == 1)
+    sent, _ = bench.hang_with(b"1")
+    assert append.read_appended(sent.result(10))[0] is SendStatus.FLUSH_DISK_TIMEOUT
+    header = SendMessageV2("p", "t", "TBW102", 4, 0, 0, int(time.time() * 1000), 0, "KEYS\x01k\x02")
+    foreign = header.command()
+    foreign.body = b"2"
+    assert bench.begin_as_foreigner(foreign).result(10).code == ResponseCode.FLUSH_DISK_TIMEOUT
+    assert not parked.done()
+    bench.disk.release()
+    assert fetch.read_fetched(parked.result(10))[0].next_offset >= 2
+
+
+def test_what_the_broker_itself_stores_comes_without_anybody_sending(bench: Bench) -> None:
+    """The copy of a delayed message has no sender who waits for the disk, and the background does not flush here."""
+    assert bench.send(b"later", delay_level=1).result(10).code == ResponseCode.SUCCESS
+    poll_until(lambda: [part.next_offset for part in fetch.read_fetched(bench.ask(fetching(1, 1.0)))] == [2], 20)
+
+
+def test_a_failed_flush_is_an_unknown_outcome_and_its_message_is_never_seen(bench: Bench) -> None:
+    """Fault 13.14."""
+    parked = bench.begin(fetching(1, 20.0))
+    poll_until(lambda: len(bench.broker.polls) == 1)
+    sent, place = bench.hang_with(b"1")
+    behind = bench.send(b"2")  # its flush would be the next one
+    poll_until(lambda: bench.broker.store.max_offset("t", 0, written=True) == 3)
+    bench.disk.broken = True
+    bench.disk.release()
+    for each in (sent, behind):
+        answer = each.result(10)
+        assert isinstance(error_in(answer), WriteUnknown)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+    refused = bench.send(b"3").result(10)
+    assert type(error_in(refused)) is StoreFailed
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    bench.disk.broken = False
+    (part,) = fetch.read_fetched(bench.ask(fetching(0)))
+    assert (part.next_offset, part.max_offset) == (1, 1)
+    assert isinstance(error_in(bench.ask(query.view_command(place))), MessageNotFound)
+    assert not parked.done()
+    assert bench.broker.store.max_offset("t", 0, written=True) == 3
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "batch"])
+def test_an_append_that_broke_off_half_way_is_an_unknown_outcome(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    def breaks(*_: object, **__: object) -> None:
+        raise RuntimeError("broke off")
+
+    monkeypatch.setattr(bench.broker.store._dispatcher, "dispatch_one", breaks)
+    record, sizes = encoded(Message("t", b"1"))
+    command = Command(RequestCode.APPEND_ONE, body=record) if alone else append.append_command("t", 0, record, sizes)
+    assert isinstance(error_in(bench.begin(command).result(10)), WriteUnknown)
+    monkeypatch.undo()
+    assert type(error_in(bench.send(b"2").result(10))) is StoreFailed
+
+
+def test_an_append_that_fails_after_it_was_done_is_an_unknown_outcome(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise KeyError("t")
+
+    monkeypatch.setattr(type(bench.broker.core.admission), "appended", breaks)
+    assert isinstance(error_in(bench.send(b"1").result(10)), WriteUnknown)
+    monkeypatch.undo()
+    assert bench.send(b"2").result(10).code == ResponseCode.SUCCESS
+
+
+def test_an_append_that_failed_before_anything_was_written_is_not_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise StoreFailed("no such luck")
+
+    monkeypatch.setattr(bench.broker.store._dispatcher, "reserve", breaks)
+    assert type(error_in(bench.send(b"1").result(10))) is StoreFailed
+
+
+def test_a_message_that_cannot_be_brought_to_disk_is_not_sent_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its consumer would commit the original, and the copy may be lost."""
+    monkeypatch.setattr(bench.broker._commits, "_timeout_seconds", 0.05)
+    (part,) = fetch.read_fetched(bench.ask(fetching(0)))
+    (place,) = bench.broker.store.entries("t", 0, 0, 1)[0].tolist()
+    assert len(part.sizes) == 1
+    bench.disk.hang()
+    answer = bench.begin(send_back_command("g", "t", place, "", 1, None)).result(10)
+    assert isinstance(error_in(answer), WriteUnknown)

@@ -1,0 +1,36 @@
+"""A disk whose flushes of the commit log hang, or fail, for as long as a test wants."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+from raymq.storage.file_calls import FileCalls
+
+
+class HangingDisk(FileCalls):
+    """Real calls, but for the flushes of log files; any thread."""
+
+    def __init__(self) -> None:
+        self._may_go = threading.Event()
+        self._may_go.set()
+        self.broken = False
+        #: How many flushes have begun since `hang`.
+        self.hanging = 0
+
+    def hang(self) -> None:
+        """Flushes that begin from now on wait for `release`."""
+        self.hanging = 0
+        self._may_go.clear()
+
+    def release(self) -> None:
+        self._may_go.set()
+
+    def fdatasync(self, fd: int) -> None:
+        if "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+            self.hanging += 1
+            self._may_go.wait()
+            if self.broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().fdatasync(fd)
