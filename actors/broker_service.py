@@ -76,6 +76,8 @@ _GROUP_SWEEP_SECONDS = 0.5
 _RETENTION_SECONDS = 10.0
 #: How often a step is made to store anew what waits in files that are about to go: 2,000 messages a second at most.
 _RESCUE_SECONDS = 0.05
+#: How often staged writes that nobody will commit are looked for; they are a day old then.
+_STAGED_SECONDS = 60.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
 #: How often groups and retry topics that were made by who named them are written to their tables.
@@ -329,6 +331,7 @@ class BrokerService:
             self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
             self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
             self._loop.create_task(self._every(_RESCUE_SECONDS, self._rescue)),
+            self._loop.create_task(self._every(_STAGED_SECONDS, self._sweep_staged)),
             self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
             self._loop.create_task(self._every(_SETTINGS_SECONDS, self._save_settings)),
             self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
@@ -388,6 +391,11 @@ class BrokerService:
             self.core.rescue.step()
         except StoreFull:  # files that nobody waits in may go meanwhile
             await asyncio.sleep(_RETENTION_SECONDS)
+
+    async def _sweep_staged(self) -> None:
+        remove = self.core.staging.sweep()
+        if remove is not None:
+            await asyncio.to_thread(remove)
 
     async def _save_producers(self) -> None:
         """At most a fiftieth of the loop's time is spent on it: a start reads more of the log instead."""

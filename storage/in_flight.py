@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from raymq.storage.errors import StoreError
 from raymq.storage.progress import Journal, ignore_failure
+from raymq.storage.remains import EVERYTHING, Remains
 
 #: group, topic, queue id
 GroupQueue = tuple[str, str, int]
@@ -53,16 +54,32 @@ class InFlight:
     """The table and its journal. One thread, but for `sync`. Each change raises as `Journal.append` does."""
 
     def __init__(
-        self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
+        self,
+        path: Path,
+        *,
+        writable: bool,
+        on_failure: Callable[[StoreError], None] = ignore_failure,
+        remains: Remains = EVERYTHING,
     ) -> None:
-        """Read what is there; `on_failure` as in `Journal`."""
+        """Read what is there, as far as its messages remain; `on_failure` as in `Journal`."""
         self._queues: dict[GroupQueue, Outstanding] = {}
         self._journal = Journal(path, writable=writable, on_failure=on_failure)
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
+        self._clamp(remains)
         self._rewrite_at = _REWRITE_BYTES
         if writable and self._journal.length:
             self._rewrite()
+
+    def _clamp(self, remains: Remains) -> None:
+        """Forget deliveries of messages that the log has lost: others get their offsets. See `remains`."""
+        for queue, known in list(self._queues.items()):
+            limit = remains.max_offset(*queue[1:])
+            known.next_offset = min(known.next_offset, limit)
+            for offset in [offset for offset in known.deliveries if offset >= limit]:
+                del known.deliveries[offset]
+            if not known.deliveries:
+                del self._queues[queue]
 
     @property
     def queues(self) -> Mapping[GroupQueue, Outstanding]:

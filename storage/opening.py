@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raymq.storage import directory as layout_of
@@ -24,7 +24,9 @@ from raymq.storage.in_flight import InFlight
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.progress import Journal, Progress
 from raymq.storage.recovery import RecoveryReport, recover
+from raymq.storage.remains import Remains
 from raymq.storage.request_mode import RequestModes
+from raymq.storage.staging import StagedRecords
 from raymq.storage.topic_config import TopicConfigs
 
 
@@ -43,6 +45,7 @@ class Parts:
     deletions: Journal
     recovery: RecoveryReport
     epochs: Epochs
+    remains: Remains
     progress: Progress
     in_flight: InFlight
     topic_configs: TopicConfigs
@@ -118,10 +121,23 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         epochs = Epochs(paths.epochs)
         if not (left.clean or same_boot or read_only):
             epochs.cut(log.max_offset)  # Before the state is saved, which says that this boot has seen the directory.
-        progress = Progress(paths.config, paths.journal, writable=not read_only, on_failure=health.fail)
+        if not read_only:
+            # What recovery goes by has to be there at the next loss of power, before anything says that it is.
+            log.files.sync(recovery.walked_from, log.max_offset, names=True)
+        remains = _remains(log, dispatcher, state, memory_lost=not (left.clean or same_boot))
+        progress = Progress(
+            paths.config,
+            paths.journal,
+            writable=not read_only,
+            on_failure=health.fail,
+            remains=remains,
+            flushed_offset=lambda: log.flushed_offset,
+        )
         resources.callback(progress.close, fold=False)
-        in_flight = InFlight(paths.in_flight, writable=not read_only, on_failure=health.fail)
+        in_flight = InFlight(paths.in_flight, writable=not read_only, on_failure=health.fail, remains=remains)
         resources.callback(in_flight.close, rewrite=False)
+        if not read_only:
+            StagedRecords(directory).clamp(remains)
         topic_configs = TopicConfigs(paths.topics, writable=not read_only, made=paths.made_topics)
         resources.callback(topic_configs.close)
         group_configs = GroupConfigs(paths.groups, writable=not read_only, made=paths.made_groups)
@@ -133,11 +149,12 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             log,
             dispatcher,
             ahead,
-            checkpoint,
-            dict(state.deleted_topics) if state else {},
+            replace(checkpoint, confirm_offset=min(checkpoint.confirm_offset, remains.log_end)),
+            dict(remains.deleted_topics),
             deletions,
             recovery,
             epochs,
+            remains,
             progress,
             in_flight,
             topic_configs,
@@ -145,6 +162,16 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             RequestModes(paths.request_modes, writable=not read_only),
             resources.pop_all(),
         )
+
+
+def _remains(log: CommitLog, dispatcher: Dispatcher, state: State | None, *, memory_lost: bool) -> Remains:
+    """What recovery has left."""
+    return Remains(
+        log.max_offset,
+        memory_lost,
+        {lane: queue.max_offset for lane, queue in dispatcher.queues.items()},
+        {topic: min(place, log.max_offset) for topic, place in state.deleted_topics.items()} if state else {},
+    )
 
 
 def _open_log(paths: layout_of.Paths, config: StoreConfig, health: Health, left: _Left, *, writable: bool) -> CommitLog:

@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +22,11 @@ from typing import Any, Final
 import msgpack
 
 from raymq.storage import fileutil, json_file
+from raymq.storage.dispatch import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed
 from raymq.storage.failpoints import failpoint
 from raymq.storage.json_file import DataVersion
+from raymq.storage.remains import EVERYTHING, Remains
 
 _FRAME = struct.Struct(">II")
 _FOLD_BYTES: Final = 4 << 20
@@ -238,8 +241,15 @@ class Progress:
         *,
         writable: bool,
         on_failure: Callable[[StoreError], None] = ignore_failure,
+        remains: Remains = EVERYTHING,
+        flushed_offset: Callable[[], int] = lambda: EVERYTHING.log_end,
     ) -> None:
-        """Load the JSON files and replay the journal over them; `on_failure` as in `Journal`.
+        """Load the JSON files and replay the journal over them, as far as the log has what they speak of.
+
+        Args:
+            on_failure: as in `Journal`.
+            remains: what there is.
+            flushed_offset: says up to where the log is on disk.
 
         Raises:
             StoreCorrupt: a JSON file and its .bak are unreadable.
@@ -259,6 +269,10 @@ class Progress:
         self._folding: threading.Thread | None = None
         #: What was written last into the file of the consumers' offsets.
         self._last_saved: bytes | None = None
+        self._remains = remains
+        self._flushed_offset = flushed_offset
+        #: The levels' newest commits that were made when the log reached further than it is on disk, oldest first.
+        self._unsure: deque[tuple[int, int, int]] = deque()
         try:
             for key, queues in (raw.get("offsetTable") or {}).items():
                 topic, _, group = key.partition("@")
@@ -270,13 +284,37 @@ class Progress:
             self.delays = {int(level): int(offset) for level, offset in (raw_delay.get("offsetTable") or {}).items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise StoreCorrupt(str(config), 0, f"an offset table of another form: {error}") from None
+        self._sure_delays, self._sure_log_end = dict(self.delays), self.log_end
         self.journal = Journal(journal, writable=writable, on_failure=on_failure)
         for entry in self.journal.entries:
-            self._apply(entry)
+            if entry[0] != _DELAY or remains.has(entry[-1]):
+                self._apply(entry)
+        clamped = self._clamp()
         self.consumer_offsets = ConsumerOffsets(self)
         self.delay_progress = DelayProgress(self)
-        if writable and not self.journal.empty:
+        if writable and (clamped or not self.journal.empty):
             self.fold()
+
+    def _clamp(self) -> bool:
+        """Let nothing speak of what the log does not have; whether anything did. See `remains`."""
+        clamped = False
+        for topics in self.consumers.values():
+            for topic, offsets in topics.items():
+                for queue_id, offset in offsets.items():
+                    if offset > (limit := self._remains.max_offset(topic, queue_id)):
+                        offsets[queue_id] = limit
+                        clamped = True
+        for level, offset in self.delays.items():
+            if offset > (limit := self._remains.max_offset(SCHEDULE_TOPIC, level - 1)):
+                self.delays[level] = limit
+                clamped = True
+        if not self._remains.has(self.log_end):
+            self.log_end = self._remains.log_end
+            clamped = True
+        # Recovery has brought to disk what the log has: all of it is sure.
+        self._unsure.clear()
+        self._sure_delays, self._sure_log_end = dict(self.delays), self.log_end
+        return clamped
 
     def commit(self, entry: tuple[Any, ...]) -> None:
         """Write an entry to the journal, then apply it.
@@ -301,12 +339,16 @@ class Progress:
         what is so afterwards.
         """
         self.journal.divert()
-        self._folding = threading.Thread(target=self._finish_fold, name="raymq-fold", daemon=True)
+        self._make_sure()
+        for each in self._unsure:  # The JSON file will not say them.
+            self.journal.append((_DELAY, *each))
+        sure = dict(self._sure_delays), self._sure_log_end
+        self._folding = threading.Thread(target=self._finish_fold, args=sure, name="raymq-fold", daemon=True)
         self._folding.start()
 
-    def _finish_fold(self) -> None:
+    def _finish_fold(self, sure_delays: dict[int, int], sure_log_end: int) -> None:
         with contextlib.suppress(StoreError):
-            self._save()
+            self._save(sure_delays, sure_log_end)
             self.journal.settle()
 
     def _apply(self, entry: tuple[Any, ...]) -> None:
@@ -326,30 +368,43 @@ class Progress:
         elif kind == _DELAY:
             level, offset, self.log_end = rest
             self.delays[level] = offset
+            self._unsure.append((level, offset, self.log_end))
+            self._make_sure()
+
+    def _make_sure(self) -> None:
+        """The copies that were delivered before a level's commit are on disk once the log is, up to there."""
+        flushed = self._flushed_offset()
+        while self._unsure and self._unsure[0][-1] <= flushed:
+            level, offset, self._sure_log_end = self._unsure.popleft()
+            self._sure_delays[level] = offset
 
     def fold(self) -> None:
         """Write the JSON files and empty the journal; a crash in between only means that it is replayed.
+
+        The file of the delay levels says what holds even if the log loses what is not on disk yet; later commits stay
+        in the journal, each with the log's end, so that they can be told from those whose copies are lost.
 
         Raises:
             StoreFull, StoreFailed: not done, nothing is lost.
         """
         self._wait()
-        self._save()
-        self.journal.rewrite()
+        self._make_sure()
+        self._save(dict(self._sure_delays), self._sure_log_end)
+        self.journal.rewrite((_DELAY, *each) for each in self._unsure)
 
     def _wait(self) -> None:
         if self._folding is not None:
             self._folding.join()
 
-    def _save(self) -> None:
+    def _save(self, sure_delays: dict[int, int], sure_log_end: int) -> None:
         """Write the JSON files. Any thread, one at a time."""
         self._version, self._delay_version = self._version.next(), self._delay_version.next()
         content = self._encoded_consumers()
-        delays = {str(level): offset for level, offset in self.delays.copy().items()}
+        delays = {str(level): offset for level, offset in sure_delays.items()}
         delay_content = {
             "dataVersion": self._delay_version.to_json(),
             "offsetTable": delays,
-            "raymqLogEnd": self.log_end,
+            "raymqLogEnd": sure_log_end,
         }
         # After a loss of power the journal must not say less than these files, or it would take offsets back.
         self.journal.sync()

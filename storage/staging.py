@@ -2,11 +2,12 @@
 
     <store>/raymq/staged/<transaction>/<part>.<number>.chunk     u4 header length | msgpack header | records
     <store>/raymq/staged/<transaction>/<part>.<number>.intent    i8: the log's end before the chunk was appended
-    <store>/raymq/staged/<transaction>/<part>.<number>.done      the chunk is in the log
-    <store>/raymq/staged/<transaction>/committed                 all of them are
+    <store>/raymq/staged/<transaction>/<part>.<number>.done      i8: the chunk is in the log, which ended there then
+    <store>/raymq/staged/<transaction>/committed                 all of them are, and on disk
 
 A chunk is whole or absent (written under another name, then renamed). The intent makes a commit repeatable: after a
-crash between append and `done`, only the log behind that position has to be searched for the chunk's records.
+crash between append and `done`, only the log behind that position has to be searched for the chunk's records. What a
+loss of power takes from the log is no longer done, so the data stay until the log has all of them on disk.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.fileutil import make_folder, remove, remove_tree, replace
+from raymq.storage.fileutil import make_folder, remove, remove_tree, rename, replace
+from raymq.storage.remains import Remains
 
 #: What a transaction or a part may be called: it becomes a file's name.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HEADER_LENGTH = struct.Struct(">I")
 _POSITION = struct.Struct(">q")
-#: Transactions older than this are swept when the store opens: their writer is gone.
+#: Transactions that nothing was added to for so long are swept: their writer is gone.
 ABANDONED_SECONDS = 24 * 3600.0
+#: How the name of a folder begins that is being removed; no transaction is called so.
+_SWEPT = "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +89,23 @@ class StagedRecords:
         """Say that `chunk` is about to be appended behind `log_end`."""
         replace(chunk.path.with_suffix(".intent"), _POSITION.pack(log_end))
 
-    def finish(self, chunk: StagedChunk) -> None:
-        """Say that `chunk` is in the log."""
-        replace(chunk.path.with_suffix(".done"), b"")
+    def finish(self, chunk: StagedChunk, log_end: int) -> None:
+        """Say that `chunk` is in the log before `log_end`."""
+        replace(chunk.path.with_suffix(".done"), _POSITION.pack(log_end))
+
+    def clamp(self, remains: Remains) -> None:
+        """After a crash: forget what was said of places that the log does not reach (any more); see `remains`."""
+        for path in (*self._root.glob("*/*.intent"), *self._root.glob("*/*.done")):
+            content = path.read_bytes()
+            if len(content) != _POSITION.size or not remains.has(_POSITION.unpack(content)[0]):
+                remove(path)
 
     def is_committed(self, transaction: str) -> bool:
         """Whether the whole transaction is in the log."""
         return (self._directory(transaction) / "committed").exists()
 
     def close(self, transaction: str) -> None:
-        """The whole transaction is in the log: keep that fact, drop the data."""
+        """The whole transaction is in the log, on disk: keep that fact, drop the data."""
         directory = self._directory(transaction)
         make_folder(directory)
         replace(directory / "committed", b"")
@@ -105,13 +117,14 @@ class StagedRecords:
         if not self.is_committed(transaction):
             remove_tree(self._directory(transaction))
 
-    def sweep(self, now: float | None = None) -> list[str]:
-        """Delete what is older than `ABANDONED_SECONDS`; the names of those transactions."""
+    def sweep(self, now: float | None = None) -> list[Path]:
+        """Put aside what is older than `ABANDONED_SECONDS`; the folders that `remove_swept` removes."""
         limit = (time.time() if now is None else now) - ABANDONED_SECONDS
-        old = [path for path in self._root.glob("*") if path.stat().st_mtime < limit]
-        for path in old:
-            remove_tree(path)
-        return [path.name for path in old]
+        found = list(self._root.glob("*"))
+        for path in found:
+            if not path.name.startswith(_SWEPT) and path.stat().st_mtime < limit:
+                rename(path, path.with_name(_SWEPT + path.name))
+        return list(self._root.glob(f"{_SWEPT}*"))
 
     def _directory(self, transaction: str) -> Path:
         return self._root / _checked("transaction", transaction)
@@ -129,6 +142,12 @@ def _read_chunk(path: Path) -> StagedChunk:
     except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreCorrupt(str(path), 0, f"no staged chunk: {error}") from None
     return StagedChunk(topic, queue_id, data[start:], sizes, path)
+
+
+def remove_swept(folders: Iterable[Path]) -> None:
+    """Remove what `sweep` has put aside. Any thread; StoreFailed if the disk fails."""
+    for folder in folders:
+        remove_tree(folder)
 
 
 def _checked(field: str, name: str) -> str:

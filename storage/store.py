@@ -36,6 +36,7 @@ from raymq.storage.queue_repair import QueueRepair
 from raymq.storage.reading import Reader, check_offset
 from raymq.storage.record import Buffer, Record
 from raymq.storage.recovery import RecoveryReport
+from raymq.storage.remains import Remains
 from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
 from raymq.storage.steps import Steps, finish
 from raymq.storage.writing import AppendResult, Stored, Writer
@@ -52,6 +53,7 @@ class Store:
     Attributes:
         directory, config: where it is, and its settings (sizes of existing files win over those asked for).
         recovery: what opening found.
+        remains: what the log and its queues had then.
         topic_configs, group_configs, request_modes, consumer_offsets, delay_progress, in_flight: kept settings and
             progress.
         retention: the rules of `delete_expired`.
@@ -76,6 +78,7 @@ class Store:
         self.recovery: RecoveryReport = parts.recovery
         #: The recovery epoch: raised by every opening that may have found less of the log than was read before.
         self.epoch = parts.epochs.current
+        self.remains: Remains = parts.remains
         self.consumer_offsets = parts.progress.consumer_offsets
         self.delay_progress = parts.progress.delay_progress
         self.in_flight = parts.in_flight
@@ -109,7 +112,6 @@ class Store:
         parts = self._parts
         try:
             failpoint("open.before_checkpoint")
-            parts.log.files.sync(self.recovery.walked_from, parts.log.max_offset, names=True)
             self._save_checkpoint()
             if parts.deletions.length:
                 parts.deletions.rewrite()  # The checkpoint knows them.
@@ -260,6 +262,11 @@ class Store:
         It is where the log ended then, and forgotten once no record from before that is left.
         """
         return self._parts.deleted_topics.get(topic, 0)
+
+    def check_room(self) -> None:
+        """Raise what a write would raise: StoreFull while the disk is too full, StoreFailed after it failed."""
+        self._check_open()
+        self._writer.check_ready()
 
     def delete_expired(self, *, asked: bool = False, rescue: Callable[[int], int] = lambda log_min: log_min) -> Deleted:
         """Let go of the log files that `retention` says may go, and of queue and index files that follow the log.
@@ -475,6 +482,11 @@ class Store:
         """
         self._log.flush()
 
+    def sync_progress(self) -> None:
+        """Wait until what groups, delay levels and pop have come to is on disk; StoreFailed if it may not be."""
+        self._parts.progress.journal.sync()
+        self.in_flight.sync()
+
     def _save_checkpoint(self) -> None:
         """Bring log, queues, index and progress to disk, then say so. Any thread.
 
@@ -501,8 +513,7 @@ class Store:
             failpoint("checkpoint.before_queues")
             self._dispatcher.sync()
             failpoint("checkpoint.before_journal")
-            self._parts.progress.journal.sync()
-            self.in_flight.sync()
+            self.sync_progress()
             failpoint("checkpoint.before_times")
             self._parts.checkpoint = Checkpoint(
                 timestamp_ms,
@@ -530,6 +541,7 @@ class Store:
         try:
             if not self._read_only and self._parts.health.good:
                 failpoint("close.before_fold")
+                self._log.flush()  # then all that the levels have delivered is sure, and folded
                 self._parts.progress.close(fold=True)
                 self.in_flight.close(rewrite=True)
                 for table in (self.topic_configs, self.group_configs):

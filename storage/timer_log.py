@@ -6,7 +6,9 @@ What is in the journal is in memory, too. When that is much, it becomes a run, a
 about the same size become one. So there are few of them however much waits, a checkpoint syncs the journal and at most
 two runs, and what is over goes with the runs that it stands in.
 
-The state beside them says which runs there are, and up to where all of it holds what the log has; that is on disk.
+The state beside them says which runs there are, up to where all of it holds what the log has, and how long the journal
+was then; that is on disk. After a loss of power the journal goes back to that: of what was not synced any page may be
+missing, and entries have no checksum.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -52,12 +54,16 @@ class TimerLog:
         over_ms: of what was due before, some things may have been forgotten that waited no more.
     """
 
-    def __init__(self, folder: Path, *, log_end: int, clean: bool) -> None:
+    def __init__(
+        self, folder: Path, *, log_end: int, clean: bool, queue_end: int = 1 << 62, memory_lost: bool = False
+    ) -> None:
         """Open it.
 
         Args:
-            log_end: where the log ends.
+            log_end: where the log ends, and
+            queue_end: the timer queue.
             clean: False after a crash: entries of records that the log has lost are dropped then.
+            memory_lost: what was not synced may be gone.
 
         Raises:
             StoreCorrupt: the state cannot be read, or a run is not what it says. StoreFull, StoreFailed.
@@ -70,13 +76,17 @@ class TimerLog:
         self._writing = threading.Lock()
         #: Held for a moment by who changes `_settled`.
         self._settling = threading.Lock()
-        whole = [_Kept.of_journal(path, None if clean else log_end) for path in journals.values()]
+        lengths = state.lengths if memory_lost else None
+        whole = [
+            _Kept.of_journal(path, None if clean else log_end, None if lengths is None else lengths.get(number, 0))
+            for number, path in journals.items()
+        ]
         runs = [TimerRun(folder, shape) for shape in state.runs]
-        lost = state.log_end > log_end or any(part.lost for part in whole)
+        lost = state.log_end > log_end or state.enqueued > queue_end or any(part.lost for part in whole)
         if not clean and any(run.shape.last_place >= log_end for run in runs):
             runs = self._new_run(_before(runs, log_end))
             lost = True
-        self.enqueued, self.log_end = state.enqueued, min(state.log_end, log_end)
+        self.enqueued, self.log_end = min(state.enqueued, queue_end), min(state.log_end, log_end)
         self.over_ms = state.over_ms
         self._saved = (state.enqueued, state.log_end)
         #: How many checkpoints were begun, and the newest one that was finished.
@@ -90,7 +100,7 @@ class TimerLog:
         self._length = len(whole[-1].entries) * ENTRY.itemsize if whole else 0
         self.begin_ms = 0 if lost else _least_due_ms(self._fresh, state.begin_ms)
         if lost:
-            self._state((self.enqueued, self.log_end), 0, state.journal, runs).save(folder)
+            self._save((self.enqueued, self.log_end), 0, state.journal, runs, self._synced(self._journal))
         timer_state.tidy(folder, [run.path for run in runs], state.journal)
 
     def close(self) -> None:
@@ -234,9 +244,9 @@ class TimerLog:
         joined = _to_join([run for run in runs if run in seen.runs], over_ms)
         if joined:
             runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
-        sync_path(timer_state.journal_path(self._folder, journal))
+        lengths = self._synced(journal)
         fileutil.sync_directory(self._folder)
-        self._state(position, begin_ms, first_journal, runs).save(self._folder)
+        self._save(position, begin_ms, first_journal, runs, lengths)
         self._saved, self._first_journal = position, first_journal
         with self._settling:
             frozen = NO_ENTRIES if self._settled.frozen is now.frozen else self._settled.frozen
@@ -247,8 +257,23 @@ class TimerLog:
         run = write_run(self._folder, next(self._numbers), parts)
         return [] if run is None else [run]
 
-    def _state(self, position: tuple[int, int], begin_ms: int, journal: int, runs: Sequence[TimerRun]) -> TimerState:
-        return TimerState(*position, begin_ms, self.over_ms, journal, [run.shape for run in runs])
+    def _synced(self, journal: int) -> dict[int, int]:
+        """Bring a journal to disk; how much of it is there."""
+        path = timer_state.journal_path(self._folder, journal)
+        length = path.stat().st_size if path.exists() else 0
+        sync_path(path)
+        return {journal: length - length % ENTRY.itemsize}
+
+    def _save(
+        self,
+        position: tuple[int, int],
+        begin_ms: int,
+        journal: int,
+        runs: Sequence[TimerRun],
+        lengths: Mapping[int, int],
+    ) -> None:
+        shapes = [run.shape for run in runs]
+        TimerState(*position, begin_ms, self.over_ms, journal, shapes, lengths).save(self._folder)
 
 
 def _to_join(runs: Sequence[TimerRun], over_ms: int) -> list[TimerRun]:
@@ -290,11 +315,11 @@ class _Kept(NamedTuple):
     lost: bool
 
     @classmethod
-    def of_journal(cls, path: Path, log_end: int | None) -> Self:
-        """Cut off half an entry, and drop what tells of records at or behind `log_end`."""
-        content = path.read_bytes()
+    def of_journal(cls, path: Path, log_end: int | None, length: int | None) -> Self:
+        """Cut off half an entry and what is behind `length` bytes; drop what tells of records at or behind `log_end`."""
+        content = path.read_bytes()[:length]
         entries = np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize)
         kept = entries if log_end is None else entries[entries["physical_offset"] < log_end]
-        if kept.nbytes != len(content):
+        if kept.nbytes != path.stat().st_size:
             fileutil.replace(path, kept.tobytes())
         return cls(kept, len(kept) != len(entries))

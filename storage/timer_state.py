@@ -1,14 +1,14 @@
 """What the timer log says of itself: which files it is made of, and up to where they hold what the log has.
 
 raymq/timers/state.json, replaced as a whole: `{"version":2,"position":{"enqueued":N,"logEnd":M,"begin":MS,
-"over":MS},"journal":K,"runs":[[number,entries,ended,last place],...]}`. Files that it does not name, and journals older
-than K, are not needed any more.
+"over":MS},"journal":K,"lengths":{number:bytes},"runs":[[number,entries,ended,last place],...]}`. Files that it does not name, and
+journals older than K, are not needed any more. `lengths` is how much of each journal was on disk then.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,12 +35,16 @@ class TimerState:
     over_ms: int = 0
     journal: int = 0
     runs: Sequence[RunShape] = ()
+    #: By journal; None: not written down.
+    lengths: Mapping[int, int] | None = None
 
     def save(self, folder: Path) -> None:
         """Replace what was said before; it is on disk when this returns. StoreFull, StoreFailed: not done."""
         runs = [[run.number, run.entries, run.ended, run.last_place] for run in self.runs]
         position = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms, "over": self.over_ms}
         told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs}
+        if self.lengths is not None:
+            told["lengths"] = {str(number): length for number, length in self.lengths.items()}
         fileutil.replace(_state_path(folder), json.dumps(told).encode())
 
 
@@ -73,6 +77,7 @@ def _read(told: dict[str, Any]) -> TimerState:
         int(position["over"]),
         int(told["journal"]),
         [RunShape(*map(int, run)) for run in told["runs"]],
+        {int(number): int(length) for number, length in told["lengths"].items()} if "lengths" in told else None,
     )
 
 

@@ -70,10 +70,7 @@ class Pop:
         for queue, outstanding in list(store.in_flight.queues.items()):
             newest = max(each.pop_time_ms for each in outstanding.deliveries.values())
             self._latest_pop_ms = max(self._latest_pop_ms, newest)
-            if outstanding.next_offset > self._bounds(queue)[1]:  # a loss of power took messages: they come anew
-                store.in_flight.forget(queue)
-            else:
-                self._lent[queue] = LentQueue(queue, self._anchored(queue, outstanding))
+            self._lent[queue] = LentQueue(queue, self._anchored(queue, outstanding))
 
     # -- what consumers do ---------------------------------------------------------------------------------------
 

@@ -59,8 +59,15 @@ class ProducerHistory:
             elif kind == _POSITION:
                 position = int(value)
         self._journal.entries.clear()
+        remains = self._store.remains
         self._table.load(rows, partial(_is_there, self._store))
-        replay(self._table, self._store, position)
+        for topic, deleted_at in remains.deleted_topics.items():
+            if deleted_at >= position:
+                self._table.forget_topic(topic)
+        replay(self._table, self._store, min(position, remains.log_end))
+        if remains.memory_lost or not remains.has(position):
+            for write in self._fold(remains.log_end):  # the log will have other messages before that place
+                write()
         self._fold_at = max(_LEAST_FOLD_BYTES, self._journal.length)
 
     def save(self) -> Iterator[Callable[[], object]]:

@@ -5,7 +5,8 @@ A commit may be repeated after any failure: what is in the log already is not ap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from raymq.actors.core.copying import STAGED, Copying, Duty, Place
 from raymq.actors.core.rewriting import Append
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import decode
-from raymq.storage.staging import StagedChunk, StagedRecords
+from raymq.storage.staging import StagedChunk, StagedRecords, remove_swept
 from raymq.storage.store import Store
 
 
@@ -26,7 +27,6 @@ class Staging:
         self._append = append
         self._copying = copying
         self._files = StagedRecords(store.directory)
-        self._files.sweep()
 
     def stage(
         self,
@@ -41,21 +41,39 @@ class Staging:
 
         Raises:
             InvalidInput: a record that could not be appended; nothing is kept.
+            StoreFull: the disk is too full for an append, too. StoreFailed.
         """
+        self._store.check_room()
         self._store.check(records, sizes, lane)
         self._files.add(transaction, part, number, lane, records, sizes)
 
     def commit(self, transaction: str, parts: Sequence[str]) -> Iterator[int]:
-        """Append every chunk of `parts`; yields after each how many records it added, so that the loop can breathe."""
+        """Append every chunk of `parts`; yields after each how many records it added, so that the loop can breathe.
+
+        `close` has to follow when the log is flushed.
+        """
         if self._files.is_committed(transaction):
             return
         for part in parts:
             for chunk in self._files.chunks(transaction, part):
                 records, sizes = self._missing(chunk)
                 added = self._add(transaction, chunk, memoryview(records), sizes)
-                self._files.finish(chunk)
+                self._files.finish(chunk, self._store.max_physical_offset)
                 yield added
-        self._files.close(transaction)
+
+    def close(self, transaction: str) -> None:
+        """All of a transaction was appended and flushed: its data are not needed any more."""
+        if not self._files.is_committed(transaction):
+            self._files.close(transaction)
+
+    def sweep(self, now: float | None = None) -> Callable[[], None] | None:
+        """What removes the transactions that were given up by their writers, to be called on another thread; or None.
+
+        Args:
+            now: wall time in seconds; the system's clock without.
+        """
+        swept = self._files.sweep(now)
+        return partial(remove_swept, swept) if swept else None
 
     def abort(self, transaction: str) -> None:
         """Forget a transaction that was not committed."""

@@ -86,7 +86,11 @@ class Timers:
         self._append = append
         self._copying = copying
         self.log = TimerLog(
-            store.directory / "raymq" / "timers", log_end=store.max_physical_offset, clean=store.recovery.clean
+            store.directory / "raymq" / "timers",
+            log_end=store.remains.log_end,
+            clean=store.recovery.clean,
+            queue_end=store.remains.max_offset(*LANE),
+            memory_lost=store.remains.memory_lost,
         )
         #: For `Recall`, which withdraws: what is not to be stored any more.
         self.recalled = Recalled(clock)
@@ -327,8 +331,6 @@ class Timers:
 
     def _recover(self) -> None:
         """Note the copies that were delivered and not written down before a crash."""
-        # What the machine lost of the log is no more in the files, either: its offsets are given to other messages.
-        self.log.enqueued = min(self.log.enqueued, self._bounds()[1])
         if self.log.log_end >= self._store.max_physical_offset or TIMER_TOPIC not in self._store.topics():
             return
         delivered = []

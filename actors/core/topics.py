@@ -135,6 +135,7 @@ class Topics:
             return False
         self._store.delete_topic(name)
         self._on_delete(name)
+        self._store.sync_progress()  # or a loss of power brings old offsets back, to a topic that was made again
         return True
 
     def _changed(self, change: TopicChange) -> TopicConfig:

@@ -64,12 +64,16 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         parts = request.fields.get("parts")
         if not isinstance(parts, list):
             raise InvalidInput("parts", "a list of part names", parts)
-        added = 0
-        for count in core.staging.commit(text(request, "transaction"), [str(part) for part in parts]):
+        added, transaction = 0, text(request, "transaction")
+        for count in core.staging.commit(transaction, [str(part) for part in parts]):
             added += count
             await asyncio.sleep(0)
-        if context.durable is not None and await context.durable() is not SendStatus.SEND_OK:
+        # Whatever the store promises of appends: the staged data go when the log has them on disk.
+        if context.durable is None:
+            await asyncio.to_thread(core.store.flush)
+        elif await context.durable() is not SendStatus.SEND_OK:
             raise WriteUnknown("the commit is not on disk yet: repeat it")
+        core.staging.close(transaction)
         return request.response(ResponseCode.SUCCESS, {"added": added})
 
     def abort(_: ServerConnection, request: Command) -> Command:

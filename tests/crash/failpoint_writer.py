@@ -19,6 +19,7 @@ import numpy as np
 
 from raymq.storage import compiled, progress
 from raymq.storage.config import StoreConfig
+from raymq.storage.dispatch import SCHEDULE_TOPIC
 from raymq.storage.file_calls import replaced
 from raymq.storage.record import encode, encode_properties
 from raymq.storage.store import Store
@@ -61,10 +62,13 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
         with Store.open(directory, CONFIG) as store:
             for count in (1, 20, 3, 1, 40):
                 number = append(store, number, count, say)
-                store.consumer_offsets.commit("g", "t", 0, number)
-                say(f"committed {number}")
-                store.delay_progress.commit(1, number, store.max_physical_offset)
-                say(f"delayed {number}")
+                consumed = store.max_offset("t", 0)
+                store.consumer_offsets.commit("g", "t", 0, consumed)
+                say(f"committed {consumed}")
+                waiting = record(0, SCHEDULE_TOPIC)
+                delayed = int(store.append(waiting, np.array([len(waiting)], np.int32)).queue_offsets[0]) + 1
+                store.delay_progress.commit(1, delayed, store.max_physical_offset)
+                say(f"delayed {delayed}")
             store.flush()
             name = f"topic{number}"
             store.topic_configs.put(TopicConfig(name, 1, 1))

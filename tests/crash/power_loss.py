@@ -7,6 +7,7 @@ names and bytes, and of what was not synced a random choice, page by page and fo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -71,7 +72,8 @@ class Disk(FileCalls):
         """As if it had been synced."""
         names = {}
         for entry in os.scandir(path):
-            names[entry.name] = self._hold(Path(entry.path))
+            with contextlib.suppress(FileNotFoundError):  # another thread has just renamed it
+                names[entry.name] = self._hold(Path(entry.path))
         self._names[self._hold(path)] = names
 
     def remember_all(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
+from raymq.storage.errors import StoreFull
 from raymq.storage.record import decode
+from raymq.storage.staging import ABANDONED_SECONDS
 from raymq.storage.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench, encoded
 
@@ -163,6 +166,7 @@ def test_staged_records_are_seen_after_the_commit_only_and_once(bench: Bench) ->
     assert bench.bodies("t") == []
     assert list(bench.core.staging.commit("tx-1", ["won"])) == [20]
     assert list(bench.core.staging.commit("tx-1", ["won"])) == []
+    bench.core.staging.close("tx-1")
     bench.crash()
     assert list(bench.core.staging.commit("tx-1", ["won"])) == []
     assert bench.bodies("t") == [b"%d" % n for n in range(20)]
@@ -176,10 +180,10 @@ def test_a_commit_that_died_half_way_is_finished_without_duplicates(
         bench.core.staging.stage("tx-1", "p", number, ("t", 0), memoryview(records), sizes)
     finish = bench.core.staging._files.finish
 
-    def dies(chunk: Any) -> None:
+    def dies(chunk: Any, log_end: int) -> None:
         if "000001" in chunk.path.name:
             raise KeyboardInterrupt
-        finish(chunk)
+        finish(chunk, log_end)
 
     monkeypatch.setattr(bench.core.staging._files, "finish", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -187,6 +191,33 @@ def test_a_commit_that_died_half_way_is_finished_without_duplicates(
     bench.crash()
     assert sum(bench.core.staging.commit("tx-1", ["p"])) == 20
     assert bench.bodies("t") == [b"%d" % n for n in range(60)]
+
+
+def test_staged_writes_that_nobody_commits_are_swept_while_the_broker_runs(bench: Bench) -> None:
+    """Fault 13.18: they were only when it started."""
+    records, sizes = encoded(Message("t", b"x"))
+    folder = bench.directory / "raymq" / "staged"
+    bench.core.staging.stage("old", "p", 0, ("t", 0), memoryview(records), sizes)
+    assert bench.core.staging.sweep(time.time() + ABANDONED_SECONDS - 60) is None
+    remove = bench.core.staging.sweep(time.time() + ABANDONED_SECONDS + 60)
+    bench.core.staging.stage("old", "p", 1, ("t", 0), memoryview(records), sizes)  # one of the same name, meanwhile
+    assert remove is not None
+    remove()
+    assert [path.name for path in folder.iterdir()] == ["old"]
+    assert sum(bench.core.staging.commit("old", ["p"])) == 1
+
+
+def test_nothing_is_staged_on_a_disk_that_is_too_full(tmp_path: Path) -> None:
+    """Fault 13.18: staging asks what an append asks."""
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    bench.config = replace(bench.config, disk_refuse_ratio=0.000001)
+    bench.crash()
+    records, sizes = encoded(Message("t", b"x"))
+    with pytest.raises(StoreFull):
+        bench.core.staging.stage("tx-1", "p", 0, ("t", 0), memoryview(records), sizes)
+    assert not (tmp_path / "raymq" / "staged").exists()
+    bench.store.close()
 
 
 def test_an_aborted_transaction_is_gone(bench: Bench) -> None:

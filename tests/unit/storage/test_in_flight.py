@@ -9,7 +9,7 @@ import pytest
 from raymq.storage.errors import StoreError
 from raymq.storage.in_flight import Delivery, InFlight, Outstanding
 from raymq.storage.store import Store
-from tests.stored import SMALL
+from tests.stored import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)
 FIRST = Delivery(1_000, 2_000, 0, 16)
@@ -36,6 +36,7 @@ def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
 
 def test_a_store_opened_read_only_shows_it_and_changes_nothing(tmp_path: Path) -> None:
     with Store.open(tmp_path, SMALL) as store:
+        append(store, make_record(topic="t"))
         store.in_flight.deliver(QUEUE, 1, {0: FIRST})
     with Store.open(tmp_path, read_only=True) as store:
         assert list(store.in_flight.queues) == [QUEUE]

@@ -1,0 +1,325 @@
+"""A broker's core that lives several times, each life ended by a loss of power; what its clients know of it.
+
+Everything that recovery restores is used: groups' offsets, delay levels, timers, pop, idempotent producers, staged
+writes, topics that are deleted and made again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.pop_request import PopRequest
+from raymq.actors.core.producer_history import ProducerHistory
+from raymq.actors.errors import SequenceGap
+from raymq.client import Message
+from raymq.storage.config import StoreConfig
+from raymq.storage.file_calls import replaced
+from raymq.storage.group_config import GroupConfig
+from raymq.storage.producer_sequence import ProducerSequence, stamp
+from raymq.storage.record import decode
+from raymq.storage.store import Store
+from tests.crash.power_loss import Disk
+from tests.unit.actors.bench import encoded
+from tests.unit.actors.clock import FakeClock
+
+#: Small files, and a background that never wakes up.
+CONFIG = StoreConfig(
+    commitlog_file_bytes=1 << 17,
+    consume_queue_file_entries=64,
+    index_slots=100,
+    index_entries=500,
+    flush_interval_ms=3_600_000,
+    delay_levels="1s 5s 10s",
+    disk_refuse_ratio=1.0,
+)
+TOPICS = {"t": 2, "v": 1}
+#: A lane's producer.
+PRODUCER = "00000000000000ab"
+GROUP, POPPERS = "readers", "poppers"
+Records = tuple[memoryview, npt.NDArray[np.int32]]
+
+
+@dataclass
+class Known:
+    """What the clients know. A message is known by its body."""
+
+    acknowledged: list[bytes] = field(default_factory=list)
+    durable: set[bytes] = field(default_factory=set)
+    """Of these a flush returned after they were acknowledged."""
+    void: set[bytes] = field(default_factory=set)
+    """Their topic was deleted."""
+    read: set[bytes] = field(default_factory=set)
+    popped: set[bytes] = field(default_factory=set)
+    numbers: int = 0
+
+
+class PowerlessBroker:
+    """Lives in `directory`, a new one each time; `clock` goes on."""
+
+    def __init__(self, root: Path, random_: random.Random, *, sync: bool) -> None:
+        self._root = root
+        self._random = random_
+        self._sync = sync
+        self.known = Known()
+        self.clock = FakeClock(1_700_000_000.0)
+        self._lives = 0
+        self.directory = root / "0"
+        self.directory.mkdir()
+        self._epoch, self._next = 0, 0
+        self._staged: dict[str, list[bytes]] = {}
+
+    @contextmanager
+    def life(self) -> Iterator[None]:
+        """The broker starts, and loses power at the end."""
+        disk = Disk(self.directory)
+        disk.remember_all()
+        with replaced(disk):
+            self._open()
+            yield
+            self._lives += 1
+            self.store._parts.progress._wait()
+            self.directory = self._root / str(self._lives)
+            disk.after_power_loss(self.directory, self._random, self._random.choice((0.0, 0.3, 0.7, 1.0)))
+            self.store._flusher.stop()
+            self.store._abandon()
+        disk.close()
+        self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
+
+    def _open(self) -> None:
+        self.store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
+        self.core = BrokerCore("broker-a", self.store, clock=self.clock)
+        journal = self.directory / "raymq" / "producers.journal"
+        self._producers = ProducerHistory(self.core.producers, self.store, journal)
+        self._producers.restore()
+        for topic, queues in TOPICS.items():
+            self.core.topics.create(topic, queues)
+        for group in (GROUP, POPPERS):
+            if self.store.group_configs.get(group) is None:
+                self.store.group_configs.put(GroupConfig(group))
+
+    # -- what clients do -----------------------------------------------------------------------------------------
+
+    def some_work(self, *, flushed: bool = True) -> None:
+        """One thing of all that happens to a broker.
+
+        Args:
+            flushed: also what brings the log to disk. Without, other files get there and the log does not.
+        """
+        works: list[Callable[[], None]] = [
+            self.send, self.send, self.delay, self.set_timer, self.send_numbered, self.stage,
+            self.pass_time, self.pass_time, self.read, self.read, self.pop, self.pop, self.save_producers,
+        ]  # fmt: skip
+        if flushed:
+            works += [
+                self.commit_staged, self.flush, self.checkpoint, self.checkpoint_timers, self.delete_and_make_again,
+            ]  # fmt: skip
+        else:
+            works += [self.commit_half, self.store.sync_progress, self.store.sync_progress, self.checkpoint_timers]
+        self._random.choice(works)()
+        self.core.pop.validate()
+        self.core.producers.validate()
+
+    def _bodies(self, kind: str, most: int = 6) -> list[bytes]:
+        first, count = self.known.numbers, self._random.randint(1, most)
+        self.known.numbers += count
+        padding = b"x" * self._random.choice((1, 1, 300, 700))
+        return [b"%s %d %s" % (kind.encode(), first + number, padding) for number in range(count)]
+
+    def _acknowledged(self, bodies: list[bytes], *, durable: bool = False) -> None:
+        self.known.acknowledged += bodies
+        if self._sync:
+            self.flush()
+        elif durable:
+            self.known.durable.update(bodies)
+
+    def send(self) -> None:
+        """To any topic and queue."""
+        topic = self._random.choice(("t", "t", "t", "v"))
+        bodies, queue_id = self._bodies(topic), self._random.randrange(TOPICS[topic])
+        records, sizes = encoded(*(Message(topic, body) for body in bodies), queue_id=queue_id)
+        self.core.append(topic, queue_id, memoryview(records), sizes)
+        self._acknowledged(bodies)
+
+    def delay(self) -> None:
+        """By a level."""
+        bodies = self._bodies("level", 3)
+        level = self._random.randint(1, 3)
+        records, sizes = encoded(*(Message("t", body, delay_level=level) for body in bodies))
+        self.core.append("t", 0, memoryview(records), sizes, delayed=True)
+        self._acknowledged(bodies)
+
+    def set_timer(self) -> None:
+        """For a time."""
+        bodies = self._bodies("timer", 3)
+        times = [self.clock.now + self._random.choice((1, 20, 3_000, 8_000)) for _ in bodies]
+        messages = [Message("t", body, deliver_at=at) for body, at in zip(bodies, times, strict=True)]
+        records, sizes = encoded(*messages)
+        self.core.append("t", 0, memoryview(records), sizes, delayed=True)
+        self._acknowledged(bodies)
+
+    def send_numbered(self) -> None:
+        """As an idempotent producer does; sometimes the answer is lost, and it sends again."""
+        bodies = self._bodies("numbered", 4)
+        try:
+            self._send_numbered(bodies)
+        except SequenceGap:  # the broker lost what it had acknowledged: as the producer does, a new epoch
+            self._epoch, self._next = self._epoch + 1, 0
+            self._send_numbered(bodies)
+
+    def _send_numbered(self, bodies: list[bytes]) -> None:
+        records, sizes = encoded(*(Message("t", body) for body in bodies), queue_id=1)
+        stamped = bytearray(records)
+        sizes = stamp(stamped, sizes, ProducerSequence(PRODUCER, self._epoch, self._next, len(bodies)))
+        tries = [self.core.append_sequenced("t", 1, memoryview(bytes(stamped)), sizes) for _ in range(2)]
+        assert tries[0].queue_offsets.tolist() == tries[1].queue_offsets.tolist()
+        found: list[bytes] = []
+        while len(found) < len(bodies):
+            with self.store.read("t", 1, int(tries[0].queue_offsets[0]) + len(found), len(bodies)) as lease:
+                found += [record.body for record in lease.messages()]
+        assert found[: len(bodies)] == bodies, "the answer is these messages' place, and no other's"
+        self._next += len(bodies)
+        self._acknowledged(bodies)
+
+    def stage(self) -> None:
+        """A transaction's chunks, to be committed later, in this life or another one."""
+        name = f"tx{self.known.numbers}"
+        self._staged[name] = []
+        for number in range(self._random.randint(1, 3)):
+            bodies = self._bodies("staged", 4)
+            records, sizes = encoded(*(Message("t", body) for body in bodies))
+            self.core.staging.stage(name, "p", number, ("t", 0), memoryview(records), sizes)
+            self._staged[name] += bodies
+
+    def commit_half(self) -> None:
+        """A commit that does not come to its end: the client asks again in another life."""
+        if self._staged:
+            for _ in self.core.staging.commit(self._random.choice(list(self._staged)), ["p"]):
+                if self._random.random() < 0.3:
+                    return
+
+    def commit_staged(self) -> None:
+        """One that waits; sometimes the answer is lost, and it comes again in another life."""
+        if not self._staged:
+            return
+        name = self._random.choice(list(self._staged))
+        for _ in self.core.staging.commit(name, ["p"]):
+            pass
+        self.store.flush()
+        self.core.staging.close(name)
+        if self._random.random() < 0.7:
+            self._acknowledged(self._staged.pop(name), durable=True)
+
+    def pass_time(self) -> None:
+        """And deliver what is due."""
+        self.clock.advance(self._random.choice((0.5, 2, 30, 1_000)))
+        self.core.deliver_due()
+
+    def read(self) -> None:
+        """A group that pulls; it may die before it commits."""
+        topic = self._random.choice(("t", "t", "v"))
+        for queue_id in range(TOPICS[topic]):
+            _, high = self.core.bounds(topic, queue_id)
+            offset = self.core.offsets.get(GROUP, topic, queue_id) or 0
+            if offset < high:
+                with self.store.read(topic, queue_id, offset, self._random.randint(1, 20)) as lease:
+                    self.known.read.update(record.body for record in lease.messages())
+                if self._random.random() < 0.9:
+                    self.core.offsets.commit(GROUP, topic, queue_id, lease.next_offset)
+
+    def pop(self, *, share: float = 0.6) -> int:
+        """A group that pops, and acknowledges a share of it."""
+        popped = self.core.pop.receive(PopRequest(POPPERS, "t", range(2), 8, 1 << 20, 5_000, 1_000_000))
+        count = 0
+        for part in popped.queues:
+            for piece in part.taken.pieces:
+                at = 0
+                while at < len(piece):
+                    record = decode(piece, at)
+                    at += record.size
+                    count += 1
+                    self.known.popped.add(record.body)
+                    if self._random.random() < share:
+                        place = (POPPERS, "t", part.queue_id, popped.pop_time_ms)
+                        self.core.pop.acknowledge(*place, [record.queue_offset])
+        return count
+
+    # -- what the broker does ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """All that is acknowledged survives from now on."""
+        self.store.flush()
+        self.known.durable.update(self.known.acknowledged)
+
+    def checkpoint(self) -> None:
+        """The store's."""
+        self.store._save_checkpoint()
+        self.known.durable.update(self.known.acknowledged)
+
+    def checkpoint_timers(self) -> None:
+        """Theirs."""
+        write = self.core.timers.checkpoint()
+        if write is not None:
+            write()
+
+    def save_producers(self) -> None:
+        """What is known of them."""
+        for write in self._producers.save():
+            write()
+
+    def delete_and_make_again(self) -> None:
+        """A topic whose offsets begin anew."""
+        if self._random.random() < 0.3:
+            self.core.topics.delete("v")
+            self.core.topics.create("v", TOPICS["v"])
+            self.known.void.update(body for body in self.known.acknowledged if body.startswith(b"v "))
+
+    # -- what must be --------------------------------------------------------------------------------------------
+
+    def content(self, topic: str, queue_id: int) -> list[bytes]:
+        """The bodies of a queue."""
+        low, high = self.core.bounds(topic, queue_id)
+        found: list[bytes] = []
+        while low + len(found) < high:
+            with self.store.read(topic, queue_id, low + len(found), 100) as lease:
+                found += [record.body for record in lease.messages()]
+        return found
+
+    def settle(self) -> None:
+        """Everything comes to its end: what waits is delivered, what is there is consumed."""
+        for _ in range(8):
+            self.clock.advance(2_000)
+            self.core.deliver_due()
+        while self._staged:
+            name, bodies = self._staged.popitem()
+            assert sum(self.core.staging.commit(name, ["p"])) >= 0
+            self.known.acknowledged += bodies
+        for topic, queues in TOPICS.items():
+            for queue_id in range(queues):
+                offset = self.core.offsets.get(GROUP, topic, queue_id) or 0
+                self.known.read.update(self.content(topic, queue_id)[offset:])
+        while self.pop(share=1.0) or self._wait_for_lent():
+            pass
+
+    def _wait_for_lent(self) -> bool:
+        self.clock.advance(6)
+        return bool(self.store.in_flight.queues)
+
+    def check(self) -> None:
+        """After `settle`: whatever is durable is there once, and both groups have had all that is there."""
+        there = [body for topic, queues in TOPICS.items() for q in range(queues) for body in self.content(topic, q)]
+        twice = {body for body in there if there.count(body) > 1}
+        assert not twice, f"delivered twice: {sorted(twice)[:5]}"
+        lost = self.known.durable - self.known.void - set(there)
+        assert not lost, f"lost: {sorted(lost)[:5]}"
+        passed_over = set(there) - self.known.read
+        assert not passed_over, f"a group was not given: {sorted(passed_over)[:5]}"
+        not_popped = {body for q in range(2) for body in self.content("t", q)} - self.known.popped
+        assert not not_popped, f"pop did not give: {sorted(not_popped)[:5]}"

@@ -1,0 +1,197 @@
+"""What was written down of messages that a loss of power took does not count for those that get their places."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.producer_history import ProducerHistory
+from raymq.client import Message
+from raymq.storage import store as store_module
+from raymq.storage.file_calls import replaced
+from raymq.storage.group_config import GroupConfig
+from raymq.storage.json_file import load
+from raymq.storage.producer_sequence import ProducerSequence, stamp
+from raymq.storage.store import Store
+from tests.crash.power_loss import Disk
+from tests.crash.powerless_broker import CONFIG
+from tests.stored import bodies
+from tests.unit.actors.bench import encoded
+from tests.unit.actors.clock import FakeClock
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(autouse=True)
+def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "boot_id", lambda: "an earlier boot")
+
+
+class Machine:
+    """A broker's core in a machine that loses power, with all that was not synced."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lives = 0
+        self.clock = FakeClock(1_700_000_000.0)
+        self.directory = root / "0"
+        self.directory.mkdir()
+
+    @contextmanager
+    def life(self) -> Iterator[BrokerCore]:
+        disk = Disk(self.directory)
+        disk.remember_all()
+        with replaced(disk):
+            store = Store.open(self.directory, CONFIG, now_ms=lambda: int(self.clock.now * 1000))
+            core = BrokerCore("broker-a", store, clock=self.clock)
+            core.topics.create("t", 1)
+            if store.group_configs.get("g") is None:
+                store.group_configs.put(GroupConfig("g"))
+            yield core
+            self._lives += 1
+            self.directory = self._root / str(self._lives)
+            disk.after_power_loss(self.directory, random.Random(1), 0.0)
+            store._flusher.stop()
+            store._abandon()
+        disk.close()
+
+
+def send(core: BrokerCore, *numbers: int, delay_level: int = 0) -> None:
+    messages = [Message("t", b"%d" % number, delay_level=delay_level) for number in numbers]
+    records, sizes = encoded(*messages)
+    core.append("t", 0, memoryview(records), sizes, delayed=delay_level > 0)
+
+
+def test_a_level_delivers_all_that_is_acknowledged_after_a_loss_of_power(tmp_path: Path) -> None:
+    """Fault 13.9: the level's progress was 6, its queue ended at 1."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, 0, delay_level=1)
+        core.store._save_checkpoint()
+        send(core, 1, 2, 3, 4, 5, delay_level=1)
+        machine.clock.advance(5)
+        assert core.deliver_due().delivered == 6
+        core.store.sync_progress()
+    with machine.life() as core:
+        assert core.store.max_offset("SCHEDULE_TOPIC_XXXX", 0) == 1
+        send(core, *range(10, 17), delay_level=1)
+        machine.clock.advance(5)
+        core.deliver_due()
+        assert bodies(core.store, "t") == [b"%d" % number for number in (0, *range(10, 17))]
+
+
+def test_copies_that_a_loss_of_power_took_are_made_again(tmp_path: Path) -> None:
+    """Fault 13.9, from the other side: what waits is on disk and so is the level's progress, the copies are not."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, 0, 1, 2, delay_level=1)
+        core.store.flush()
+        machine.clock.advance(5)
+        assert core.deliver_due().delivered == 3
+        core.store._parts.progress.fold()
+        core.store.sync_progress()
+    for _ in range(2):
+        with machine.life() as core:
+            core.deliver_due()
+            assert bodies(core.store, "t") == [b"0", b"1", b"2"]
+            core.store.flush()
+
+
+def test_a_group_is_given_all_that_is_acknowledged_after_a_loss_of_power(tmp_path: Path) -> None:
+    """Fault 13.10: the queue ended at 10, the group's offset was 20; also where the next loss comes at once."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, *range(10))
+        core.store._save_checkpoint()
+        send(core, *range(10, 20))
+        core.offsets.commit("g", "t", 0, 20)
+        core.store.sync_progress()
+    with machine.life() as core:
+        assert core.offsets.get("g", "t", 0) == 10
+        send(core, *range(30, 42))
+        core.store.flush()
+    with machine.life() as core:
+        assert core.offsets.get("g", "t", 0) == 10
+        assert bodies(core.store, "t")[10:] == [b"%d" % number for number in range(30, 42)]
+
+
+def test_a_clamped_offset_is_on_disk_before_the_first_message(tmp_path: Path) -> None:
+    """Or the next loss of power would find the old one, and a queue that has grown beyond it."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, *range(20))
+        core.offsets.commit("g", "t", 0, 20)
+        core.store._parts.progress.fold()
+    with machine.life() as core:
+        send(core, *range(30, 60))
+        core.store.flush()
+    with machine.life() as core:
+        assert core.offsets.get("g", "t", 0) == 0
+
+
+def test_a_batch_that_was_lost_is_not_taken_for_what_has_its_place_now(tmp_path: Path) -> None:
+    """The broker's knowledge of producers was on disk, and of what it told of the log was not; twice."""
+    machine = Machine(tmp_path)
+
+    def numbered(core: BrokerCore, first: int) -> int:
+        records, sizes = encoded(Message("t", b"numbered %d" % first), Message("t", b"numbered %d" % (first + 1)))
+        stamped = bytearray(records)
+        sizes = stamp(stamped, sizes, ProducerSequence("00000000000000ab", 0, first, 2))
+        return int(core.append_sequenced("t", 0, memoryview(bytes(stamped)), sizes).queue_offsets[0])
+
+    def restored(core: BrokerCore) -> ProducerHistory:
+        history = ProducerHistory(core.producers, core.store, core.store.directory / "raymq" / "producers.journal")
+        history.restore()
+        return history
+
+    with machine.life() as core:
+        history = restored(core)
+        assert numbered(core, 0) == 0
+        core.store.flush()
+        assert numbered(core, 2) == 2
+        for write in history.save():
+            write()
+        history._journal.sync()
+    with machine.life() as core:
+        restored(core)
+        send(core, *range(10))
+        core.store.flush()
+    with machine.life() as core:
+        restored(core)
+        assert numbered(core, 0) == 0
+        assert numbered(core, 2) == 12
+        assert bodies(core.store, "t")[-2:] == [b"numbered 2", b"numbered 3"]
+
+
+def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a_loss_of_power(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, *range(10))
+        core.offsets.commit("g", "t", 0, 7)
+        core.store._save_checkpoint()
+        core.topics.delete("t")
+        core.topics.create("t", 1)
+        send(core, *range(10, 30))
+        core.store.flush()
+    with machine.life() as core:
+        assert core.offsets.get("g", "t", 0) is None
+        assert len(bodies(core.store, "t")) == 20
+
+
+def test_the_clamp_does_not_change_what_is_right(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, *range(10))
+        send(core, 10, delay_level=2)
+        core.offsets.commit("g", "t", 0, 10)
+        core.store.delay_progress.commit(2, 1, core.store.max_physical_offset)
+        core.store.close()
+        assert load(machine.directory / "config" / "delayOffset.json")["offsetTable"] == {"2": 1}
+        with Store.open(machine.directory, CONFIG) as store:
+            assert store.consumer_offsets.get("g", "t", 0) == 10
+            assert store.delay_progress.get(2) == 1
