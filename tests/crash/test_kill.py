@@ -36,7 +36,7 @@ while True:
         records.append(encode("t", queue_id, body, properties, born_timestamp_ms=1, born_host=("1.2.3.4", 5)))
         number += 1
     result = store.append(b"".join(records), np.array([len(r) for r in records], np.int32))
-    store.consumer_offsets.commit("g", "t", 0, number)
+    store.consumer_offsets.commit("g", "t", 0, store.max_offset("t", 0))
     for position, offset in zip(result.physical_offsets.tolist(), result.queue_offsets.tolist()):
         os.write(1, b"%d %d %d\\n" % (number - len(records), position, offset))
     os.write(1, b"done %d\\n" % number)
@@ -91,7 +91,7 @@ def test_everything_acknowledged_is_there_once_and_in_order(tmp_path: Path) -> N
                 assert [int(record.body) for record in store.query("t", f"U{number}", 0, 1 << 60, 9)] == [number]
             committed = store.consumer_offsets.get("g", "t", 0)
             assert committed is not None
-            assert done <= committed <= len(stored)
+            assert (done + 1) // 2 <= committed <= (len(stored) + 1) // 2
             first = len(stored)
 
 

@@ -167,6 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(lane=lanes, offset=st.integers(0, 50))
     def commit(self, lane: tuple[str, int], offset: int) -> None:
+        offset = min(offset, len(self.queues.get(lane, ())))
         self.store.consumer_offsets.commit("g", *lane, offset)
         self.committed[lane] = offset
 
