@@ -262,6 +262,13 @@ class IndexFile:
         # The least number stands for all that is earlier, the largest for all that is later.
         return (earliest_ms <= end_ms or seconds <= 0) and (begin_ms < earliest_ms + 1000 or seconds == _MAX_SECONDS)
 
+    def newest(self) -> Iterator[tuple[int, int]]:
+        """Physical offsets and hashes of the entries, the newest first."""
+        view = self._mapped().view
+        for number in range(self.count - 1, 0, -1):
+            key_hash, physical_offset, _, _ = _ENTRY.unpack_from(view, self._entries_at + number * _ENTRY.size)
+            yield physical_offset, key_hash
+
     def cap(self, log_end: int) -> None:
         """See `KeyIndex.cap`."""
         if self.count > 1 and self.end_physical >= log_end:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -128,6 +129,20 @@ class KeyIndex:
     def end_physical(self) -> int:
         """Physical offset of the newest record that is indexed; -1 if none is."""
         return max((file.end_physical for file in self._files if file.count > 1), default=-1)
+
+    def newest(self) -> Counter[tuple[int, int]]:
+        """The entries of the newest record, whose last keys may be missing: physical offset and hash, and how often.
+
+        A record's keys may be in two files, of which the second one may be gone.
+        """
+        end = self.end_physical
+        found: Counter[tuple[int, int]] = Counter()
+        for file in reversed(self._files):
+            for entry in file.newest():
+                if entry[0] < end:
+                    return found
+                found[entry] += 1
+        return found
 
     @property
     def end_ms(self) -> int:

@@ -17,6 +17,7 @@ nothing is written.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import record as layout
+from raymq.storage.byte_rows import Int64s
 from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.commit_log import CommitLog, is_marked
 from raymq.storage.damaged import keep_copy
-from raymq.storage.derived import derive
+from raymq.storage.derived import Derived, derive
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
@@ -99,7 +101,8 @@ def recover(
         dispatcher.drop_deleted(deleted)
     begin, known_end = _begin(log, dispatcher, state)
     report.walked_from = begin
-    index_after = dispatcher.index.end_physical
+    # The newest record's keys may be there in part: it is indexed again, but for the entries that it has.
+    index_after, indexed = dispatcher.index.end_physical - 1, dispatcher.index.newest()
     placement = Placement()
     position = end = begin
     last_timestamp_ms = 0
@@ -111,7 +114,7 @@ def recover(
             batch, queued, reason = _sound_part(batch, deleted, placement, known_bytes)
         if batch is not None:
             report.records += len(batch)
-            _dispatch(dispatcher, batch, queued, index_after)
+            _dispatch(dispatcher, batch, queued, index_after, indexed)
             position = end = position + len(batch.records)
             last_timestamp_ms = int(batch.store_timestamps_ms[-1])
         elif behind:
@@ -264,10 +267,16 @@ def _follower(
     return follower if flushed else NOWHERE
 
 
-def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_], index_after: int) -> None:
+def _dispatch(
+    dispatcher: Dispatcher,
+    batch: Batch,
+    queued: npt.NDArray[np.bool_],
+    index_after: int,
+    indexed: Counter[tuple[int, int]],
+) -> None:
     dispatcher.dispatch(
         batch,
-        derive(batch),
+        _not_indexed(derive(batch), batch.physical_offsets, indexed),
         batch.queue_offsets,
         batch.physical_offsets,
         batch.store_timestamps_ms,
@@ -276,6 +285,18 @@ def _dispatch(dispatcher: Dispatcher, batch: Batch, queued: npt.NDArray[np.bool_
     )
     if dispatcher.entry_writer is not None:
         dispatcher.entry_writer.check_room()
+
+
+def _not_indexed(derived: Derived, physical_offsets: Int64s, indexed: Counter[tuple[int, int]]) -> Derived:
+    """What is derived without the keys that have an entry, each as often as it has one."""
+    places = physical_offsets[derived.key_owners]
+    kept = np.ones(len(places), np.bool_)
+    for number in np.flatnonzero(np.isin(places, [place for place, _ in indexed])).tolist():
+        entry = int(places[number]), int(derived.key_hashes[number])
+        if indexed[entry] > 0:
+            indexed[entry] -= 1
+            kept[number] = False
+    return derived if kept.all() else Derived(derived.tags_codes, derived.key_hashes[kept], derived.key_owners[kept])
 
 
 def next_sound(log: CommitLog, position: int) -> int:
