@@ -28,6 +28,8 @@ _ENTRY = struct.Struct(">iqii")
 ENTRY: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _ALLOCATE_STEP_BYTES = 1 << 20
 _MAX_SECONDS = 0x7FFFFFFF
+#: How many entries are read at a time without mapping the file.
+_READ_ENTRIES: Final = 64
 #: Later than all that was ever stored.
 EVER_MS: Final = 1 << 62
 
@@ -263,11 +265,14 @@ class IndexFile:
         return (earliest_ms <= end_ms or seconds <= 0) and (begin_ms < earliest_ms + 1000 or seconds == _MAX_SECONDS)
 
     def newest(self) -> Iterator[tuple[int, int]]:
-        """Physical offsets and hashes of the entries, the newest first."""
-        view = self._mapped().view
-        for number in range(self.count - 1, 0, -1):
-            key_hash, physical_offset, _, _ = _ENTRY.unpack_from(view, self._entries_at + number * _ENTRY.size)
-            yield physical_offset, key_hash
+        """Physical offsets and hashes of the entries as they are on the file, the newest first; it is not mapped."""
+        with self.path.open("rb") as stream:
+            for stop in range(self.count, 1, -_READ_ENTRIES):
+                first = max(1, stop - _READ_ENTRIES)
+                stream.seek(self._entries_at + first * _ENTRY.size)
+                content = stream.read((stop - first) * _ENTRY.size)
+                for key_hash, physical_offset, _, _ in reversed(list(_ENTRY.iter_unpack(content))):
+                    yield physical_offset, key_hash
 
     def cap(self, log_end: int) -> None:
         """See `KeyIndex.cap`."""

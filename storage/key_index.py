@@ -137,7 +137,7 @@ class KeyIndex:
         """
         end = self.end_physical
         found: Counter[tuple[int, int]] = Counter()
-        for file in reversed(self._files):
+        for file in reversed([file for file in self._files if file.count > 1]):
             for entry in file.newest():
                 if entry[0] < end:
                     return found

@@ -59,6 +59,8 @@ def write(directory: Path, which: str, calls: FaultyCalls) -> tuple[list[int], l
         for number in range(2, COMMITS + 1):
             try:
                 commit(opened, number)
+                if isinstance(opened, Progress):
+                    opened._wait()  # it is folded in another thread
                 committed.append(number)
             except StoreError as error:
                 refused.append(error)
