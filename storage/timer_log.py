@@ -244,7 +244,7 @@ class TimerLog:
         joined = _to_join([run for run in runs if run in seen.runs], over_ms)
         if joined:
             runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
-        lengths = self._synced(journal)
+        lengths = self._synced(journal) if journal >= first_journal else {}
         fileutil.sync_directory(self._folder)
         self._save(position, begin_ms, first_journal, runs, lengths)
         self._saved, self._first_journal = position, first_journal
@@ -316,7 +316,7 @@ class _Kept(NamedTuple):
 
     @classmethod
     def of_journal(cls, path: Path, log_end: int | None, length: int | None) -> Self:
-        """Cut off half an entry and what is behind `length` bytes; drop what tells of records at or behind `log_end`."""
+        """Cut off half an entry, and all behind `length` bytes; drop what tells of records at or behind `log_end`."""
         content = path.read_bytes()[:length]
         entries = np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize)
         kept = entries if log_end is None else entries[entries["physical_offset"] < log_end]

@@ -1,8 +1,8 @@
 """What the timer log says of itself: which files it is made of, and up to where they hold what the log has.
 
 raymq/timers/state.json, replaced as a whole: `{"version":2,"position":{"enqueued":N,"logEnd":M,"begin":MS,
-"over":MS},"journal":K,"lengths":{number:bytes},"runs":[[number,entries,ended,last place],...]}`. Files that it does not name, and
-journals older than K, are not needed any more. `lengths` is how much of each journal was on disk then.
+"over":MS},"journal":K,"lengths":{number:bytes},"runs":[[number,entries,ended,last place],...]}`. Files that it does not
+name, and journals older than K, are not needed any more. `lengths` is how much of each journal was on disk then.
 """
 
 from __future__ import annotations

@@ -376,6 +376,7 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
         "version": 2,
         "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0},
         "journal": int(journal.name.removeprefix("journal.")),
+        "lengths": {journal.name.removeprefix("journal.").lstrip("0"): 0},
         "runs": [[int(run.name.removeprefix("run.")), 3, 1, 0x30]],
     }
 
@@ -383,3 +384,21 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
 def test_keys_differ() -> None:
     assert len({key_of(f"t_{n}") for n in range(1_000)}) == 1_000
     assert -(1 << 63) <= key_of("t_1") < 1 << 63
+
+
+def test_a_loss_of_memory_takes_the_journal_back_to_what_was_synced(tmp_path: Path) -> None:
+    """A page that never came to the disk is full of zeros, and an entry of zeros would end what waits at offset 0."""
+    log = opened(tmp_path)
+    log.append(entry(HOUR_MS, 0, 0x10))
+    log.enqueued = 1
+    checkpoint(log, 0x20)
+    log.append(np.zeros(3, ENTRY))
+    log.enqueued = 4
+    log.close()
+    again = TimerLog(tmp_path, log_end=0x1000, clean=False, queue_end=4, memory_lost=True)
+    assert again.enqueued == 1
+    found, _ = again.waiting((0, LEAST_KEY), 2 * HOUR_MS, 100)
+    assert found["queue_offset"].tolist() == [0]
+    again.close()
+    shorter = TimerLog(tmp_path, log_end=0x1000, clean=False, queue_end=0, memory_lost=True)
+    assert shorter.enqueued == 0
