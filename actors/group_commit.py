@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from raymq.actors.protocol import SendStatus
-from raymq.storage.errors import StoreFailed, WriteUnknown
+from raymq.storage.errors import StoreBusy, StoreFailed, WriteUnknown
+
+#: Where descriptors or memory are missing, a flush is tried again so soon.
+_AGAIN_SECONDS = 0.05
 
 
 def _nobody_waits() -> None:
@@ -53,7 +56,12 @@ class GroupCommit:
         if running is not None:
             await asyncio.wait([running])
         self._running, self._next = self._next, None
-        await asyncio.to_thread(self._flush)
+        while True:
+            try:
+                await asyncio.to_thread(self._flush)
+                break
+            except StoreBusy:  # nothing was done, and what is appended is not the less stored
+                await asyncio.sleep(_AGAIN_SECONDS)
         self.on_flushed()
 
 

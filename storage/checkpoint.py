@@ -18,6 +18,8 @@ from typing import Any, Final
 from raymq.storage import fileutil
 
 CHECKPOINT_BYTES: Final = 4096
+#: In place of the log's end: the deletion that was told last of the topic was not done.
+TAKEN_BACK: Final = -1
 #: physical time, logic time, index time, master's flushed offset, confirm offset.
 _LONGS = struct.Struct(">5q")
 
@@ -98,13 +100,19 @@ class State:
                 geometry={k: int(v) for k, v in raw["geometry"].items()},
                 boot=str(raw["boot"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
 
     def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:
         """The same after topics were deleted, each with the log's end at that moment."""
         queues, deleted = dict(self.queues), dict(self.deleted_topics)
+        done: list[tuple[str, int]] = []
         for topic, log_end in deletions:
+            if log_end != TAKEN_BACK:
+                done.append((topic, log_end))
+            elif done:
+                done.pop()  # told right before
+        for topic, log_end in done:
             deleted[topic] = max(log_end, deleted.get(topic, 0))
             if log_end >= self.dispatched_to:  # Else these are queues of a topic that was made anew.
                 queues.pop(topic, None)

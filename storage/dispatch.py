@@ -5,6 +5,7 @@ Everything here can be rebuilt from the commit log, and recovery does so with th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -241,11 +242,21 @@ class Dispatcher:
     def delete_topic(self, topic: str) -> list[Path]:
         """Forget the topic's queues; the folder with their files, out of the way of new ones, for the caller to remove.
 
-        That it is out of the way is on disk with the next `sync`.
+        That it is out of the way is on disk with the next `sync`. StoreFull, StoreFailed: the queues are as before.
         """
-        for key in [key for key in self.queues if key[0] == topic]:
-            self.queues.pop(key).close()
-        folder = self._folder / topic
+        # So that no entries are written between the one and the other: their folder would come back.
+        with contextlib.nullcontext() if self.entry_writer is None else self.entry_writer.lock:
+            moved = self._put_aside(topic)
+            for key in [key for key in self.queues if key[0] == topic]:
+                self.queues.pop(key).close()
+        return moved
+
+    def folder_of(self, topic: str) -> Path:
+        """Where the topic's queues have their folders."""
+        return self._folder / topic
+
+    def _put_aside(self, topic: str) -> list[Path]:
+        folder = self.folder_of(topic)
         if not TOPIC_PATTERN.fullmatch(topic.encode()) or not folder.is_dir():
             return []
         aside = self._aside / str(next(self._deleted))

@@ -44,8 +44,8 @@ class EntryWriter:
     """One store's. `add`, `check_room` and `added` belong to the store's writer, the rest to any thread."""
 
     def __init__(self) -> None:
-        #: Held while a queue's files are written or closed.
-        self.lock = threading.Lock()
+        #: Held while a queue's files are written, moved or closed.
+        self.lock = threading.RLock()
         #: How many bytes of entries queues have taken, ever.
         self.added = 0
         self._written = 0

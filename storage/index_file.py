@@ -315,7 +315,11 @@ class IndexFile:
         """Wait until the entries of before the call are on disk. Any thread."""
         if self._dirty and self._file is not None:
             self._dirty = False
-            self._file.sync()
+            try:
+                self._file.sync()
+            except BaseException:
+                self._dirty = True  # the next one has to do it
+                raise
 
     def close(self) -> None:
         """Let go of the file."""

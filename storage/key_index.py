@@ -222,8 +222,12 @@ class KeyIndex:
         """Wait until the entries of before the call are on disk."""
         if self._new_names:
             self._new_names = False
-            for folder in (self._folder, self._folder.parent):
-                fileutil.sync_directory(folder)
+            try:
+                for folder in (self._folder, self._folder.parent):
+                    fileutil.sync_directory(folder)
+            except BaseException:
+                self._new_names = True  # the next one has to do it
+                raise
         for file in list(self._files):
             file.sync()
 

@@ -1,6 +1,8 @@
 """The settings that were made since a table was written: a line of JSON each, so that making one costs one write.
 
-They are there after a kill, and again in the table then. The file is emptied when the table has been written.
+They are there after a kill, and again in the table then. The file is emptied when the table has been written. A line
+says which version of the table it made: one that the table on disk has reached has it, or has had it and it was deleted
+since. So nothing depends on when the emptied file gets to the disk.
 """
 
 from __future__ import annotations

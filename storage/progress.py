@@ -9,7 +9,6 @@ or does not match its CRC ends the journal; only the newest one can be.
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 import threading
 import time
@@ -191,17 +190,27 @@ class Journal:
     def sync(self) -> None:
         """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
         # Beside the lock, for who appends must not wait for the disk.
-        with self._descriptor:
-            fds = [os.dup(fd) for fd in (self._before, self._fd) if fd >= 0]
-            name, self._unsynced_name = self._unsynced_name, False
+        fds: list[int] = []
         try:
+            with self._descriptor:
+                # If one cannot be had, those before it are in the list, and closed.
+                fds.extend(fileutil.duplicate(fd, self._path) for fd in (self._before, self._fd) if fd >= 0)
+                name, self._unsynced_name = self._unsynced_name, False
             for fd in fds:
                 fileutil.fdatasync(fd, self._path)
             if name:
-                fileutil.sync_directory(self._path.parent)
+                self._sync_name()
         finally:
             for fd in fds:
                 fileutil.close(fd)
+
+    def _sync_name(self) -> None:
+        try:
+            fileutil.sync_directory(self._path.parent)
+        except StoreError:
+            with self._descriptor:
+                self._unsynced_name = True  # the next one has to do it
+            raise
 
     def close(self) -> None:
         """Let go of the file. May be called again."""

@@ -160,6 +160,8 @@ class Remover:
         """`closing` is held while a file is closed: others hold it while they work on open files."""
         self._closing = closing
         self._waiting: deque[Removal] = deque()
+        #: What is being removed.
+        self._current: Path | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -173,6 +175,16 @@ class Remover:
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._run, name="raymq-remove", daemon=True)
                 self._thread.start()
+
+    def moved(self, folder: Path, to: Path) -> None:
+        """What is in `folder` is in `to` now: from now on nothing is removed in the former, which may be made anew."""
+
+        def now(path: Path) -> Path:
+            return to / path.relative_to(folder) if folder in path.parents else path
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._current is None or folder not in self._current.parents)
+            self._waiting = deque((now(path), file) for path, file in self._waiting)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until nothing is being removed; False if that takes longer than `timeout` seconds."""
@@ -193,7 +205,9 @@ class Remover:
         """Until all is gone, or one cannot be removed: then the next `add` tries again."""
         going = True
         while going:
-            path, file = self._waiting[0]
+            with self._changed:
+                path, file = self._waiting[0]
+                self._current = path
             going = False
             with contextlib.suppress(StoreError, OSError):
                 failpoint("retention.before_remove")
@@ -204,6 +218,8 @@ class Remover:
                         file.close()
                 going = True
             with self._changed:
+                self._current = None
+                self._changed.notify_all()
                 if going:
                     self._waiting.popleft()
                 going = going and bool(self._waiting)

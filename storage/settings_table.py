@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -74,11 +76,23 @@ class SettingsTable(Generic[S]):
         self._saving = threading.Lock()
         self._made = None if made is None else MadeSettings(made, writable=writable)
         if self._made is not None:
-            lines = {str(each.get("name")): each.get("setting") or {} for each in self._made.lines}
-            forgotten = {name: from_json(name, each) for name, each in lines.items() if name not in self._table}
-            if forgotten:
-                self._table |= forgotten
-                self.version = self.version.next()
+            self._take_made(self._made.lines, from_json)
+
+    def _take_made(self, lines: Iterable[Mapping[str, Any]], from_json: Callable[[str, Mapping[str, Any]], S]) -> None:
+        """What was made and is not in the file; a line that is damaged is passed over."""
+        begun = newest = self.version.counter
+        for line in lines:
+            try:
+                name = str(line["name"])
+                made = from_json(name, line["setting"])
+                version = None if line.get("version") is None else int(line["version"])
+            except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
+                continue
+            if name not in self._table if version is None else version > begun:
+                self._table[name] = made
+                newest = max(newest, version or begun + 1)
+        if newest > begun:  # what is written next has all of them
+            self.version = replace(self.version, counter=newest).next()
 
     def get(self, name: str) -> S | None:
         """The setting of that name, if there is one."""
@@ -101,10 +115,12 @@ class SettingsTable(Generic[S]):
         StoreFull, StoreFailed: not put.
         """
         self._check_writable()
+        version = self.version.next()
         if self._made is not None:
-            self._made.add(*[{"name": setting.name, "setting": setting.to_json()} for setting in settings])
+            lines = [{"name": each.name, "setting": each.to_json(), "version": version.counter} for each in settings]
+            self._made.add(*lines)
         self._table |= {setting.name: setting for setting in settings}
-        self.version = self.version.next()
+        self.version = version
 
     def pending(self) -> Callable[[], None] | None:
         """What makes the changes so far durable, to be called in any thread; None if they are.
@@ -138,11 +154,13 @@ class SettingsTable(Generic[S]):
     def _save(self, table: dict[str, S], beside: dict[str, Any]) -> None:
         """Replace the table and what stands beside it."""
         self._check_writable()
-        version = self.version.next()
+        # Counted in any case: a write that has failed may be on disk all the same, and nothing else may be called so.
+        self.version = version = self.version.next()
         self._write(self._content(table, beside, version), version.counter)
-        self._table, self._beside, self.version = table, beside, version
+        self._table, self._beside = table, beside
         if self._made is not None:
-            self._made.clear()
+            with contextlib.suppress(StoreError):  # what is in it counts no more; it is emptied another time
+                self._made.clear()
 
     def close(self) -> None:
         """Let go of files; writes nothing."""

@@ -6,6 +6,7 @@ Thread rule: a store belongs to one thread (the broker's loop), which alone call
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -22,7 +23,7 @@ from raymq.storage import directory as layout_of
 from raymq.storage import fileutil
 from raymq.storage.ballast import Ballast
 from raymq.storage.checking import Single
-from raymq.storage.checkpoint import Checkpoint, State
+from raymq.storage.checkpoint import TAKEN_BACK, Checkpoint, State
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig
 from raymq.storage.confirm_point import ConfirmPoint
@@ -45,6 +46,8 @@ __all__ = ["AppendResult", "Store"]
 
 #: Of how many queues one run of `delete_expired` looks at the files.
 _QUEUES_A_RUN: Final = 1000
+#: A shorter journal of deletions is not written anew.
+_LEAST_DELETIONS_BYTES: Final = 64 << 10
 
 
 class Store:
@@ -96,6 +99,9 @@ class Store:
         self._reader = Reader(log, self._dispatcher, repair, self.confirmed)
         self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
         self._checkpointing = threading.Lock()
+        #: `State.dispatched_to` of the last checkpoint.
+        self._saved_to = 0
+        self._shorten_at = _LEAST_DELETIONS_BYTES
         self._remover = Remover(self._checkpointing)
         self._flusher = Flusher(
             log.flush,
@@ -245,16 +251,34 @@ class Store:
         self._writer.check_ready()
         failpoint("delete_topic.before_state")
         log_end = self._log.max_offset
-        self._parts.deletions.append((topic, log_end))
-        self._parts.deletions.sync()
-        deleted = self._parts.deleted_topics
+        deletions, deleted = self._parts.deletions, self._parts.deleted_topics
         for known in [known for known, end in deleted.items() if end <= self._log.min_offset]:
             del deleted[known]  # all that it had has expired
-        deleted[topic] = log_end
+        self._shorten_deletions()
+        deletions.append((topic, log_end))
+        deletions.sync()
         failpoint("delete_topic.before_queues")
-        self._remover.add([(folder, None) for folder in self._dispatcher.delete_topic(topic)])
+        try:
+            moved = self._dispatcher.delete_topic(topic)
+        except StoreError:
+            deletions.append((topic, TAKEN_BACK))
+            deletions.sync()
+            raise
+        for aside in moved:
+            self._remover.moved(self._dispatcher.folder_of(topic), aside)
+        self._remover.add([(folder, None) for folder in moved])
+        deleted[topic] = log_end
         failpoint("delete_topic.before_settings")
         self.topic_configs.delete(topic)
+
+    def _shorten_deletions(self) -> None:
+        """Write the journal of deletions anew when most of what it says is said again later, or has expired."""
+        deletions = self._parts.deletions
+        # A state of before what has expired was deleted still tells of its queues.
+        if deletions.length >= self._shorten_at and self._saved_to >= self._log.min_offset:
+            with contextlib.suppress(StoreFull):  # it is tried again when as much has come in
+                deletions.rewrite(self._parts.deleted_topics.items())
+            self._shorten_at = max(_LEAST_DELETIONS_BYTES, 2 * deletions.length)
 
     def incarnation(self, topic: str) -> int:
         """Rises when a topic of that name is deleted: what is made anew is another topic. 0 if none ever was.
@@ -526,6 +550,7 @@ class Store:
             geometry = layout_of.geometry(self.config)
             failpoint("checkpoint.before_state")
             State(to, index.end_physical, index, queues, deleted, geometry, boot_id()).save(self._parts.paths.state)
+            self._saved_to = to
             failpoint("checkpoint.after_state")
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ missing, and entries have no checksum.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil, timer_state
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.mapped_file import sync_path
 from raymq.storage.timer_entry import ENTRY, LEAST_KEY, NO_ENTRIES, Entries, Kind, Mark, in_order, still_waiting
 from raymq.storage.timer_run import TimerRun, merged, write_run
@@ -236,17 +237,24 @@ class TimerLog:
         """
         now = self._settled
         runs, first_journal = list(now.runs), self._first_journal
-        if len(now.frozen):
-            runs += self._new_run([in_order(now.frozen)])
-            first_journal = now.journal
-            if now.frozen is not seen.frozen:
-                begin_ms = _least_due_ms(now.frozen, begin_ms)
-        joined = _to_join([run for run in runs if run in seen.runs], over_ms)
-        if joined:
-            runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
-        lengths = self._synced(journal) if journal >= first_journal else {}
-        fileutil.sync_directory(self._folder)
-        self._save(position, begin_ms, first_journal, runs, lengths)
+        try:
+            if len(now.frozen):
+                runs += self._new_run([in_order(now.frozen)])
+                first_journal = now.journal
+                if now.frozen is not seen.frozen:
+                    begin_ms = _least_due_ms(now.frozen, begin_ms)
+            joined = _to_join([run for run in runs if run in seen.runs], over_ms)
+            if joined:
+                runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
+            lengths = self._synced(journal) if journal >= first_journal else {}
+            fileutil.sync_directory(self._folder)
+            self._save(position, begin_ms, first_journal, runs, lengths)
+        except StoreFull:  # the state is the last one, and names none of these: what is tried again makes others
+            with contextlib.suppress(StoreError):
+                for run in runs:
+                    if run not in now.runs:
+                        fileutil.remove(run.path)
+            raise
         self._saved, self._first_journal = position, first_journal
         with self._settling:
             frozen = NO_ENTRIES if self._settled.frozen is now.frozen else self._settled.frozen

@@ -10,6 +10,7 @@ together, and so do the ends of what waited in one part of the timer queue, what
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil
-from raymq.storage.errors import StoreCorrupt, StoreFailed
+from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed
 from raymq.storage.timer_entry import ENTRY, LEAST_KEY, Entries, Kind, Mark, in_order
 
 _MARK: Final = struct.Struct(">q16xq")
@@ -125,9 +126,23 @@ def write_run(folder: Path, number: int, parts: Iterable[Entries]) -> TimerRun |
     """Write a run of entries that are in order, and bring it to disk; None, and no file, if there are none.
 
     Raises:
-        StoreFull, StoreFailed: it is not there, or in part; its number may be used again.
+        StoreFull, StoreFailed: it is not there.
     """
     path = path_of(folder, number)
+    try:
+        shape = _write(path, number, parts)
+        if shape.entries:
+            return TimerRun(folder, shape)
+    except BaseException:
+        # On a full disk it would be in the way of all others, and so would each that is tried after it.
+        with contextlib.suppress(StoreError):
+            fileutil.remove(path)
+        raise
+    fileutil.remove(path)
+    return None
+
+
+def _write(path: Path, number: int, parts: Iterable[Entries]) -> RunShape:
     count, last_place = 0, -1
     ended: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     fd = fileutil.open_for_append(path)
@@ -144,10 +159,7 @@ def write_run(folder: Path, number: int, parts: Iterable[Entries]) -> TimerRun |
         fileutil.fdatasync(fd, path)
     finally:
         fileutil.close(fd)
-    if not count:
-        fileutil.remove(path)
-        return None
-    return TimerRun(folder, RunShape(number, count, len(offsets), last_place))
+    return RunShape(number, count, len(offsets), last_place)
 
 
 def merged(runs: Iterable[TimerRun], over_ms: int, chunk: int = 1 << 14) -> Iterable[Entries]:

@@ -64,7 +64,7 @@ def load(folder: Path) -> TimerState:
         return _read(told)
     except FileNotFoundError:
         return _take_over(folder, 0, 0)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise StoreCorrupt(str(path), 0, f"no state of timers: {error}") from None
 
 

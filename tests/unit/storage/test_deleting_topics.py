@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage import store as store_module
+from raymq.storage.errors import StoreFull
 from raymq.storage.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
+from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record, write_entries
 
@@ -67,6 +71,7 @@ def test_a_deletion_does_not_wait_for_a_running_checkpoint(tmp_path: Path) -> No
         assert checkpoint.is_alive()
         disk.going.set()
         checkpoint.join()
+        assert store.wait_for_removals(30)
         shutil.copytree(tmp_path, tmp_path.with_name("killed"))
     for directory in (tmp_path, tmp_path.with_name("killed")):
         with Store.open(directory, CONFIG) as store:
@@ -125,6 +130,86 @@ def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert store.topics() == ["kept"]
         assert store.topic_configs.get("gone") is None
+
+
+class HangingRemovals(FileCalls):
+    """A disk that removes no file of the log until `going`."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.going = threading.Event()
+
+    def unlink(self, path: Path) -> None:
+        if "commitlog" in path.parts:
+            self.reached.set()
+            assert self.going.wait(30)
+        super().unlink(path)
+
+
+def test_a_removal_that_waits_does_not_take_the_file_of_a_topic_that_is_made_anew(tmp_path: Path) -> None:
+    now_ms = [1_700_000_000_000]
+    disk = HangingRemovals()
+    with (
+        replaced(disk),
+        Store.open(tmp_path, replace(SMALL, flush_interval_ms=3_600_000), now_ms=lambda: now_ms[0]) as s,
+    ):
+        for number in range(60):
+            append(s, make_record(b"%d" % number, topic="gone"))
+        now_ms[0] += 100 * 3_600_000
+        for number in range(30):
+            append(s, make_record(b"%d" % number, topic="kept"))
+        s.flush()
+        write_entries(s)
+        assert s.delete_expired(asked=True).queue_files > 0
+        assert disk.reached.wait(30)
+        s.delete_topic("gone")
+        append(s, make_record(b"anew", topic="gone"))
+        write_entries(s)
+        disk.going.set()
+        assert s.wait_for_removals(30)
+        assert [path.name for path in (tmp_path / "consumequeue" / "gone" / "0").iterdir()] == ["0" * 20]
+        assert not list((tmp_path / "raymq" / "deleted_queues").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["make_folder", "rename"])
+def test_a_deletion_that_fails_leaves_the_topic_as_it_was(tmp_path: Path, kind: str) -> None:
+    store = Store.open(tmp_path / "s", CONFIG)
+    store.topic_configs.put(TopicConfig("t", 1, 1))
+    append(store, make_record(b"0", topic="t"))
+    write_entries(store)
+    append(store, make_record(b"1", topic="t"))
+    with replaced(FaultyCalls(kind, 1, errno.ENOSPC)), pytest.raises(StoreFull):
+        store.delete_topic("t")
+    assert append(store, make_record(b"2", topic="t")).queue_offsets.tolist() == [2]
+    shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    store.close()
+    for directory in (tmp_path / "s", tmp_path / "killed"):
+        with Store.open(directory, CONFIG) as again:
+            assert bodies(again, "t") == [b"0", b"1", b"2"]
+            assert again.incarnation("t") == 0
+            again.delete_topic("t")
+            assert again.topics() == []
+        with Store.open(directory, CONFIG) as again:
+            assert again.topics() == []
+
+
+def test_what_is_written_of_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_LEAST_DELETIONS_BYTES", 500)
+    store = Store.open(tmp_path / "s", CONFIG)
+    store._shorten_at = 500
+    with replaced(UnsyncedCalls()):
+        for number in range(300):
+            append(store, make_record(b"%d" % number, topic="gone"))
+            store.delete_topic("gone")
+            assert (tmp_path / "s" / "raymq" / "deletions.journal").stat().st_size < 600
+        append(store, make_record(b"anew", topic="gone"))
+    incarnation = store.incarnation("gone")
+    assert store.wait_for_removals(30)
+    shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    store.close()
+    with Store.open(tmp_path / "killed", CONFIG) as store:
+        assert bodies(store, "gone") == [b"anew"]
+        assert store.incarnation("gone") == incarnation
 
 
 def test_folders_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from raymq.storage import file_calls, timer_log
-from raymq.storage.errors import StoreCorrupt, StoreFailed, StoreFull
+from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
 from raymq.storage.timer_entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, Kind, key_of
 from raymq.storage.timer_log import TimerLog
 from raymq.storage.timer_run import TimerRun
@@ -379,6 +379,32 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
         "lengths": {journal.name.removeprefix("journal.").lstrip("0"): 0},
         "runs": [[int(run.name.removeprefix("run.")), 3, 1, 0x30]],
     }
+
+
+@pytest.mark.usefixtures("runs_at_once")
+@pytest.mark.parametrize(
+    ("call", "error"), [("write", errno.ENOSPC), ("open", errno.EMFILE), ("truncate", errno.ENOSPC)]
+)
+def test_checkpoints_that_cannot_be_done_fill_no_disk(tmp_path: Path, call: str, error: int) -> None:
+    """Each is tried again a little later, with files of other names."""
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(HOUR_MS + n, n) for n in range(40)]))
+    for nth in range(1, 20):
+        calls = FaultyCalls(call, nth, error, lasting=True)
+        write = log.checkpoint(1 << 40)
+        if write is None:  # the last one was done, but for what it leaves to be removed
+            break
+        with file_calls.replaced(calls):
+            try:
+                write()
+            except StoreError:
+                assert len(list(tmp_path.glob("run.*"))) <= 1  # the one that the state names, if it is on disk
+            else:
+                break
+    assert nth > 1
+    assert waiting(log) == list(range(40))
+    log.close()
+    assert waiting(opened(tmp_path)) == list(range(40))
 
 
 def test_keys_differ() -> None:

@@ -1,0 +1,103 @@
+"""What a checkpoint could not sync for want of a descriptor is synced before the next one says that it is on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreBusy
+from raymq.storage.file_calls import replaced
+from raymq.storage.progress import Journal
+from raymq.storage.store import Store
+from tests.crash.power_loss import Disk
+from tests.stored import SMALL, append, bodies, make_record
+
+CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, index_entries=10_000, flush_interval_ms=3_600_000)
+
+
+class Busy(Disk):
+    """A disk that remembers what was synced, for a process that may lack descriptors for some paths."""
+
+    #: Which, as a pattern.
+    without = "(?!)"
+
+    def duplicate(self, fd: int) -> int:
+        self._check(os.readlink(f"/proc/self/fd/{fd}"))
+        return super().duplicate(fd)
+
+    def open(self, path: Path, flags: int) -> int:
+        self._check(str(path))
+        return super().open(path, flags)
+
+    def _check(self, path: str) -> None:
+        if re.search(self.without, path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s").mkdir()
+    disk = Busy(tmp_path / "s")
+    with replaced(disk):
+        store = Store.open(tmp_path / "s", CONFIG)
+        append(store, make_record(b"0", keys="k0"))
+        store._save_checkpoint()
+        for number in range(1, 100):
+            append(store, make_record(b"%d" % number, keys=f"k{number}"))
+        disk.without = "/index/"
+        with pytest.raises(StoreBusy):
+            store._save_checkpoint()
+        disk.without = "(?!)"
+        store._save_checkpoint()
+        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        store.close()
+    disk.close()
+    for module in ("raymq.storage.opening.boot_id", "raymq.storage.store.boot_id"):
+        monkeypatch.setattr(module, lambda: "another")
+    with Store.open(tmp_path / "lost", CONFIG) as store:
+        assert len(bodies(store)) == 100
+        assert [len(store.query("orders", f"k{number}", 0, 1 << 60, 9)) for number in range(100)] == [1] * 100
+
+
+def test_the_name_of_a_new_index_file_is_synced_after_all(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    disk = Busy(tmp_path / "s")
+    with replaced(disk):
+        store = Store.open(tmp_path / "s", CONFIG)
+        append(store, make_record(b"0", keys="k0"))
+        disk.without = "/s/index$"
+        with pytest.raises(StoreBusy):
+            store._save_checkpoint()
+        disk.without = "(?!)"
+        store._save_checkpoint()
+        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        store.close()
+    disk.close()
+    assert len(list((tmp_path / "lost" / "index").iterdir())) == 1
+
+
+def test_the_name_of_a_journal_beside_is_synced_after_all(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    disk = Busy(tmp_path / "s")
+    with replaced(disk):
+        journal = Journal(tmp_path / "s" / "j", writable=True)
+        journal.append(("a",))
+        journal.sync()
+        disk.remember_all()
+        journal.divert()
+        journal.append(("b",))
+        for without in ("/s$", "/j[.]beside$"):
+            disk.without = without
+            with pytest.raises(StoreBusy):
+                journal.sync()
+        disk.without = "(?!)"
+        journal.sync()
+        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        journal.close()
+    disk.close()
+    assert Journal(tmp_path / "lost" / "j", writable=False).entries == [("a",), ("b",)]

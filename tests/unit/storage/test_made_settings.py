@@ -1,0 +1,105 @@
+"""Topics and groups that were made by who named them: what was deleted stays deleted, what was made is there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreFailed
+from raymq.storage.file_calls import replaced
+from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from tests.crash.power_loss import Disk
+from tests.faulty_calls import FaultyCalls
+
+
+def topic(name: str, queues: int = 1) -> TopicConfig:
+    return TopicConfig(name, queues, queues)
+
+
+def opened(directory: Path) -> TopicConfigs:
+    return TopicConfigs(directory / "topics.json", writable=True, made=directory / "topics.journal")
+
+
+def test_what_was_deleted_does_not_come_back_with_a_journal_that_was_emptied_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    disk = Disk(tmp_path / "s")
+    with replaced(disk):
+        topics = opened(tmp_path / "s")
+        topics.put(topic("kept"))
+        topics.put_soon(topic("made"))
+        disk.remember_all()  # the kernel has written it by itself
+        topics.delete("made")
+        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        topics.close()
+    disk.close()
+    assert "made" in (tmp_path / "lost" / "topics.journal").read_text()
+    for _ in range(2):
+        again = opened(tmp_path / "lost")
+        assert list(again.all()) == ["kept"]
+        again.put_soon(topic("another"))
+        again.delete("another")
+        again.close()
+
+
+def test_a_journal_that_cannot_be_emptied_takes_nothing_back(tmp_path: Path) -> None:
+    topics = opened(tmp_path)
+    topics.put_soon(topic("made"))
+    with replaced(FaultyCalls("truncate", 1, errno.EIO)):
+        assert topics.delete("made")
+    assert (tmp_path / "topics.journal").read_bytes()
+    assert opened(tmp_path).all() == {}
+
+
+def test_what_is_made_after_a_write_that_failed_half_way_is_there(tmp_path: Path) -> None:
+    """The table is on disk although its folder could not be synced, and what comes then is newer than it."""
+    topics = opened(tmp_path / "s")
+    topics.put(topic("old"))
+    count = FaultyCalls()
+    with replaced(count):
+        topics.put(topic("old", 2))
+    with replaced(FaultyCalls("fsync", count.counts["fsync"], errno.EIO)), pytest.raises(StoreFailed):
+        topics.delete("old")
+    topics.put_soon(topic("made"))
+    shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    assert "made" in opened(tmp_path / "killed").all()
+    topics.save()
+    assert set(opened(tmp_path / "s").all()) == {"old", "made"}
+
+
+def test_what_was_made_survives_a_kill_and_each_start_after_it(tmp_path: Path) -> None:
+    topics = opened(tmp_path)
+    topics.put(topic("kept"))
+    for number in range(5):
+        topics.put_soon(topic(f"made{number}", number + 1))
+    again = opened(tmp_path)
+    assert set(again.all()) == {"kept", *(f"made{number}" for number in range(5))}
+    again.put_soon(topic("later"))
+    assert len(opened(tmp_path)) == 7
+    write = again.pending()
+    assert write is not None
+    write()
+    again.delete("made3")
+    assert set(opened(tmp_path).all()) == {"kept", "made0", "made1", "made2", "made4", "later"}
+
+
+def test_lines_of_before_there_were_versions_and_damaged_ones(tmp_path: Path) -> None:
+    topics = opened(tmp_path)
+    topics.put(topic("kept"))
+    setting = topic("old", 3).to_json()
+    hostile = [
+        {"name": "a", "setting": 5},
+        {"name": "b", "setting": {**setting, "perm": None}},
+        {"name": "c", "setting": {**setting, "readQueueNums": float("inf")}},
+        {"name": "d", "setting": setting, "version": "x"},
+        {"setting": setting},
+    ]
+    lines = [{"name": "old", "setting": setting}, {"name": "kept", "setting": setting}, *hostile]
+    (tmp_path / "topics.journal").write_text("\n".join(map(json.dumps, lines)) + "\n[1]\nx\0\n")
+    again = opened(tmp_path)
+    assert set(again.all()) == {"kept", "old"}
+    assert again.get("kept") == topic("kept")
