@@ -182,6 +182,8 @@ class BrokerService:
         )
         self._door = InvokeDoor(self._server)
         self._duties: list[asyncio.Task[None]] = []
+        self._beating: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
 
     @classmethod
     async def start(cls, spec: BrokerSpec, node_id: str) -> BrokerService:
@@ -215,7 +217,12 @@ class BrokerService:
                 {"name": spec.name, "cluster": spec.cluster, "port": identity.port, "epoch": identity.epoch},
             )
             service = cls(spec, node_id, store, identity, steady)
-            await service._listen(bound)
+            try:
+                await service._listen(bound)
+            except BaseException:
+                with contextlib.suppress(Exception):  # it is told by now what is in the way
+                    await service.stop()
+                raise
         except BaseException:
             store.close()
             _close(bound)
@@ -254,10 +261,9 @@ class BrokerService:
             raise failures[0]
 
     def _cancel_duties(self) -> None:
-        for duty in self._duties:
-            duty.cancel()
-        self._beating.cancel()
-        self._probing.cancel()
+        for duty in (*self._duties, self._beating, self._probing):
+            if duty is not None:
+                duty.cancel()
 
     def _close_timers(self) -> None:
         with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
@@ -381,8 +387,7 @@ class BrokerService:
             self._notify_group(name)
 
     async def _delete_expired(self) -> None:
-        self.core.rescue.want(self.store.leaving_before())
-        deleted = self.store.delete_expired(rescue=self.core.rescue.up_to)
+        deleted = self.core.delete_expired()
         if deleted.log_files:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
 

@@ -71,13 +71,14 @@ class NameServerService:
         try:
             port = int(bound.getsockname()[1])
             service = cls(spec, port)
+            finished = known.get("finished", "")
+            service.is_finished = bool(spec.start_id) and finished == spec.start_id
+            # Before it listens: a start that fails must not leave a server on the port that the next one comes back to.
+            json_file.save(file, {"host": spec.host, "port": port, "finished": finished})
             await service._server.start(bound)
         except BaseException:
             bound.close()
             raise
-        finished = known.get("finished", "")
-        json_file.save(file, {"host": spec.host, "port": port, "finished": finished})
-        service.is_finished = bool(spec.start_id) and finished == spec.start_id
         service._sweeper = asyncio.get_running_loop().create_task(service._sweep())
         return service
 

@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MASTER_ID, QueueData
 from raymq.actors.wire import route
 from raymq.actors.wire.connection import ConnectionPool
@@ -59,7 +58,7 @@ class Registration:
         try:
             async with asyncio.timeout(NAME_SERVER_SECONDS):
                 await tell(peer)
-        except (RayMQError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever one name server causes is not that of the others
             trouble = str(error) or f"no answer within {NAME_SERVER_SECONDS:g} s"
             level = logging.DEBUG if trouble == peer.trouble else logging.WARNING
             _log.log(level, "not registered with name server %s: %s", peer.address, trouble)

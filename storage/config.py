@@ -21,7 +21,7 @@ _MOST = {
     "max_message_bytes": 1 << 30,
 }
 #: A hundred years.
-_MOST_HOURS = 876_600
+MOST_HOURS = 876_600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class StoreConfig:
         for field, most in _MOST.items():
             if getattr(self, field) > most:
                 raise InvalidInput(field, f"at most {most}", getattr(self, field))
-        _check_number("retention_hours", self.retention_hours, _MOST_HOURS)
+        _check_number("retention_hours", self.retention_hours, MOST_HOURS)
         _check_number("disk_refuse_ratio", self.disk_refuse_ratio, 1)
         hour = self.delete_at_hour
         if not isinstance(hour, str) or (hour != "*" and not (hour.isdecimal() and hour.isascii() and int(hour) < 24)):

@@ -50,6 +50,7 @@ from raymq.storage.clock import boottime
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.json_file import DataVersion
 from raymq.storage.record import Record, decode
+from raymq.storage.retention import Deleted
 from raymq.storage.set_aside import SetAside
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import AppendResult, Store
@@ -345,6 +346,14 @@ class BrokerCore:
             max(report.lateness_ms for report in reports),
             min(waits, default=None),
         )
+
+    def delete_expired(self, *, asked: bool = False) -> Deleted:
+        """`Store.delete_expired`: no file goes in which somebody still waits for his time, whoever asks for it.
+
+        What waits is stored anew in small steps, so files may go some runs later than they might.
+        """
+        self.rescue.want(self.store.leaving_before())
+        return self.store.delete_expired(asked=asked, rescue=self.rescue.up_to)
 
     # -- groups --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.settings import Settings
+from raymq.storage.config import MOST_HOURS
 
 
 def broker_settings(
@@ -22,10 +23,10 @@ def broker_settings(
         hours = float(value)
         if not 0 < hours < float("inf"):
             raise ValueError("hours, more than 0")
-        store.retention = replace(store.retention, hours=hours)
+        store.retention = replace(store.retention, hours=min(hours, MOST_HOURS))
 
     def delete_at(value: str) -> None:
-        if value != "*" and not (value.isdecimal() and int(value) < 24):
+        if value != "*" and not (value.isdecimal() and value.isascii() and int(value) < 24):
             raise ValueError('"00" to "23" or "*"')
         store.retention = replace(store.retention, delete_at_hour=value)
 

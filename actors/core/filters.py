@@ -8,8 +8,9 @@ time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Final
 
+from raymq.actors.core.kept_texts import KeptTexts
 from raymq.actors.core.sql_filter import SqlFilter, compile_sql
 from raymq.actors.errors import BadSubscription, InvalidInput
 from raymq.storage.java_hash import tags_code
@@ -17,6 +18,9 @@ from raymq.storage.java_hash import tags_code
 ALL = "*"
 TAG = "TAG"
 SQL92 = "SQL92"
+#: Of a tag expression. Each tag costs some thirty times its characters for as long as a pull that names it waits.
+MAX_TAG_CHARACTERS: Final = 32_767
+_KEPT_CHARACTERS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,14 @@ class Filter:
 
 
 EVERYTHING = Filter(None)
+_known: KeptTexts[Filter] = KeptTexts(_KEPT_CHARACTERS)
 
 
-@lru_cache(maxsize=4096)
 def filter_of(kind: str, expression: str) -> Filter:
     """The filter of an expression; an empty `kind` means tags.
 
     Raises:
-        BadSubscription: the expression has no tag or cannot be read, or its language is not served.
+        BadSubscription: the expression has no tag or cannot be read or is too long, or its language is not served.
     """
     if kind == SQL92:
         try:
@@ -64,6 +68,12 @@ def filter_of(kind: str, expression: str) -> Filter:
             raise BadSubscription(str(error)) from None
     if kind not in ("", TAG):
         raise BadSubscription(f"The broker does not support consumer to filter message by {kind}")
+    if len(expression) > MAX_TAG_CHARACTERS:
+        raise BadSubscription(f"tags of at most {MAX_TAG_CHARACTERS} characters together, not {len(expression)}")
+    return _known.get(expression, _of_tags)
+
+
+def _of_tags(expression: str) -> Filter:
     tags = tags_of(expression)
     return Filter(None if tags is None else frozenset(map(tags_code, tags)))
 

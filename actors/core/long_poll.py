@@ -24,6 +24,8 @@ TakeNext = Callable[[QueueKey, int, int, int], bool]
 
 #: Deadlines are kept in steps of this; a parked request is woken at most this long (and a sweep's pause) after its own.
 TICK_SECONDS = 0.1
+#: With so many requests parked, another one is answered at once (RocketMQ's maxPopPollingSize).
+MAX_PARKED = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,7 @@ class LongPolls:
     _by_tick: dict[int, set[Parked]] = field(default_factory=dict)
     _by_session: dict[str, Parked] = field(default_factory=dict)
     _swept: int = 0
+    _count: int = 0
     #: Who took the message whose arrival comes next.
     _taker: Parked | None = None
 
@@ -77,7 +80,12 @@ class LongPolls:
         self._swept = math.floor(self.clock() / TICK_SECONDS)
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_tick.values()))
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody should park besides those who do."""
+        return self._count >= MAX_PARKED
 
     def park(
         self,
@@ -98,6 +106,7 @@ class LongPolls:
         for queue in parked.queues:
             self._by_queue.setdefault(queue, set()).add(parked)
         self._by_tick.setdefault(tick, set()).add(parked)
+        self._count += 1
         return parked
 
     def supersede(self, session: str) -> None:
@@ -145,6 +154,7 @@ class LongPolls:
 
     def remove(self, parked: Parked) -> None:
         """Take one out without waking it; nothing if it has gone already."""
+        self._count -= not parked.ended
         parked.ended = True
         if parked.session is not None and self._by_session.get(parked.session) is parked:
             del self._by_session[parked.session]
@@ -155,6 +165,7 @@ class LongPolls:
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
         parked = {p for waiting in self._by_tick.values() for p in waiting}
+        assert len(parked) == self._count
         assert {p for waiting in self._by_queue.values() for p in waiting} == {p for p in parked if p.queues}
         assert set(self._by_session.values()) == {p for p in parked if p.session is not None}
         assert all(self._by_queue.values()), "an empty set stays listed"

@@ -44,6 +44,8 @@ _MAX_PER_PASS = 1_000
 #: So much is read, copied and appended together, one longer message apart.
 _BYTES_A_STEP = 4 << 20
 _MAX_LEVEL_DIGITS = 9
+#: Of a level that the table has no more nobody knows the delay: what waits there is due as its entry says.
+_ANY_DELAY_MS = 1 << 60
 _log = logging.getLogger(__name__)
 
 
@@ -56,7 +58,9 @@ class Schedule:
         self._append = append
         self._copying = copying
         self._delays_ms = delay_levels.parse(store.config.delay_levels)
-        self._due_times = [DueTimes(delay_ms) for delay_ms in self._delays_ms]
+        self._due_times = {level: DueTimes(delay_ms) for level, delay_ms in enumerate(self._delays_ms, 1)}
+        for queue_id in self._store.queues(SCHEDULE_TOPIC):  # also those of levels that the table had once
+            self._due_times.setdefault(queue_id + 1, DueTimes(_ANY_DELAY_MS))
         self._recover()
 
     @property
@@ -100,7 +104,7 @@ class Schedule:
         now_ms = int(self._clock() * 1000)
         delivered, lateness_ms = 0, 0
         next_due_ms: int | None = None
-        for level in range(1, self.levels + 1):
+        for level in self._due_times:
             try:
                 count, late_ms, due_ms = self._deliver_level(level, now_ms)
             except StoreError:
@@ -125,7 +129,7 @@ class Schedule:
         if not len(due_ms):
             return 0, 0, None
         end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
-        due_ms = self._due_times[level - 1].of(begin, due_ms, end, now_ms)
+        due_ms = self._due_times[level].of(begin, due_ms, end, now_ms)
         waits = due_ms > now_ms
         count = int(np.argmax(waits)) if waits.any() else len(due_ms)
         if count:

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial, reduce
+from functools import cache, partial, reduce
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
+from raymq.actors.core.kept_texts import KeptTexts
 from raymq.storage.errors import InvalidInput
 from raymq.storage.property_columns import PropertyColumns, properties_of_records
 from raymq.storage.record import Buffer
 
 MAX_CHARACTERS: Final = 8_192
+#: Of all expressions that are kept as they were read.
+_KEPT_CHARACTERS: Final = 32 * MAX_CHARACTERS
 #: How deep conditions may be nested in each other.
 MAX_DEPTH: Final = 64
 
@@ -112,7 +115,9 @@ class SqlFilter:
         return mask
 
 
-@lru_cache(maxsize=1024)
+_known: KeptTexts[SqlFilter] = KeptTexts(_KEPT_CHARACTERS)
+
+
 def compile_sql(expression: str) -> SqlFilter:
     """Read an expression.
 
@@ -121,6 +126,10 @@ def compile_sql(expression: str) -> SqlFilter:
     """
     if len(expression) > MAX_CHARACTERS:
         raise InvalidInput("expression", f"at most {MAX_CHARACTERS} characters", len(expression))
+    return _known.get(expression, _compile)
+
+
+def _compile(expression: str) -> SqlFilter:
     if any(character in expression for character in "\x00\x01\x02"):
         raise InvalidInput("expression", "none of the characters \\x00 \\x01 \\x02", expression)
     try:

@@ -75,7 +75,7 @@ def _figures(context: BrokerContext) -> dict[int, Handler]:
 
 def _housekeeping(context: BrokerContext) -> dict[int, Handler]:
     def delete_expired(_: ServerConnection, request: Command) -> Command:
-        context.core.store.delete_expired(asked=request.code == RequestCode.DELETE_EXPIRED_COMMITLOG)
+        context.core.delete_expired(asked=request.code == RequestCode.DELETE_EXPIRED_COMMITLOG)
         return request.response(ResponseCode.SUCCESS)
 
     return {

@@ -22,7 +22,7 @@ from raymq.actors.wire.headers.admin import (
     GetConsumerStatusFromClient,
     GetProducerConnectionList,
 )
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.storage import message_id as message_ids
 from raymq.storage.clock import boottime
 
@@ -104,9 +104,9 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, body=body.encode())
 
     return {
-        RequestCode.GET_CONSUMER_RUNNING_INFO: running_info,
-        RequestCode.CONSUME_MESSAGE_DIRECTLY: consume,
-        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: status,
+        RequestCode.GET_CONSUMER_RUNNING_INFO: without_body(running_info),
+        RequestCode.CONSUME_MESSAGE_DIRECTLY: without_body(consume),
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: without_body(status),
     }
 
 

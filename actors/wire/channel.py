@@ -241,7 +241,7 @@ class ChannelPool:
         """A channel beside those that are shared, the caller's own until `end`; None if there is no way."""
         try:
             channel = self._connect(address, timeout)
-        except (OSError, ValueError):
+        except (OSError, ValueError, OverflowError):
             return None
         return channel if self._keep(channel) else None
 
@@ -295,7 +295,7 @@ class ChannelPool:
             self._places[address] += 1
         try:
             channel = self._connect(address, timeout / 2)
-        except (OSError, ValueError):
+        except (OSError, ValueError, OverflowError):
             with self._lock:
                 self._free(address)
             return None

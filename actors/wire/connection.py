@@ -362,9 +362,9 @@ class ConnectionPool:
                     int(port),
                     ssl=self._tls,
                 )
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, OverflowError) as error:  # the last of a port that none is
             peer.not_before = loop.time() + peer.backoff.next_delay()
-            peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError)
+            peer.no_way = not isinstance(error, ConnectionRefusedError | ssl.SSLError | ValueError | OverflowError)
             reason = str(error) or type(error).__name__
             if self._tls is not None and peer.no_way and not isinstance(error, TimeoutError):
                 reason += "; is it a TLS port? This client speaks TLS"

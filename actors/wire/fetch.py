@@ -29,7 +29,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.pull import MAX_ANSWER_BYTES
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.turns import Turns
 from raymq.storage.record import OFFSET_QUEUE_OFFSET
 
@@ -159,7 +159,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         goes_on = bool(request.fields.get("goes_on")) and connection.takes_early_answers
         return asked.begin(session, wait, goes_on=goes_on, singly=goes_on and bool(request.fields.get("singly")))
 
-    return {RequestCode.FETCH: fetch_queues}
+    return {RequestCode.FETCH: without_body(fetch_queues)}
 
 
 class _Asked:
@@ -279,8 +279,7 @@ class _Asked:
 
 
 def _group(request: Command) -> str | None:
-    group = request.fields.get("group")
-    return None if group is None else check_group(group)
+    return None if request.fields.get("group") is None else check_group(text(request, "group"))
 
 
 def _wanted(request: Command) -> list[Wanted]:

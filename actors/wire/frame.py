@@ -83,6 +83,7 @@ class Command:
             call of `send`: the transport copies what the socket did not take at once, or keeps the views and with them
             the mapping. So a lease may be released as soon as its parts are in a command. Received: always empty.
         opaque: matches an answer to its request, per direction of a connection.
+        header_bytes: how long its header was, of one that was received.
     """
 
     code: int
@@ -95,6 +96,7 @@ class Command:
     version: int = PROTOCOL_VERSION
     serialization: Serialization = Serialization.JSON
     pieces: Sequence[Buffer] = ()
+    header_bytes: int = field(default=0, compare=False, repr=False)
 
     @property
     def body_bytes(self) -> int:
@@ -179,6 +181,7 @@ def decode(frame: bytes | memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -
     except Exception as error:  # any garbage: whatever a parser raises, the peer gets one answer
         raise ProtocolError(f"header not readable: {error}") from error
     command.body = frame[end:]
+    command.header_bytes = header_bytes
     return command
 
 

@@ -28,15 +28,13 @@ from raymq.actors.wire.headers.pop import (
     PopMessage,
     retry_mark,
 )
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server import Handler, ServerConnection, without_body
 
 #: One pop gives at most so many messages, whatever it asks for, and about so many bytes of them.
 MAX_MESSAGES = 1024
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: A pop is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
-#: With so many requests parked, another one is not (RocketMQ's maxPopPollingSize).
-MAX_PARKED = 100_000
 #: So many messages are acknowledged before others have their turn.
 _ACKS_AT_ONCE = 1_000
 _STALE = "the handle is stale: acknowledged, renewed, expired or reset"
@@ -78,7 +76,7 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
         while not popped.queues:
             if popped.unseen:
                 await asyncio.sleep(0)
-            elif len(context.polls) >= MAX_PARKED:
+            elif context.polls.is_full:
                 return _popped(context, request, header, popped, ResponseCode.POLLING_FULL)
             elif not await _arrival(context, asked.group, asked.topic, asked.queue_ids, deadline):
                 break
@@ -92,12 +90,15 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
         deadline = _deadline(context, connection, header.poll_time)
         full = False
         while not (has := pop.has_messages(group, topic, queue_ids, ordered=header.order)):
-            full = len(context.polls) >= MAX_PARKED
+            full = context.polls.is_full
             if full or not await _arrival(context, group, topic, queue_ids, deadline):
                 break
         return request.response(ResponseCode.SUCCESS, {"hasMsg": has, "pollingFull": full})
 
-    return {RequestCode.POP_MESSAGE: pop_message, RequestCode.NOTIFICATION: notification}
+    return {
+        RequestCode.POP_MESSAGE: without_body(pop_message),
+        RequestCode.NOTIFICATION: without_body(notification),
+    }
 
 
 def _ending(context: BrokerContext) -> dict[int, Handler]:

@@ -21,7 +21,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.turns import Turns
 
 #: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).
@@ -51,11 +51,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         found = asked.attempt()
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
             _commit(context.core, header)
-        if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK:
+        if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK and not context.polls.is_full:
             return asked.park(connection.park_seconds)
         return asked.answer(found)
 
-    return {RequestCode.PULL_MESSAGE: pull_message, RequestCode.LITE_PULL_MESSAGE: pull_message}
+    return dict.fromkeys((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE), without_body(pull_message))
 
 
 class _Pull:

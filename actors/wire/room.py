@@ -14,6 +14,8 @@ from typing import Final
 #: Who has the turn has so long, and the time that what is missing takes at this speed.
 _TURN_SECONDS: Final = 1.0
 _TURN_BYTES_PER_SECOND: Final = 4 << 20
+#: One part of so many is for connections that have nothing under way.
+_SPARED_PART: Final = 5
 
 
 class Room:
@@ -30,10 +32,17 @@ class Room:
         self._turn: Hashable | None = None
         self._turn_ends = 0.0
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the requests under way are below the limit: small ones are served then."""
-        return self.held_bytes <= self._limit
+    def is_there(self, *, for_more: bool = False) -> bool:
+        """Whether the requests under way are below the limit: small ones are served then.
+
+        Args:
+            for_more: of a connection that has some under way. It goes without the last part of the room, so that a
+                few of them cannot shut out everybody else.
+        """
+        return self.held_bytes <= self._limit_of(for_more)
+
+    def _limit_of(self, for_more: bool) -> int:
+        return self._limit - self._limit // _SPARED_PART if for_more else self._limit
 
     def hold(self, count: int) -> None:
         """Count the bytes of a request that is under way; `give_back` is the reverse."""
@@ -43,16 +52,17 @@ class Room:
         """A request that was under way is answered."""
         self.held_bytes -= count
 
-    def arriving(self, who: Hashable, has: int, needs: int, announced: int) -> bool:
+    def arriving(self, who: Hashable, has: int, needs: int, announced: int, *, for_more: bool = False) -> bool:
         """A large frame is arriving; whether it may go on, and the connection be read from.
 
         Args:
             has: the memory that it has.
             needs: the memory that it needs to go on; it has it from now on where it may.
             announced: the frame's whole length.
+            for_more: as in `is_there`.
         """
         self._count(who, has)
-        free = self._limit - self.held_bytes
+        free = self._limit_of(for_more) - self.held_bytes
         if self._turn != who and self.arriving_bytes + needs - has > free:
             if self._turn is not None or (self.held_bytes and announced > free):
                 return False

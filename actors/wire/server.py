@@ -54,6 +54,8 @@ _WOKEN = 64
 _LAST_WITHOUT_GO_AWAY = 441
 #: What a request counts beside its body, for the objects that stand for it.
 _REQUEST_BYTES = 1024
+#: What is read of a header, such as a list of tags or queues, takes so many times the bytes that are beyond the first.
+_HEADER_GROWTH = 8
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +72,16 @@ class PromptHandler(Protocol):
 
         `body` is valid during the call only.
         """
+
+
+def without_body(handler: Handler) -> Handler:
+    """A handler of requests that may wait for long and have no body: what a client sends as one is not kept for it."""
+
+    def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
+        request.body = b""
+        return handler(connection, request)
+
+    return serve
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -271,7 +283,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
             return
         self.frame_begun = None
-        if not (admitted and self._server.room.is_there):
+        if not (admitted and self._is_room):
             self._server.waiting_for_room[self] = None
         if self._transport.is_reading():
             self._transport.pause_reading()
@@ -282,8 +294,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             and not self._transport.is_closing()
             and self._writable.is_set()
             and self._request_bytes <= self._server.limits.connection_request_bytes
-            and (self._is_arriving or self._server.room.is_there)
+            and (self._is_arriving or self._is_room)
         )
+
+    @property
+    def _is_room(self) -> bool:
+        return self._server.room.is_there(for_more=bool(self._request_bytes))
 
     def _may_arrive(self) -> bool:
         """Count what has arrived of a large frame; whether there is room for more of it."""
@@ -291,7 +307,13 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not reader.large_bytes:
             return True
         self._is_arriving = True
-        return self._server.room.arriving(self, reader.memory_bytes, reader.next_memory_bytes, reader.large_bytes)
+        return self._server.room.arriving(
+            self,
+            reader.memory_bytes,
+            reader.next_memory_bytes,
+            reader.large_bytes,
+            for_more=bool(self._request_bytes),
+        )
 
     def _arrived(self) -> None:
         """No large frame of this connection is arriving any more."""
@@ -317,7 +339,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             return False
         code, opaque = asked
         promptly = getattr(server.handlers.get(code), "promptly", None)
-        if promptly is None or server.draining or server.authorize is not None or not server.room.is_there:
+        if promptly is None or server.draining or server.authorize is not None or not server.room.is_there():
             return False
         answered = False
 
@@ -355,7 +377,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._fail(request, error)
             return
         if result is not None and not isinstance(result, Command):
-            held = _REQUEST_BYTES + len(request.body)
+            more = max(0, request.header_bytes - _REQUEST_BYTES)
+            held = _REQUEST_BYTES + len(request.body) + _HEADER_GROWTH * more
             self._request_bytes += held
             server.room.hold(held)
             task = server.loop.create_task(self._finish(request, result))
@@ -490,7 +513,7 @@ class Server:
 
     def wake_waiting(self) -> None:
         """Have those that wait for room look again soon."""
-        if self.waiting_for_room and self.room.is_there and not self._waking:
+        if self.waiting_for_room and self.room.is_there() and not self._waking:
             self._waking = True
             self.loop.call_soon(self._wake)
 

@@ -13,6 +13,7 @@ from raymq.actors.wire.server import ServerConnection
 from raymq.client import (
     Admin,
     Connection,
+    ConsumeFrom,
     InvalidInput,
     Message,
     MessageQueue,
@@ -22,10 +23,38 @@ from raymq.client import (
     RecallStatus,
 )
 from tests.integration.conftest import Services
+from tests.integration.foreign import Foreign
 from tests.integration.taker import Taker
 from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
+
+
+def test_an_administrator_who_has_old_files_deleted_deletes_nothing_that_waits(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = services.brokers["broker-a"]
+    queue, taker = MessageQueue("t", "broker-a", 0), Taker()
+    with Producer(mq, "p") as producer:
+        due = time.time() + 6.0
+        for number in range(10):
+            producer.send(Message("t", b"%d" % number, deliver_at=due), queue=queue)
+        while broker.store.max_physical_offset < 2 * broker.store.config.commitlog_file_bytes:
+            producer.send(Message("t", bytes(1 << 20), tags="filling"), queue=queue)
+    now_ms = broker.store._now_ms
+    poll_until(lambda: broker.store._log.flushed_offset == broker.store.max_physical_offset)
+    monkeypatch.setattr(broker.store, "_now_ms", lambda: now_ms() + 73 * 3_600_000)
+    with Foreign(broker.address) as client:
+
+        def is_deleted() -> bool:
+            client.done(Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
+            client.done(Command(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE))
+            return broker.store.min_physical_offset > 0
+
+        poll_until(is_deleted)
+    monkeypatch.undo()
+    with PushConsumer(mq, "g", {"t": "*"}, taker, consume_from=ConsumeFrom.FIRST):
+        poll_until(lambda: len([body for body in taker.bodies if len(body) == 1]) == 10, 30)
 
 
 def test_a_message_comes_at_its_time_and_not_before(mq: Connection, admin: Admin) -> None:

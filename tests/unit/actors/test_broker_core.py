@@ -89,6 +89,16 @@ def test_a_delayed_message_waits_for_its_level(bench: Bench) -> None:
     assert bench.core.schedule.deliver_due().next_due_ms is None
 
 
+def test_what_waits_in_a_level_that_the_table_has_no_more_comes(bench: Bench) -> None:
+    bench.append(Message("t", b"late", delay_level=4), delayed=True)
+    bench.store.close()
+    bench.config = replace(bench.config, delay_levels="1s 5s")
+    bench.open()
+    bench.clock.advance(30)
+    assert bench.core.schedule.deliver_due().delivered == 1
+    assert bench.bodies("t") == [b"late"]
+
+
 def test_a_level_above_the_table_is_its_last(bench: Bench) -> None:
     assert bench.append(Message("t", b"x", delay_level=99), delayed=True).queue_ids.tolist() == [3]
 

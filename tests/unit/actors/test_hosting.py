@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.broker_service import BrokerService
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.hosting import Hosted
+from raymq.actors.name_server_service import NameServerService
+from raymq.actors.protocol import BrokerSpec, NameServerSpec
+from raymq.storage import json_file
+from raymq.storage.errors import StoreFull
 
 PROGRAM = """
 import sys
@@ -17,3 +29,56 @@ print(pa.array([1, 2]).to_pylist(), "pandas" in sys.modules)
 def test_arrays_are_made_without_pandas() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "[1, 2] False\n"
+
+
+def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a start that failed left listening was in the way of all later ones."""
+    spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0)
+    first = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
+    address = first.wait(20.0, 5.0).address
+    first.stop()
+    save, failures = json_file.save, [StoreFull("no room"), StoreFull("no room")]
+
+    def saving(path: Path, *arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        save(path, *arguments)
+
+    monkeypatch.setattr(json_file, "save", saving)
+    again = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
+    assert again.wait(20.0, 10.0).address == address
+    assert not failures
+    again.stop()
+
+
+@pytest.mark.parametrize("name_server", ["127.0.0.1:99999", "127.0.0.1:-5", "a..b:9876", "nowhere", ""])
+def test_a_broker_starts_whatever_its_name_servers_are_called(tmp_path: Path, name_server: str) -> None:
+    spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", (name_server,))
+    hosted = Hosted("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
+    broker = hosted.wait(30.0, 1.0)
+    assert name_server in broker.troubles
+    hosted.stop()
+
+
+def test_a_start_that_fails_behind_the_listening_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = BrokerSpec("broker-a", "test", str(tmp_path), "127.0.0.1", ())
+    announce, failed = BrokerService.announce, []
+
+    async def announcing(service: BrokerService) -> None:
+        if not failed:
+            failed.append(service)
+            raise RuntimeError("nobody expected that")
+        await announce(service)
+
+    monkeypatch.setattr(BrokerService, "announce", announcing)
+    hosted = Hosted("broker-a", EventLoopThread("broker-a"), lambda: BrokerService.start(spec, "node"))
+    broker = hosted.wait(30.0, 10.0)
+    [before] = failed
+    assert before.address == broker.address
+    assert before._beating.cancelled()
+    assert before._server.draining
+    hosted.stop()

@@ -335,3 +335,29 @@ async def test_our_client_takes_go_away_for_nothing_was_done() -> None:
         server.draining = False
         assert (await pool.request(address, Command(ECHO), 5)).code == 0
         await pool.close()
+
+
+async def test_few_who_wait_for_long_do_not_shut_out_everybody_else() -> None:
+    """Parked requests of one client filled the room of all, and nobody else was served for a minute."""
+    gate = Gate()
+    async with serving({WAIT: gate, ECHO: echo}, limits=ServerLimits(total_request_bytes=MIB)) as (_, address):
+        greedy, other = await Peer.connect(address), await Peer.connect(address)
+        greedy.say(*(Command(WAIT, opaque=n) for n in range(1, 2_001)))
+        await until(lambda: gate.waiting > 700)
+        other.say(Command(ECHO, body=bytes(100_000), opaque=5))
+        assert (await other.hear()).opaque == 5
+        assert gate.waiting < 1_000, "the limit holds"
+        gate.open.set()
+        assert {(await greedy.hear()).opaque for _ in range(2_000)} == set(range(1, 2_001))
+
+
+async def test_a_long_header_counts_as_what_is_read_of_it() -> None:
+    gate = Gate()
+    async with serving({WAIT: gate}, limits=ServerLimits(connection_request_bytes=MIB)) as (_, address):
+        peer = await Peer.connect(address)
+        peer.say(*(Command(WAIT, {"a": "x" * 65_536}, opaque=n) for n in range(1, 11)))
+        await until(lambda: gate.waiting == 3)
+        await asyncio.sleep(0)
+        assert gate.waiting == 3, "each of them counts half a MiB"
+        gate.open.set()
+        assert [(await peer.hear()).opaque for _ in range(10)] == list(range(1, 11))

@@ -59,6 +59,16 @@ def come(bench: TimerBench, count: int) -> None:
     assert sorted(bodies) == [b"%04d" % number for number in range(count)]
 
 
+def test_nothing_that_waits_goes_with_its_file_when_somebody_asks_for_old_files_to_go(bench: TimerBench) -> None:
+    bench.send(*(b"%04d" % n for n in range(50)), after=30 * HOUR)
+    fill(bench, 5)
+    bench.clock.advance(2 * HOUR)
+    while bench.core.rescue.step() or bench.core.delete_expired(asked=True).log_files:
+        pass
+    assert bench.store.min_physical_offset > 0
+    come(bench, 50)
+
+
 def test_only_what_lies_in_files_that_go_is_looked_at(bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 13.26: each run read the entries of all that waited."""
     bench.send(*(b"%04d" % n for n in range(50)), after=30 * HOUR)

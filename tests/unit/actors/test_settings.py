@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.core.broker import BrokerCore
+from raymq.actors.core.broker_settings import broker_settings
 from raymq.actors.core.key_values import KeyValues
 from raymq.actors.core.settings import MAX_SETTINGS, Settings, truth
 from raymq.actors.errors import InvalidInput, MessageNotFound, StoreCorrupt
 from raymq.actors.wire import properties
+from raymq.storage.store import Store
 
 
 class Bench:
@@ -108,3 +111,17 @@ def test_lines_are_written_as_java_reads_them() -> None:
     assert properties.read(written) == settings
     with pytest.raises(InvalidInput):
         properties.read(b"\xff")
+
+
+def test_files_may_be_kept_for_ever(tmp_path: Path) -> None:
+    """A time that no number of milliseconds holds ended every look for files that may go."""
+    with Store.open(tmp_path) as store:
+        core = BrokerCore("broker-a", store)
+        settings = broker_settings(core, cluster="c", address="127.0.0.1:1", name_servers=(), auto_create_topics=False)
+        settings.update({"fileReservedTime": "1e308"})
+        assert core.delete_expired().log_files == 0
+        for bad in ("inf", "nan", "0", "-1"):
+            with pytest.raises(InvalidInput, match="fileReservedTime"):
+                settings.update({"fileReservedTime": bad})
+        with pytest.raises(InvalidInput, match="deleteWhen"):
+            settings.update({"deleteWhen": "\u0663"})
