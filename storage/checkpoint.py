@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -88,9 +89,11 @@ class State:
 
     @classmethod
     def load(cls, path: Path) -> State | None:
-        """The state in `path`; None if it is not there or cannot be read (then all is worked out from the log)."""
+        """The state in `path`; None if it is not there or is damaged (then all is worked out from the log)."""
         try:
             raw = json.loads(path.read_text("utf-8"))
+            if raw.pop("crc", None) not in (None, zlib.crc32(json.dumps(raw).encode())):
+                return None
             return cls(
                 dispatched_to=int(raw["dispatched_to"]),
                 indexed_to=int(raw["indexed_to"]),
@@ -130,7 +133,9 @@ class State:
         }
         queues = ", ".join([f"{json.dumps(topic)}: {json.dumps(offsets)}" for topic, offsets in self.queues.items()])
         fileutil.make_folder(path.parent)
-        fileutil.replace(path, f'{json.dumps(content)[:-1]}, "queues": {{{queues}}}}}'.encode())
+        told = f'{json.dumps(content)[:-1]}, "queues": {{{queues}}}'
+        crc = zlib.crc32(f"{told}}}".encode())
+        fileutil.replace(path, f'{told}, "crc": {crc}}}'.encode())
 
 
 def _index_extent(raw: Any) -> IndexExtent | None:

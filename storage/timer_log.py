@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil, timer_state
-from raymq.storage.errors import StoreError, StoreFull
+from raymq.storage.errors import StoreCorrupt, StoreError, StoreFull
 from raymq.storage.mapped_file import sync_path
 from raymq.storage.timer_entry import ENTRY, LEAST_KEY, NO_ENTRIES, Entries, Kind, Mark, in_order, still_waiting
 from raymq.storage.timer_run import TimerRun, merged, write_run
@@ -35,6 +36,7 @@ from raymq.storage.timer_state import TimerState
 FOLD_ENTRIES: Final = 1 << 15
 #: So many runs of about the same size become one, which is so many times larger.
 _FAN: Final = 4
+_log = logging.getLogger(__name__)
 
 
 class _Settled(NamedTuple):
@@ -67,11 +69,11 @@ class TimerLog:
             memory_lost: what was not synced may be gone.
 
         Raises:
-            StoreCorrupt: the state cannot be read, or a run is not what it says. StoreFull, StoreFailed.
+            StoreCorrupt: a newer version of RayMQ wrote it. StoreFull, StoreFailed.
         """
         self._folder = folder
         fileutil.make_folder(folder)
-        state = timer_state.load(folder)
+        state, runs = _read(folder)
         journals = timer_state.journals(folder, state.journal)
         self._numbers = itertools.count(1 + max([state.journal, *journals, *(shape.number for shape in state.runs)]))
         self._writing = threading.Lock()
@@ -82,7 +84,6 @@ class TimerLog:
             _Kept.of_journal(path, None if clean else log_end, None if lengths is None else lengths.get(number, 0))
             for number, path in journals.items()
         ]
-        runs = [TimerRun(folder, shape) for shape in state.runs]
         lost = state.log_end > log_end or state.enqueued > queue_end or any(part.lost for part in whole)
         if not clean and any(run.shape.last_place >= log_end for run in runs):
             runs = self._new_run(_before(runs, log_end))
@@ -282,6 +283,19 @@ class TimerLog:
     ) -> None:
         shapes = [run.shape for run in runs]
         TimerState(*position, begin_ms, self.over_ms, journal, shapes, lengths).save(self._folder)
+
+
+def _read(folder: Path) -> tuple[TimerState, list[TimerRun]]:
+    """The state and its runs. What is damaged counts as not there, and all of it is made again from the log then."""
+    state = timer_state.load(folder)
+    if state is not None:
+        try:
+            return state, [TimerRun(folder, shape) for shape in state.runs]
+        except StoreCorrupt as error:
+            _log.warning("the timers are made anew from the log: %s", error)
+    else:
+        _log.warning("the timers are made anew from the log: what %s says cannot be read", folder)
+    return timer_state.begin_anew(folder), []
 
 
 def _to_join(runs: Sequence[TimerRun], over_ms: int) -> list[TimerRun]:

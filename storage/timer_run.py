@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import struct
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import fileutil
-from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed
+from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.timer_entry import ENTRY, LEAST_KEY, Entries, Kind, Mark, in_order
 
 _MARK: Final = struct.Struct(">q16xq")
@@ -31,32 +34,46 @@ _OFFSET: Final = struct.Struct(">q")
 
 @dataclass(frozen=True, slots=True)
 class RunShape:
-    """What the state says of a run: its file's number, how much it holds, and the highest physical offset in it."""
+    """What the state says of a run: its file's number, how much it holds, the highest physical offset in it, and the
+    file's CRC-32, which was not always written down (-1).
+    """
 
     number: int
     entries: int
     ended: int
     last_place: int
+    crc: int = -1
 
 
 class TimerRun:
     """One file. It never changes; any thread."""
 
-    def __init__(self, folder: Path, shape: RunShape) -> None:
-        """Map it; StoreCorrupt: it is missing or has another size. StoreFailed: it could not be opened."""
+    def __init__(self, folder: Path, shape: RunShape, *, check: bool = True) -> None:
+        """Map it.
+
+        Args:
+            check: compare the checksum, which reads all of it.
+
+        Raises:
+            StoreCorrupt: it is missing, or not what it was. StoreBusy, StoreFailed: it could not be opened.
+        """
         self.path = path_of(folder, shape.number)
         self.shape = shape
         size = shape.entries * ENTRY.itemsize + shape.ended * _OFFSET.size
         try:
-            with self.path.open("rb") as stream:
-                present = stream.seek(0, 2)
-                if present != size or not shape.entries:
-                    raise StoreCorrupt(str(self.path), 0, f"timers of {present} bytes, not {size}")
-                self._view = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
+            fd = fileutil.open_to_read(self.path)
         except FileNotFoundError:
             raise StoreCorrupt(str(self.path), 0, "no timers") from None
-        except OSError as error:
-            raise StoreFailed(f"could not open {self.path}: {error}") from error
+        try:
+            present = os.fstat(fd).st_size
+            if present != size or not shape.entries:
+                raise StoreCorrupt(str(self.path), 0, f"timers of {present} bytes, not {size}")
+            call = partial(mmap.mmap, fd, size, access=mmap.ACCESS_READ)
+            self._view = fileutil.attempt("map", self.path, call, reserved=True)
+        finally:
+            fileutil.close(fd)
+        if check and shape.crc not in (-1, zlib.crc32(self._view)):
+            raise StoreCorrupt(str(self.path), 0, "timers of another checksum")
         self._entries = np.frombuffer(self._view, ENTRY, shape.entries)
         self._ended = np.frombuffer(self._view, ">i8", shape.ended, shape.entries * ENTRY.itemsize)
         #: The first and the last one's.
@@ -132,7 +149,7 @@ def write_run(folder: Path, number: int, parts: Iterable[Entries]) -> TimerRun |
     try:
         shape = _write(path, number, parts)
         if shape.entries:
-            return TimerRun(folder, shape)
+            return TimerRun(folder, shape, check=False)
     except BaseException:
         # On a full disk it would be in the way of all others, and so would each that is tried after it.
         with contextlib.suppress(StoreError):
@@ -143,23 +160,27 @@ def write_run(folder: Path, number: int, parts: Iterable[Entries]) -> TimerRun |
 
 
 def _write(path: Path, number: int, parts: Iterable[Entries]) -> RunShape:
-    count, last_place = 0, -1
+    count, last_place, crc = 0, -1, 0
     ended: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     fd = fileutil.open_for_append(path)
     try:
         fileutil.truncate(fd, 0, path)
         for part in parts:
             if len(part):
-                fileutil.write_all(fd, part.tobytes(), path)
+                content = part.tobytes()
+                fileutil.write_all(fd, content, path)
+                crc = zlib.crc32(content, crc)
                 count += len(part)
                 last_place = max(last_place, int(part["physical_offset"].max()))
                 ended.append(part["queue_offset"][part["kind"] != Kind.WAITS].astype(np.int64))
         offsets = np.unique(np.concatenate(ended))
-        fileutil.write_all(fd, offsets.astype(">i8").tobytes(), path)
+        content = offsets.astype(">i8").tobytes()
+        fileutil.write_all(fd, content, path)
+        crc = zlib.crc32(content, crc)
         fileutil.fdatasync(fd, path)
     finally:
         fileutil.close(fd)
-    return RunShape(number, count, len(offsets), last_place)
+    return RunShape(number, count, len(offsets), last_place, crc)
 
 
 def merged(runs: Iterable[TimerRun], over_ms: int, chunk: int = 1 << 14) -> Iterable[Entries]:

@@ -8,6 +8,7 @@ name, and journals older than K, are not needed any more. `lengths` is how much 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,19 +41,20 @@ class TimerState:
 
     def save(self, folder: Path) -> None:
         """Replace what was said before; it is on disk when this returns. StoreFull, StoreFailed: not done."""
-        runs = [[run.number, run.entries, run.ended, run.last_place] for run in self.runs]
+        runs = [[run.number, run.entries, run.ended, run.last_place, run.crc] for run in self.runs]
         position = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms, "over": self.over_ms}
         told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs}
         if self.lengths is not None:
             told["lengths"] = {str(number): length for number, length in self.lengths.items()}
+        told["crc"] = _crc(told)
         fileutil.replace(_state_path(folder), json.dumps(told).encode())
 
 
-def load(folder: Path) -> TimerState:
-    """What was said last; files of the first version become a run.
+def load(folder: Path) -> TimerState | None:
+    """What was said last, None if that cannot be read any more; files of the first version become a run.
 
     Raises:
-        StoreCorrupt: it cannot be read, or a newer version of RayMQ wrote it. StoreFull, StoreFailed.
+        StoreCorrupt: a newer version of RayMQ wrote it. StoreFull, StoreFailed.
     """
     path = _state_path(folder)
     try:
@@ -61,11 +63,23 @@ def load(folder: Path) -> TimerState:
             return _take_over(folder, int(told["enqueued"]), int(told["logEnd"]))
         if told["version"] != _VERSION:
             raise StoreCorrupt(str(path), 0, f"timers of version {told['version']}, not {_VERSION}")
-        return _read(told)
+        return _read(told) if told.pop("crc", None) in (None, _crc(told)) else None
     except FileNotFoundError:
         return _take_over(folder, 0, 0)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise StoreCorrupt(str(path), 0, f"no state of timers: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _crc(told: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(told).encode())
+
+
+def begin_anew(folder: Path) -> TimerState:
+    """Forget all that is told there: it is made again from the log. StoreFull, StoreFailed."""
+    state = TimerState(journal=1 + max(journals(folder, 0), default=0))
+    state.save(folder)
+    tidy(folder, [], state.journal)
+    return state
 
 
 def _read(told: dict[str, Any]) -> TimerState:

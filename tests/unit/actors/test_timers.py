@@ -22,6 +22,7 @@ from raymq.storage.record import OFFSET_BODY
 from raymq.storage.timer_entry import HOUR_MS, Kind, key_of
 from raymq.storage.timer_log import TimerLog
 from raymq.storage.topic_config import TopicConfig
+from tests.stored import flip
 from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 
 
@@ -307,6 +308,38 @@ def test_once_over_kills(bench: TimerBench, checkpoint: bool) -> None:
     bench.restart()
     bench.clock.advance(2 * HOUR)
     assert bench.deliver() == []
+
+
+@pytest.mark.parametrize("damage", ["state", "run", "journal and state"])
+def test_once_over_timers_that_were_damaged(bench: TimerBench, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    """What waits, what was delivered and what was called back stands in the log."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 10)
+    bench.send(*(b"early %02d" % n for n in range(20)), after=1.0)
+    bench.deliver()
+    bench.checkpoint()
+    bench.clock.advance(1)
+    assert len(bench.deliver()) == 20
+    bench.send(*(b"late %02d" % n for n in range(20)), after=10.0)
+    bench.deliver()
+    bench.checkpoint()
+    bench.close()
+    folder = bench.directory / "raymq" / "timers"
+    if damage == "run":
+        for path in folder.glob("run.*"):
+            flip(path, 50)
+    else:
+        (folder / "state.json").write_text("x")
+    if damage == "journal and state":
+        for path in folder.glob("journal.*"):
+            path.write_bytes(b"x" * 100)
+    bench.open()
+    assert bench.deliver() == []
+    bench.kill()
+    bench.clock.advance(10)
+    assert bench.deliver() == [b"late %02d" % n for n in range(20)]
+    bench.restart()
+    assert bench.deliver() == []
+    assert len(bench.delivered()) == 40
 
 
 def test_once_if_it_dies_between_the_copies_and_the_note_of_them(

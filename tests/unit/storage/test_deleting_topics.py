@@ -99,6 +99,7 @@ def test_what_was_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> No
     with filled(tmp_path / "s", 2) as store:
         store._save_checkpoint()
         store.delete_topic("gone")
+        assert store.wait_for_removals(30)
         shutil.copytree(tmp_path / "s", tmp_path / "killed")
     shutil.rmtree(tmp_path / "killed" / "raymq" / "deleted_queues", ignore_errors=True)
     for _ in range(2):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from raymq.storage.timer_entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Ent
 from raymq.storage.timer_log import TimerLog
 from raymq.storage.timer_run import TimerRun
 from tests.faulty_calls import FaultyCalls
+from tests.stored import flip
 
 HOUR = 400_000
 START_MS = HOUR * HOUR_MS
@@ -316,27 +318,63 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Mo
     assert waiting(opened(tmp_path)) == [0, 3]
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"version":3}', '{"version":2,"position":{}}', "x"])
-def test_a_state_that_cannot_be_read(tmp_path: Path, content: str) -> None:
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path)
-    (tmp_path / "state.json").write_text(content)
+    (tmp_path / "state.json").write_text('{"version":3}')
     with pytest.raises(StoreCorrupt):
         opened(tmp_path)
 
 
 @pytest.mark.usefixtures("runs_at_once")
-@pytest.mark.parametrize("damage", ["missing", "short"])
-def test_a_run_that_is_not_what_the_state_says(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["{}", "[]", '{"version":2,"position":{}}', "x", "another number", "missing", "short", "flipped"]
+)
+def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, damage: str) -> None:
+    """Nothing of it is believed: not that something was taken in, nor that it waits no more."""
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(START_MS, 0), entry(START_MS, 1)]))
+    log.enqueued = 2
+    checkpoint(log, 1)
+    log.append(entry(START_MS, 0, 5, Kind.DELIVERED))
+    log.close()
+    [path] = tmp_path.glob("run.*")
+    state = tmp_path / "state.json"
+    if damage == "another number":
+        state.write_text(state.read_text().replace('"enqueued": 2', '"enqueued": 1'))
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "short":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "flipped":
+        flip(path, 50)
+    else:
+        state.write_text(damage)
+    for _ in range(2):
+        log = opened(tmp_path)
+        assert (log.enqueued, log.log_end, log.begin_ms, log.over_ms) == (0, 0, 0, 0)
+        assert waiting(log) == []
+        assert not list(tmp_path.glob("run.*"))
+        log.append(NO_ENTRIES)
+    log.append(entry(START_MS, 7))
+    log.enqueued = 8
+    checkpoint(log, 20)
+    assert waiting(opened(tmp_path)) == [7]
+
+
+def test_runs_of_before_there_were_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
     log = opened(tmp_path)
     log.append(entry(START_MS, 0))
+    log.enqueued = 1
     checkpoint(log, 1)
-    [path] = tmp_path.glob("run.*")
-    if damage == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StoreCorrupt, match=path.name):
-        opened(tmp_path)
+    state = tmp_path / "state.json"
+    told = json.loads(state.read_text())
+    told.pop("crc")
+    told["runs"] = [run[:4] for run in told["runs"]]
+    state.write_text(json.dumps(told))
+    again = opened(tmp_path)
+    assert again.enqueued == 1
+    assert waiting(again) == [0]
 
 
 def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
@@ -372,12 +410,15 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
     assert run.read_bytes() == waits + row(0x0203, 1, 0x30, "0000000000000007", 2) + bytes.fromhex("0000000000000001")
     [journal] = tmp_path.glob("journal.*")
     assert journal.read_bytes() == row(0x0405, 2, 0x50, "0000000000000007", 1)
-    assert json.loads((tmp_path / "state.json").read_bytes()) == {
+    told = json.loads((tmp_path / "state.json").read_bytes())
+    crc = told.pop("crc")
+    assert crc == zlib.crc32(json.dumps(told).encode())
+    assert told == {
         "version": 2,
         "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0},
         "journal": int(journal.name.removeprefix("journal.")),
         "lengths": {journal.name.removeprefix("journal.").lstrip("0"): 0},
-        "runs": [[int(run.name.removeprefix("run.")), 3, 1, 0x30]],
+        "runs": [[int(run.name.removeprefix("run.")), 3, 1, 0x30, zlib.crc32(run.read_bytes())]],
     }
 
 
