@@ -8,6 +8,7 @@ import ray
 
 from raymq.actors.broker_service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.garbage import keep_collections_short
 from raymq.actors.hosting import Hosted, allow_many_files, leave_out_pandas
 from raymq.actors.protocol import BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.frame import Command
@@ -24,7 +25,13 @@ class Broker:
         allow_many_files()
         leave_out_pandas()
         self._loop = EventLoopThread(spec.name)
-        self._hosted = Hosted(spec.name, self._loop, lambda: BrokerService.start(spec, node_id))
+        self._hosted = Hosted(spec.name, self._loop, lambda: self._start(spec, node_id))
+
+    @staticmethod
+    async def _start(spec: BrokerSpec, node_id: str) -> BrokerService:
+        service = await BrokerService.start(spec, node_id)
+        keep_collections_short()
+        return service
 
     def address(self, seconds: float, patience: float) -> str:
         """Where it listens, "host:port", once it does; see `Hosted.wait`."""

@@ -80,7 +80,7 @@ _RESCUE_SECONDS = 0.05
 _STAGED_SECONDS = 60.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
-#: How often groups and retry topics that were made by who named them are written to their tables.
+#: How often changes of topics and groups are written into RocketMQ's files; until then journals have them.
 _SETTINGS_SECONDS = 1.0
 #: A broker that no scheduler has asked for so long delivers what is due by itself, once per period.
 _UNASKED_SECONDS = 0.3
@@ -126,6 +126,7 @@ class BrokerService:
         self._producer_history = ProducerHistory(self.core.producers, store, journal)
         self._producer_history.restore()
         self._save_producers_at = 0.0
+        self._save_settings_at = 0.0
         if identity.epoch > 1:
             self.core.locks.rest(GRACE_SECONDS)
         self.groups = GroupTable(boottime)
@@ -137,7 +138,7 @@ class BrokerService:
         self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])
         self.statistics = Statistics()
         self._registration = Registration(
-            self._pool, spec.name_servers, spec.cluster, spec.name, self.address, self.core.topics.announced
+            self._pool, spec.name_servers, spec.cluster, spec.name, self.address, self.core.topics
         )
         context = BrokerContext(
             core=self.core,
@@ -152,6 +153,7 @@ class BrokerService:
                 auto_create_topics=spec.auto_create_topics,
             ),
             durable=None if store.confirmed.at_once else self._commits.wait,
+            settings_durable=GroupCommit(store.sync_settings).wait,
             announce=self.announce,
             route=Routes(self._pool, spec.name_servers).get,
             notify_group=self._notify_group,
@@ -424,10 +426,15 @@ class BrokerService:
             self._producer_history.close()
 
     async def _save_settings(self) -> None:
+        """At most a twentieth of the time is spent on it: the changes are safe in their journals."""
+        if self._loop.time() < self._save_settings_at:
+            return
+        began = self._loop.time()
         for table in (self.store.topic_configs, self.store.group_configs):
             write = table.pending()
             if write is not None:
                 await asyncio.to_thread(write)
+        self._save_settings_at = self._loop.time() + 20 * (self._loop.time() - began)
 
     async def _checkpoint_timers(self) -> None:
         write = self.core.timers.checkpoint()

@@ -19,7 +19,8 @@ def _nobody_waits() -> None:
 class GroupCommit:
     """Made and used on one event loop. `flush` blocks and is called on a thread; it covers all appended before it."""
 
-    def __init__(self, flush: Callable[[], None], timeout_seconds: float) -> None:
+    def __init__(self, flush: Callable[[], None], timeout_seconds: float | None = None) -> None:
+        """Without a time-out `wait` waits for as long as it takes."""
         self._flush = flush
         self._timeout_seconds = timeout_seconds
         #: Called on the loop after each flush that was done, before those that waited for it go on.

@@ -9,18 +9,38 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Final, Protocol
 
 from raymq.actors.protocol import MASTER_ID, QueueData
 from raymq.actors.wire import route
 from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker, UnregisterBroker
 from raymq.storage.json_file import DataVersion
 
 #: A name server that has not answered by then learns it from a later heartbeat.
 NAME_SERVER_SECONDS = 1.0
 
+#: Of how many topics is told in one step: some milliseconds.
+_STEP_TOPICS: Final = 500
+
 _log = logging.getLogger(__name__)
+
+
+class Topics(Protocol):
+    """What a broker says of its topics."""
+
+    @property
+    def version(self) -> DataVersion:
+        """Another one after each change."""
+
+    def announced(self) -> Mapping[str, QueueData]:
+        """Every topic; a table that was given never changes."""
+
+    def changed_since(self, version: DataVersion) -> Mapping[str, QueueData | None] | None:
+        """What was changed after that version, None of what was deleted; None if that is not known."""
 
 
 class Registration:
@@ -33,9 +53,8 @@ class Registration:
         cluster: str,
         broker: str,
         address: str,
-        topics: Callable[[], tuple[DataVersion, Mapping[str, QueueData]]],
+        topics: Topics,
     ) -> None:
-        """`topics` gives the broker's topic table and its version; a table that was given never changes."""
         self._pool = pool
         self._who = (cluster, broker, MASTER_ID, address)
         self._topics = topics
@@ -68,39 +87,54 @@ class Registration:
 
     async def _tell(self, peer: _Peer) -> None:
         async with peer.lock:
-            version, topics = self._topics()
+            version, told_version = self._topics.version, peer.told
             self._pool.retry_now(peer.address)  # one that comes back must learn of this broker within a heartbeat
-            if peer.told is None:
-                await self._tell_all(peer, version, topics)
+            changed = None if told_version is None else self._topics.changed_since(told_version)
+            if told_version is None or changed is None:
+                await self._tell_all(peer)
                 return
-            told_version, told_topics = peer.told
             if told_version == version:
                 command = route.heartbeat_command(QueryDataVersion(*self._who), version)
             else:
-                changed = {name: data for name, data in topics.items() if told_topics.get(name) != data}
                 header = RegisterBroker(*self._who, raymq_since=json.dumps(told_version.to_json()))
-                command = route.register_command(header, version, changed, told_topics.keys() - topics.keys())
+                there = {name: data for name, data in changed.items() if data is not None}
+                deleted = [name for name, data in changed.items() if data is None]
+                command = await _encoded(header, version, there, deleted)
             answer = await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
             if route.must_register(answer):
-                await self._tell_all(peer, version, topics)
+                await self._tell_all(peer)
             else:
-                peer.told = version, topics
+                peer.told = version
 
-    async def _tell_all(self, peer: _Peer, version: DataVersion, topics: Mapping[str, QueueData]) -> None:
-        command = route.register_command(RegisterBroker(*self._who), version, topics)
+    async def _tell_all(self, peer: _Peer) -> None:
+        version = self._topics.version
+        command = await _encoded(RegisterBroker(*self._who), version, self._topics.announced())
         await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
-        peer.told = version, topics
+        peer.told = version
 
     async def _leave(self, peer: _Peer) -> None:
         await self._pool.request(peer.address, UnregisterBroker(*self._who).command(), NAME_SERVER_SECONDS)
 
 
+async def _encoded(
+    header: RegisterBroker, version: DataVersion, topics: Mapping[str, QueueData], deleted: Collection[str] = ()
+) -> Command:
+    """`route.register_command`; between two parts of many topics others have their turn."""
+    names = iter(topics)
+    parts: list[bytes] = []
+    while chunk := list(islice(names, _STEP_TOPICS)):
+        parts.append(route.topics_json({name: topics[name] for name in chunk}))
+        if len(parts) > 1:
+            await asyncio.sleep(0)
+    return route.register_command(header, version, parts, deleted)
+
+
 class _Peer:
-    """One name server, and what it is known to know."""
+    """One name server, and which version it is known to know."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.told: tuple[DataVersion, Mapping[str, QueueData]] | None = None
+        self.told: DataVersion | None = None
         #: Why the last telling failed; None where it did not.
         self.trouble: str | None = None
         #: One telling at a time: each builds on the one before.

@@ -81,13 +81,13 @@ class Paths:
         return self.root / "raymq" / "in_flight.journal"
 
     @property
-    def made_topics(self) -> Path:
-        """Topics that were made since their settings were written."""
+    def changed_topics(self) -> Path:
+        """What was changed of the topics since their settings were written."""
         return self.root / "raymq" / "topics.journal"
 
     @property
-    def made_groups(self) -> Path:
-        """Consumer groups that were made since their settings were written."""
+    def changed_groups(self) -> Path:
+        """What was changed of the consumer groups since their settings were written."""
         return self.root / "raymq" / "groups.journal"
 
     @property

@@ -27,6 +27,7 @@ from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.key_index import KeyIndex
 from raymq.storage.open_files import OpenFiles
+from raymq.storage.queue_table import QueueTable
 from raymq.storage.record_batch import TOPIC_PATTERN, Batch
 from raymq.storage.retention import Removal
 
@@ -75,7 +76,7 @@ class Dispatcher:
         self._unsynced_folders: set[Path] = set()
         # Read-only, what recovery changes is in the mappings alone: none may be closed.
         self._open_files = OpenFiles() if writable else None
-        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self.queues = QueueTable()
         for topic, queue_id, path in _queue_folders(folder):
             try:
                 whole_to = None if whole is None else whole.get(topic, {}).get(queue_id, 0)
@@ -247,8 +248,8 @@ class Dispatcher:
         # So that no entries are written between the one and the other: their folder would come back.
         with contextlib.nullcontext() if self.entry_writer is None else self.entry_writer.lock:
             moved = self._put_aside(topic)
-            for key in [key for key in self.queues if key[0] == topic]:
-                self.queues.pop(key).close()
+            for queue in self.queues.take(topic):
+                queue.close()
         return moved
 
     def folder_of(self, topic: str) -> Path:
@@ -271,7 +272,7 @@ class Dispatcher:
         They are still here if the process died in the middle of the deletion.
         """
         for topic, log_end in deleted.items():
-            ends = [queue.end_physical() for (name, _), queue in self.queues.items() if name == topic]
+            ends = [self.queues[topic, queue_id].end_physical() for queue_id in self.queues.of(topic)]
             if ends and max(ends) <= log_end:
                 for folder in self.delete_topic(topic):
                     fileutil.remove_tree(folder)

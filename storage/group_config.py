@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raymq.storage import json_file
+from raymq.storage.errors import StoreError
+from raymq.storage.progress import ignore_failure
 from raymq.storage.settings_table import SettingsTable
 
 
@@ -66,14 +68,22 @@ class GroupConfig:
 class GroupConfigs(SettingsTable[GroupConfig]):
     """All groups; see `SettingsTable`."""
 
-    def __init__(self, path: Path, *, writable: bool, made: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writable: bool,
+        journal: Path | None = None,
+        on_failure: Callable[[StoreError], None] = ignore_failure,
+    ) -> None:
         super().__init__(
             path,
             "subscriptionGroupTable",
             GroupConfig.from_json,
             writable=writable,
             defaults={"forbiddenTable": {}},
-            made=made,
+            journal=journal,
+            on_failure=on_failure,
         )
 
     @property
@@ -83,9 +93,9 @@ class GroupConfigs(SettingsTable[GroupConfig]):
         return table
 
     def forbid(self, group: str, topic: str, bits: int) -> None:
-        """Replace what a group may not do with a topic; 0 lifts it."""
+        """Replace what a group may not do with a topic, as `put_soon` does; 0 lifts it."""
         of_group = {name: value for name, value in self.forbidden.get(group, {}).items() if name != topic}
         if bits:
             of_group[topic] = bits
         table = {name: topics for name, topics in self.forbidden.items() if name != group}
-        self._save(self._table, {**self._beside, "forbiddenTable": table | ({group: of_group} if of_group else {})})
+        self._replace_beside("forbiddenTable", table | ({group: of_group} if of_group else {}))

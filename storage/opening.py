@@ -138,9 +138,13 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         resources.callback(in_flight.close, rewrite=False)
         if not read_only:
             StagedRecords(directory).clamp(remains)
-        topic_configs = TopicConfigs(paths.topics, writable=not read_only, made=paths.made_topics)
+        topic_configs = TopicConfigs(
+            paths.topics, writable=not read_only, journal=paths.changed_topics, on_failure=health.fail
+        )
         resources.callback(topic_configs.close)
-        group_configs = GroupConfigs(paths.groups, writable=not read_only, made=paths.made_groups)
+        group_configs = GroupConfigs(
+            paths.groups, writable=not read_only, journal=paths.changed_groups, on_failure=health.fail
+        )
         resources.callback(group_configs.close)
         return Parts(
             paths,

@@ -92,6 +92,11 @@ class Journal:
         """Whether there is no frame."""
         return self.length == 0 and self._before < 0
 
+    @property
+    def is_diverted(self) -> bool:
+        """Whether frames from before a `divert` wait for their `settle`."""
+        return self._before >= 0
+
     def divert(self) -> None:
         """Append to another file from now on, if that is not so already. StoreFull, StoreFailed: as before."""
         if self._before < 0:

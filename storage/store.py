@@ -1,7 +1,7 @@
 """The facade of one broker's store: a directory of messages, their indexes, settings and consumers' progress.
 
 Thread rule: a store belongs to one thread (the broker's loop), which alone calls its methods; only `flush`,
-`flushed_offset` and `wait_for_removals` may be used from others at the same time.
+`flushed_offset`, `sync_settings` and `wait_for_removals` may be used from others at the same time.
 """
 
 from __future__ import annotations
@@ -271,6 +271,11 @@ class Store:
         failpoint("delete_topic.before_settings")
         self.topic_configs.delete(topic)
 
+    def sync_settings(self) -> None:
+        """Wait until the changes of topics and groups are on disk; StoreFailed: they may not be. Any thread."""
+        self.topic_configs.sync()
+        self.group_configs.sync()
+
     def _shorten_deletions(self) -> None:
         """Write the journal of deletions anew when most of what it says is said again later, or has expired."""
         deletions = self._parts.deletions
@@ -435,11 +440,11 @@ class Store:
 
     def topics(self) -> list[str]:
         """The topics that have a queue."""
-        return sorted({topic for topic, _ in self._dispatcher.queues})
+        return self._dispatcher.queues.topics()
 
     def queues(self, topic: str) -> list[int]:
         """The topic's queues that were ever written; none if there is no such topic."""
-        return sorted(queue_id for name, queue_id in self._dispatcher.queues if name == topic)
+        return self._dispatcher.queues.of(topic)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The oldest message's offset, the maximum if all are gone. QueueNotFound as `read`."""
@@ -538,6 +543,7 @@ class Store:
             self._dispatcher.sync()
             failpoint("checkpoint.before_journal")
             self.sync_progress()
+            self.sync_settings()
             failpoint("checkpoint.before_times")
             self._parts.checkpoint = Checkpoint(
                 timestamp_ms,

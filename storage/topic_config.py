@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raymq.storage import json_file
+from raymq.storage.errors import StoreError
+from raymq.storage.progress import ignore_failure
 from raymq.storage.settings_table import SettingsTable
 
 PERM_READ = 4
@@ -63,5 +65,19 @@ class TopicConfig:
 class TopicConfigs(SettingsTable[TopicConfig]):
     """All topics; see `SettingsTable`."""
 
-    def __init__(self, path: Path, *, writable: bool, made: Path | None = None) -> None:
-        super().__init__(path, "topicConfigTable", TopicConfig.from_json, writable=writable, made=made)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writable: bool,
+        journal: Path | None = None,
+        on_failure: Callable[[StoreError], None] = ignore_failure,
+    ) -> None:
+        super().__init__(
+            path,
+            "topicConfigTable",
+            TopicConfig.from_json,
+            writable=writable,
+            journal=journal,
+            on_failure=on_failure,
+        )

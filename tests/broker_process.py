@@ -8,6 +8,8 @@ name server's address once it listens, and then obeys lines on its standard inpu
     full            refuse writes as if the disk were full
     free            end that
     topics N Q      make the topics new0 to new<N-1>, of Q queues each, all at once
+
+Where the environment has LOOP_WATCH, it is the file in which `loop_watch` tells of the stops of the loop.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from raymq.actors.broker_service import BrokerService
+from raymq.actors.core.topics import TopicChange
+from raymq.actors.garbage import keep_collections_short
 from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.storage.topic_config import TopicConfig
+from raymq.actors.wire.stepwise import stepwise
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program: the tests' folder is not installed
+
+from tests import loop_watch
 
 APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
 
@@ -76,6 +84,7 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
         own = await NameServerService.start(NameServerSpec(0, str(directory.parent), "127.0.0.1", 0))
         name_server = own.address
     broker = await BrokerService.start(BrokerSpec(name, "test", str(directory), "127.0.0.1", (name_server,)), "node")
+    keep_collections_short()
     handlers = dict(broker._server.handlers)
     store = {name: getattr(broker.store, name) for name in ("append", "append_one")}
 
@@ -94,6 +103,8 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
 
         return append if seconds else store[name]
 
+    if path := os.environ.get("LOOP_WATCH"):
+        loop_watch.watch(Path(path))
     print(name_server, flush=True)
     writer, limit = broker.store._writer, broker.store.config.disk_refuse_ratio
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -108,8 +119,8 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
             case ["free"]:
                 writer._refuse_ratio = limit
             case ["topics", count, queues]:
-                each = (TopicConfig(f"new{n}", int(queues), int(queues)) for n in range(int(count)))
-                broker.store.topic_configs.put(*each)
+                changes = (TopicChange(f"new{n}", int(queues), int(queues)) for n in range(int(count)))
+                await stepwise(broker.core.topics.changing(changes))
                 await broker.announce()
     await broker.stop()
 

@@ -226,7 +226,7 @@ class Accepting:
     ) -> tuple[int, str]:
         """Store records of the draft's queue; the first one's queue offset, and the ids of all."""
         if new_topic is not None:
-            self._store.topic_configs.put(new_topic)
+            self._store.topic_configs.put_soon(new_topic)
         try:
             result = self._append(records, sizes, (draft.topic, draft.queue_id), check_crc=False)
         except InvalidInput as error:

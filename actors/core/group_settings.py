@@ -1,4 +1,8 @@
-"""The consumer groups of one broker: their settings, and what each is forbidden. Changes are durable at once."""
+"""The consumer groups of one broker: their settings, and what each is forbidden.
+
+Each change survives the death of the process when its call returns, and that of the machine after the next
+`Store.sync_settings`.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +55,12 @@ class GroupSettings:
         configs = self._store.group_configs
         changed = [config for config in wanted.values() if config != configs.get(config.name)]
         if changed:
-            configs.put(*changed)
-        new_topics = sum([self._ensure(name) for name in wanted])
-        configs.save()
-        self._store.topic_configs.save()
-        return new_topics > 0
+            configs.put_soon(*changed)
+        return sum([self._ensure(name) for name in wanted]) > 0
 
     def delete(self, group: str, *, with_offsets: bool) -> None:
         """Forget a group, and what it has consumed if asked; nothing if there is none."""
-        self._store.group_configs.delete(check_group(group))
+        self._store.group_configs.delete_soon(check_group(group))
         if with_offsets:
             for topic in self._store.consumer_offsets.topics_of(group):
                 self._store.consumer_offsets.delete(group, topic)

@@ -51,6 +51,8 @@ class ProducerTable:
         self._max_lanes = max_lanes
         #: Least recently used first.
         self._lanes: OrderedDict[Lane, _History] = OrderedDict()
+        #: All of them, so that to forget a topic costs what it has.
+        self._by_topic: dict[str, set[Lane]] = {}
         #: The lanes that are not as they were when `take_changed` was called.
         self._changed: dict[Lane, None] = {}
 
@@ -84,13 +86,13 @@ class ProducerTable:
         history = self._lanes.get(lane)
         if history is None or history.epoch < sequence.epoch:
             history = self._lanes[lane] = _History(sequence.epoch, 0, used)
+            self._by_topic.setdefault(lane[1], set()).add(lane)
         history.next = sequence.first + sequence.count
         history.used = used
         history.results.append((sequence.first, stored))
         self._lanes.move_to_end(lane)
         self._changed[lane] = None
-        while len(self._lanes) > self._max_lanes:
-            self._lanes.popitem(last=False)
+        self._keep_within()
 
     def replay(self, lane: Lane, sequence: ProducerSequence, stored: StoredBatch, at: float) -> None:
         """The log has a batch, in the order of the log. Copies of older ones (delivered, retried) change nothing."""
@@ -108,12 +110,23 @@ class ProducerTable:
             history.used = min(history.used, now)  # the clock was ahead then: silent since now, for all that is known
             if history.used > now - EXPIRY_SECONDS:
                 return
-            self._lanes.pop(lane)
+            self._drop(lane)
+
+    def _keep_within(self) -> None:
+        while len(self._lanes) > self._max_lanes:
+            self._drop(next(iter(self._lanes)))
+
+    def _drop(self, lane: Lane) -> None:
+        del self._lanes[lane]
+        of_topic = self._by_topic[lane[1]]
+        of_topic.discard(lane)
+        if not of_topic:
+            del self._by_topic[lane[1]]
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: its offsets begin anew."""
-        for lane in [lane for lane in self._lanes if lane[1] == topic]:
-            self._lanes.pop(lane)
+        for lane in self._by_topic.pop(topic, ()):
+            del self._lanes[lane]
             self._changed[lane] = None
 
     def take_changed(self) -> dict[Lane, None]:
@@ -163,8 +176,8 @@ class ProducerTable:
                     history.results = deque(results[:number], maxlen=KEPT_RESULTS)
                     break
             self._lanes[lane] = history
-        while len(self._lanes) > self._max_lanes:
-            self._lanes.popitem(last=False)
+            self._by_topic.setdefault(lane[1], set()).add(lane)
+        self._keep_within()
 
     def validate(self) -> None:
         """Results follow each other without a hole and end where the next batch begins."""
@@ -172,3 +185,5 @@ class ProducerTable:
             ends = [first + stored.count for first, stored in history.results]
             assert [*[first for first, _ in history.results][1:], history.next] == ends or not ends
         assert len(self._lanes) <= self._max_lanes
+        assert {lane for lanes in self._by_topic.values() for lane in lanes} == self._lanes.keys()
+        assert all(self._by_topic.values())

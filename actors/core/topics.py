@@ -1,19 +1,28 @@
-"""The topics of one broker: created, changed and deleted, each change durable when its call returns."""
+"""The topics of one broker: created, changed and deleted.
+
+Each change survives the death of the process when its call returns, and that of the machine after the next
+`Store.sync_settings`, for which who answers waits without keeping the loop. It costs what is changed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from raymq.actors.errors import InvalidInput, PermissionDenied, TopicExists, TopicNotFound, UnknownAttribute
 from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, QueueData
 from raymq.storage.json_file import DataVersion
+from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 
 #: RocketMQ's sums of inherit 1, write 2 and read 4.
 MAX_PERM = 7
+
+#: How many of many topics are made in one step: some milliseconds.
+_STEP_TOPICS: Final = 200
 
 #: Whether messages have one tag or several.
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
@@ -59,7 +68,6 @@ class Topics:
         self._broker = broker
         self._store = store
         self._on_delete = on_delete
-        self._announced: tuple[DataVersion, Mapping[str, QueueData]] = (DataVersion(-1), {})
 
     def __contains__(self, name: str) -> bool:
         return self._store.topic_configs.get(name) is not None
@@ -77,16 +85,28 @@ class Topics:
         """Every topic."""
         return self._store.topic_configs.all()
 
-    def announced(self) -> tuple[DataVersion, Mapping[str, QueueData]]:
-        """What the name servers are told: every topic, and the version of the table."""
-        version = self._store.topic_configs.version
-        if version != self._announced[0]:
-            table = {
-                config.name: QueueData(self._broker, config.read_queues, config.write_queues, config.perm)
-                for config in self.all().values()
-            }
-            self._announced = version, table
-        return self._announced
+    @property
+    def version(self) -> DataVersion:
+        """Of all topics; another one after each change."""
+        return self._store.topic_configs.version
+
+    def announced(self) -> dict[str, QueueData]:
+        """What the name servers are told of every topic."""
+        return {name: self._queues(config) for name, config in self.all().items()}
+
+    def changed_since(self, version: DataVersion) -> dict[str, QueueData | None] | None:
+        """What they are told of the topics that were changed after that version: None of one that was deleted.
+
+        None if too much was changed since to know.
+        """
+        names = self._store.topic_configs.changed_since(version)
+        if names is None:
+            return None
+        configs = {name: self._store.topic_configs.get(name) for name in names}
+        return {name: None if config is None else self._queues(config) for name, config in configs.items()}
+
+    def _queues(self, config: TopicConfig) -> QueueData:
+        return QueueData(self._broker, config.read_queues, config.write_queues, config.perm)
 
     def create(self, name: str, queues: int, *, ordered: bool = False, exclusive: bool = False) -> bool:
         """Make a topic of `queues` queues; False if it was there already.
@@ -106,7 +126,7 @@ class Topics:
                 )
             if (known.write_queues, known.read_queues, known.order) == (queues, queues, ordered):
                 return False
-        self._store.topic_configs.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered))
+        self._store.topic_configs.put_soon(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered))
         return known is None
 
     def check_room(self, name: str) -> None:
@@ -124,8 +144,19 @@ class Topics:
         Raises:
             InvalidInput, UnknownAttribute: names the setting that cannot be; also for the system's own topics.
         """
-        wanted = [self._changed(change) for change in changes]
-        self._store.topic_configs.put(*wanted)
+        finish(self.changing(changes))
+
+    def changing(self, changes: Iterable[TopicChange]) -> Steps[None]:
+        """`change` in steps: all are looked at before the first one is made."""
+        wanted: list[TopicConfig] = []
+        for change in changes:
+            wanted.append(self._changed(change))
+            if len(wanted) % _STEP_TOPICS == 0:
+                yield None
+        for first in range(0, len(wanted), _STEP_TOPICS):
+            if first:
+                yield None
+            self._store.topic_configs.put_soon(*wanted[first : first + _STEP_TOPICS])
 
     def delete(self, name: str) -> bool:
         """Delete a topic with its messages' queues; False if there was none. A new one begins at offset 0."""

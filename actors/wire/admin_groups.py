@@ -21,7 +21,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     groups = context.core.group_settings
 
     async def update(_: ServerConnection, request: Command) -> Command:
-        if groups.change([json_body.read_object(request.body)]):
+        new_topics = groups.change([json_body.read_object(request.body)])
+        await context.settings_durable()
+        if new_topics:
             await context.announce()
         return request.response(ResponseCode.SUCCESS)
 
@@ -31,14 +33,17 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             raise InvalidInput("groupConfigList", "a list of JSON objects", told)
         if len(told) > MAX_LISTED:
             raise InvalidInput("groupConfigList", f"at most {MAX_LISTED} groups", len(told))
-        if groups.change(told):
+        new_topics = groups.change(told)
+        await context.settings_durable()
+        if new_topics:
             await context.announce()
         return request.response(ResponseCode.SUCCESS)
 
-    def delete(_: ServerConnection, request: Command) -> Command:
+    async def delete(_: ServerConnection, request: Command) -> Command:
         header = DeleteSubscriptionGroup.read(request)
         groups.delete(header.group_name, with_offsets=header.clean_offset)
         context.statistics.forget_group(header.group_name)
+        await context.settings_durable()
         return request.response(ResponseCode.SUCCESS)
 
     def all_configs(_: ServerConnection, request: Command) -> Command:
@@ -53,10 +58,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     def config(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, groups.get(GetSubscriptionGroupConfig.read(request).group).to_json())
 
-    def forbidden(_: ServerConnection, request: Command) -> Command:
+    async def forbidden(_: ServerConnection, request: Command) -> Command:
         header = UpdateAndGetGroupForbidden.read(request)
         if header.readable is not None:
             groups.set_readable(header.group, header.topic, header.readable)
+            await context.settings_durable()
         readable = groups.may_read(header.group, header.topic)
         return json_body.answer(request, {"group": header.group, "readable": readable, "topic": header.topic})
 

@@ -15,6 +15,7 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import stepwise
 
 #: Topics or groups that one request changes.
 MAX_LISTED = 10_000
@@ -35,6 +36,7 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         else:
             made = header.topic not in topics
             topics.change([_change_of(header)])
+        await context.settings_durable()
         await context.announce()
         return request.response(ResponseCode.SUCCESS, {"created": made})
 
@@ -44,7 +46,8 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
             raise InvalidInput("topicConfigList", "a list of topics", told)
         if len(told) > MAX_LISTED:
             raise InvalidInput("topicConfigList", f"at most {MAX_LISTED} topics", len(told))
-        topics.change([_read_change(item) for item in told])
+        await stepwise(topics.changing(map(_read_change, told)))
+        await context.settings_durable()
         await context.announce()
         return request.response(ResponseCode.SUCCESS)
 

@@ -28,6 +28,8 @@ class BrokerContext:
     settings: Settings
     #: What to wait for until all that was appended so far is as safe as the configuration promises; None: it is.
     durable: Callable[[], Awaitable[SendStatus]] | None
+    #: What to wait for until all changes of topics and groups so far survive the death of the machine.
+    settings_durable: Callable[[], Awaitable[object]]
     #: Registers with every name server now, so that a new topic is in the routes before its creator is answered.
     announce: Callable[[], Awaitable[None]]
     #: A topic's route, also of other brokers' queues; TopicNotFound, BrokerUnavailable.
@@ -80,6 +82,7 @@ class BrokerContext:
     ) -> Command:
         status = SendStatus.SEND_OK if waiting is None else await waiting
         if new_topic:
+            await self.settings_durable()
             await self.announce()
         return answer(status)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from raymq.actors.core.name_server import RouteTable
@@ -30,13 +30,8 @@ from raymq.storage.json_file import DataVersion
 _MAX_REGISTERED_VALUES = 600_000
 
 
-def register_command(
-    header: RegisterBroker,
-    version: DataVersion,
-    topics: Mapping[str, QueueData],
-    deleted: Collection[str] = (),
-) -> Command:
-    """REGISTER_BROKER with all topics of a broker, or what became of them since the header's `raymq_since`."""
+def topics_json(topics: Mapping[str, QueueData]) -> bytes:
+    """Some topics of a broker, for `register_command`."""
     table = {
         name: {
             "topicName": name,
@@ -46,9 +41,23 @@ def register_command(
         }
         for name, data in topics.items()
     }
-    wrapper = {"dataVersion": version.to_json(), "topicConfigTable": table}
-    body = {"topicConfigSerializeWrapper": wrapper, "filterServerList": [], "raymqDeleted": sorted(deleted)}
-    return header.command(json.dumps(body, separators=(",", ":")).encode())
+    return json.dumps(table, separators=(",", ":")).encode()
+
+
+def register_command(
+    header: RegisterBroker, version: DataVersion, topics: Iterable[bytes], deleted: Collection[str] = ()
+) -> Command:
+    """REGISTER_BROKER with all topics of a broker, or what became of them since the header's `raymq_since`.
+
+    Args:
+        topics: each a part of them, from `topics_json`.
+    """
+    table = b",".join([part[1:-1] for part in topics if part != b"{}"])
+    body = (
+        b'{"topicConfigSerializeWrapper":{"dataVersion":%b,"topicConfigTable":{%b}},"filterServerList":[],'
+        b'"raymqDeleted":%b}'
+    ) % (json.dumps(version.to_json()).encode(), table, json.dumps(sorted(deleted)).encode())
+    return header.command(body)
 
 
 def heartbeat_command(header: QueryDataVersion, version: DataVersion) -> Command:

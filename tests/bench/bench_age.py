@@ -1,6 +1,6 @@
 """An old, full broker: for how long its loop stands still, what it holds, and how a queue's first messages go.
 
-    python bench_age.py [--quick] [--json] [--seconds S]
+    python bench_age.py [--quick] [--json] [--seconds S] [--directory D] [--watch FILE]
 
 A broker with 10,000 topics, 1 M waiting timers, 100,000 idempotent lanes, 200 index files and 5,000 groups works for
 ten minutes: a lingering producer, single sends, new timers, commits, key queries, topics made and deleted. The broker
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -296,6 +297,11 @@ def first_messages(broker: Broker, age: Age, mq: Connection) -> Iterator[Row]:
     yield Row("longest stop of the loop meanwhile", broker.recent_stop_ms(), "ms", f"an idle loop: {idle[0]:.1f}")
 
 
+def copy(source: Path, target: Path) -> None:
+    """With the holes."""
+    subprocess.run(["cp", "-a", "--sparse=always", str(source), str(target)], check=True)
+
+
 def holdings(broker: Broker, directory: Path) -> Iterator[Row]:
     """Memory, descriptors, disk."""
     blocks = sum(path.lstat().st_blocks for path in directory.rglob("*"))
@@ -308,8 +314,8 @@ def holdings(broker: Broker, directory: Path) -> Iterator[Row]:
     )
 
 
-def run(age: Age) -> list[Row]:
-    """All rows."""
+def run(age: Age, kept: Path | None = None) -> list[Row]:
+    """All rows; with the directory `kept`, a copy of what is made stays there for the next run."""
     rows: list[Row] = []
 
     def add(found: Iterator[Row]) -> None:
@@ -320,7 +326,12 @@ def run(age: Age) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         began = time.perf_counter()
-        grow_old(directory / "broker-a", age)
+        if kept is None or not kept.exists():
+            grow_old(directory / "broker-a", age)
+            if kept is not None:
+                copy(directory / "broker-a", kept)
+        else:
+            copy(kept, directory / "broker-a")
         print(f"made in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         began = time.perf_counter()
         broker = Broker(directory)
@@ -342,6 +353,8 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="a twentieth of everything")
     parser.add_argument("--seconds", type=float, help="of mixed work")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--directory", type=Path, help="made old in here, and used again as it is by a later run")
+    parser.add_argument("--watch", type=Path, help="a file for the stacks of the loop while it stood still")
     parser.add_argument("--send-to", help=argparse.SUPPRESS)
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -351,6 +364,8 @@ if __name__ == "__main__":
         send_as_another_client(asked.send_to)
     else:
         whole = Age().divided(20, asked.seconds or 25.0) if asked.quick else Age(seconds=asked.seconds or 600.0)
-        result = run(whole)
+        if asked.watch:
+            os.environ["LOOP_WATCH"] = str(asked.watch)
+        result = run(whole, asked.directory)
         if asked.json:
             print(json.dumps([asdict(row) for row in result]))

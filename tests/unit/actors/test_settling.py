@@ -14,8 +14,15 @@ def context(durable: Callable[[], Awaitable[SendStatus]] | None, announced: list
     async def announce() -> None:
         announced.append("announced")
 
+    async def settings_durable() -> None:
+        announced.append("durable")
+
     unused = cast("Any", None)
-    fields = dict.fromkeys(BrokerContext.__dataclass_fields__, unused) | {"durable": durable, "announce": announce}
+    fields = dict.fromkeys(BrokerContext.__dataclass_fields__, unused) | {
+        "durable": durable,
+        "announce": announce,
+        "settings_durable": settings_durable,
+    }
     return BrokerContext(**fields)
 
 
@@ -32,7 +39,7 @@ async def test_a_new_topic_is_announced_first() -> None:
     waiting = context(None, announced).when_settled(answer, new_topic=True)
     assert not isinstance(waiting, Command)
     assert await waiting == answer(SendStatus.SEND_OK)
-    assert announced == ["announced"]
+    assert announced == ["durable", "announced"]
 
 
 async def test_the_status_is_that_of_the_flush() -> None:

@@ -23,6 +23,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue
 from raymq.client import Message
+from raymq.storage.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 
 
@@ -93,13 +94,21 @@ def test_an_unknown_attribute_is_rocketmqs_system_error(bench: Bench) -> None:
 
 
 def test_what_is_announced_changes_with_the_table(bench: Bench) -> None:
-    version, table = bench.core.topics.announced()
-    assert bench.core.topics.announced() == (version, table)
-    bench.core.topics.create("t", 2)
-    newer, changed = bench.core.topics.announced()
-    assert newer != version
-    assert changed["t"].write_queues == 2
+    topics = bench.core.topics
+    version, table = topics.version, topics.announced()
+    assert topics.changed_since(version) == {}
+    topics.create("t", 2)
+    assert topics.version != version
+    assert topics.announced()["t"].write_queues == 2
     assert "t" not in table, "a table that was given never changes"
+    assert topics.changed_since(version) == {"t": topics.announced()["t"]}
+    between = topics.version
+    topics.create("u", 1)
+    topics.delete("t")
+    assert topics.changed_since(version) == {"t": None, "u": topics.announced()["u"]}
+    assert topics.changed_since(between) == topics.changed_since(version)
+    assert topics.changed_since(DataVersion(version.counter - 1_000)) is None, "of before the start nothing is known"
+    assert topics.changed_since(DataVersion(topics.version.counter + 1)) is None, "nor of what another broker said"
 
 
 def test_a_deleted_topic_takes_offsets_with_it(bench: Bench) -> None:

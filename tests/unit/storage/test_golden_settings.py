@@ -93,6 +93,8 @@ def test_what_we_write_is_what_rocketmq_wrote(tmp_path: Path, name: str) -> None
     some_topic, some_group = next(iter(topics.all().values())), next(iter(groups.all().values()))
     topics.put(some_topic)
     groups.put(some_group)
+    topics.save()
+    groups.save()
     for file in ("topics.json", "subscriptionGroup.json"):
         after = json_file.load(config / file)
         assert after["dataVersion"].pop("counter") == before[file]["dataVersion"].pop("counter") + 1

@@ -1,0 +1,90 @@
+"""Where an event loop's thread was while the loop stood still: a thread beside it looks at its stack.
+
+`watch(path)` is called on the loop. Each stop longer than `LONG_SECONDS` becomes one line of JSON in the file: how long
+it was, how much of that the loop's thread had the processor, how much went to the collector of garbage, and the stacks
+that were seen, the most frequent first. Where the loop's thread holds the interpreter in one long call of C, its stack
+is seen only once that has ended; the stacks of the other threads then say who held it instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+LONG_SECONDS = 0.02
+_BEAT_SECONDS = 0.005
+_LOOK_SECONDS = 0.002
+_DEPTH = 14
+
+
+def watch(path: Path) -> None:
+    """Watch the running loop until the process ends."""
+    _Watch(asyncio.get_running_loop(), path.open("a", buffering=1))
+
+
+class _Watch:
+    def __init__(self, loop: asyncio.AbstractEventLoop, out: TextIO) -> None:
+        self._loop, self._out = loop, out
+        self._thread = threading.get_ident()
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._seen: Counter[tuple[str, str]] = Counter()
+        self._collecting = self._began = 0.0
+        self._last, self._cpu = time.monotonic(), 0.0
+        gc.callbacks.append(self._collect)
+        self._beat()
+        threading.Thread(target=self._look, name="loop watch", daemon=True).start()
+
+    def _beat(self) -> None:
+        now, cpu = time.monotonic(), time.clock_gettime(self._clock)
+        stopped = now - self._last - _BEAT_SECONDS
+        seen, self._seen = self._seen, Counter()
+        if stopped > LONG_SECONDS:
+            line = {
+                "at": round(time.time(), 3),
+                "ms": round(1000 * stopped, 1),
+                "cpu_ms": round(1000 * (cpu - self._cpu), 1),
+                "gc_ms": round(1000 * self._collecting, 1),
+                "stacks": [[count, who, stack] for (who, stack), count in seen.most_common(12)],
+            }
+            self._out.write(json.dumps(line) + "\n")
+        self._collecting = 0.0
+        self._last, self._cpu = time.monotonic(), cpu
+        self._loop.call_later(_BEAT_SECONDS, self._beat)
+
+    def _collect(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._began = time.monotonic()
+        else:
+            self._collecting += time.monotonic() - self._began
+
+    def _look(self) -> None:
+        me = threading.get_ident()
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            if time.monotonic() - self._last < _BEAT_SECONDS + LONG_SECONDS / 2:
+                continue
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            for ident, frame in sys._current_frames().items():
+                if ident == me:
+                    continue
+                who = "loop" if ident == self._thread else str(names.get(ident, ident))
+                stack = _told(frame)
+                if who == "loop" or not stack.startswith(("wait:", "_worker:", "select:", "_recv")):
+                    self._seen[who, stack] += 1
+
+
+def _told(frame: FrameType | None) -> str:
+    parts = []
+    while frame is not None and len(parts) < _DEPTH:
+        code = frame.f_code
+        parts.append(f"{code.co_name}:{Path(code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(parts)

@@ -1,0 +1,38 @@
+"""Objects that stay are looked through once, and not again whenever a quarter more have come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from raymq.actors.garbage import LONG_SECONDS, ShortCollections
+
+_MANY = """
+import gc
+from raymq.actors.garbage import keep_collections_short
+kept = [[n] for n in range(200_000)]
+keep_collections_short()
+print(len(gc.get_objects()))
+circle = []
+circle.append(circle)
+del circle
+print(gc.collect())
+"""
+
+
+def test_only_a_long_look_takes_what_survived_out_of_sight() -> None:
+    now, frozen = [0.0], []
+    follow = ShortCollections(lambda: now[0], lambda: frozen.append(now[0]))
+    for generation, seconds in ((2, LONG_SECONDS / 2), (1, 1.0), (2, 2 * LONG_SECONDS)):
+        follow("start", {"generation": generation})
+        now[0] += seconds
+        follow("stop", {"generation": generation})
+    assert len(frozen) == 1
+    assert frozen == [now[0]]
+
+
+def test_a_collection_does_not_look_at_what_was_there_at_the_start() -> None:
+    out = subprocess.run([sys.executable, "-c", _MANY], capture_output=True, text=True, timeout=60, check=True).stdout
+    looked_at, freed = map(int, out.split())
+    assert looked_at < 20_000
+    assert freed == 1, "circles that were made since are still found"

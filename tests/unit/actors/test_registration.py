@@ -1,0 +1,74 @@
+"""What a broker tells the name servers of its topics costs what was changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from raymq.actors.name_server_service import NameServerService
+from raymq.actors.protocol import NameServerSpec, QueueData
+from raymq.actors.registration import Registration
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.storage.json_file import DataVersion
+from tests.unit.actors.bench import Bench
+
+
+class Counted:
+    """The topics of a core; how often all of them were asked for, and how many changes were."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._topics = bench.core.topics
+        self.all = self.changes = 0
+
+    @property
+    def version(self) -> DataVersion:
+        return self._topics.version
+
+    def announced(self) -> dict[str, QueueData]:
+        self.all += 1
+        return self._topics.announced()
+
+    def changed_since(self, version: DataVersion) -> dict[str, QueueData | None] | None:
+        changed = self._topics.changed_since(version)
+        self.changes += len(changed or ())
+        return changed
+
+
+@asynccontextmanager
+async def registered(bench: Bench, tmp_path: Path) -> AsyncIterator[tuple[NameServerService, Registration, Counted]]:
+    server = await NameServerService.start(NameServerSpec(0, str(tmp_path), "127.0.0.1", 0))
+    pool, topics = ConnectionPool(), Counted(bench)
+    try:
+        yield server, Registration(pool, [server.address], "c", "broker-a", "127.0.0.1:1", topics), topics
+    finally:
+        await pool.close()
+        await server.stop()
+
+
+async def test_a_change_is_told_without_looking_at_all_topics(bench: Bench, tmp_path: Path) -> None:
+    """Each new topic made the broker go through its 10,000 others three times."""
+    for number in range(1_200):  # more than go into one step
+        bench.core.topics.create(f"t{number}", 1)
+    async with registered(bench, tmp_path) as (server, registration, topics):
+        await registration.announce()
+        assert server.table.topics() == sorted(bench.core.topics.all())
+        bench.core.topics.create("new", 3)
+        bench.core.topics.delete("t7")
+        await registration.announce()
+        await registration.announce()
+        assert server.table.topics() == sorted(bench.core.topics.all())
+        assert server.table.route("new").queues == (QueueData("broker-a", 3, 3, 6),)
+        assert topics.all == 1
+        assert topics.changes == 2
+
+
+async def test_a_name_server_that_knows_another_version_is_told_everything(bench: Bench, tmp_path: Path) -> None:
+    bench.core.topics.create("t", 1)
+    async with registered(bench, tmp_path) as (server, registration, topics):
+        await registration.announce()
+        server.table.unregister("broker-a", 0)
+        bench.core.topics.create("new", 1)
+        await registration.announce()
+        assert server.table.topics() == sorted(bench.core.topics.all())
+        assert topics.all == 2
