@@ -33,6 +33,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("first", "orders"):
             store.topic_configs.put(TopicConfig(name, 4, 4))
             store.group_configs.put(GroupConfig(name))
+            store.topic_configs.save()
+            store.group_configs.save()
         store.consumer_offsets.commit("g", "orders", 0, 20)
         store.delay_progress.commit(1, 7, 0)
         store._parts.progress.fold()
