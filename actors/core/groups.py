@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from raymq.actors.core.filters import Subscription
-from raymq.actors.errors import GroupNotFound, SubscriptionMismatch
+from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
 from raymq.actors.naming import retry_topic
 
 GRACE_SECONDS = 2.0
 SILENCE_SECONDS = 120.0
+#: What those who connect may make up: client ids of one connection, and of all;
+MOST_IDS_OF_A_CONNECTION = 10_000
+MOST_CLIENTS = 100_000
+MAX_ID_CHARACTERS = 1_024
+#: memberships, one that subscribes to much counts for several, at so many characters each.
+MOST_MEMBERSHIPS = 200_000
+CHARACTERS_OF_A_MEMBERSHIP = 1_024
+_LANGUAGE_CHARACTERS = 32
 
 #: (topic, queue id)
 Queue = tuple[str, int]
@@ -52,6 +60,8 @@ class Membership:
     #: How it consumes: consume type and message model.
     way: tuple[str, str] = ("", "")
     subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
+    #: How many it counts for.
+    weight: int = 1
 
 
 @dataclass(slots=True)
@@ -86,6 +96,8 @@ class GroupTable:
     _by_connection: dict[object, set[str]] = field(default_factory=dict)
     _consumers: dict[str, ConsumerGroup] = field(default_factory=dict)
     _producers: dict[str, dict[str, Membership]] = field(default_factory=dict)
+    #: Of all memberships.
+    _weight: int = 0
 
     # -- what clients do -----------------------------------------------------------------------------------------
 
@@ -94,13 +106,26 @@ class GroupTable:
 
         Returns:
             Whether the connection is new here: the caller then has to see to `connection_closed`.
+
+        Raises:
+            InvalidInput: the id is too long, or the connection has named too many.
+            ServerBusy: there are as many clients as there may be.
         """
-        client = self._clients.setdefault(client_id, Client(client_id))
-        client.language, client.version, client.orphaned_at = language, version, None
+        if len(client_id) > MAX_ID_CHARACTERS:
+            raise InvalidInput("clientID", f"at most {MAX_ID_CHARACTERS} characters", len(client_id))
+        ids = self._by_connection.get(connection, set())
+        if client_id not in ids and len(ids) >= MOST_IDS_OF_A_CONNECTION:
+            raise InvalidInput("clientID", f"at most {MOST_IDS_OF_A_CONNECTION} client ids of a connection", client_id)
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= MOST_CLIENTS:
+                raise ServerBusy(f"{MOST_CLIENTS} clients are connected, one more may not be")
+            client = self._clients[client_id] = Client(client_id)
+        client.language, client.version, client.orphaned_at = language[:_LANGUAGE_CHARACTERS], version, None
         if connection not in client.connections:
             client.connections.append(connection)
         new = connection not in self._by_connection
-        self._by_connection.setdefault(connection, set()).add(client_id)
+        self._by_connection.setdefault(connection, ids).add(client_id)
         return new
 
     def consume(self, client_id: str, consumer: Consumer, *, strict: bool = False) -> bool:
@@ -115,6 +140,7 @@ class GroupTable:
         Raises:
             SubscriptionMismatch: `strict`, and another connected member subscribes to something else, or consumes in
                 another way: who pops takes messages of queues that others own, who is broadcast to owns none.
+            ServerBusy: there are as many memberships as there may be.
         """
         group = self._consumers.get(consumer.group)
         known = group.members.get(client_id) if group else None
@@ -123,11 +149,14 @@ class GroupTable:
         way = (consumer.consume_type, consumer.message_model)
         if strict and changed and group is not None and wanted is not None:
             _check_same(client_id, wanted, way, consumer.group, group.members.values())
+        weight = known.weight if known is not None and wanted is None else _weight_of(wanted or {})
+        self._weigh(weight - (0 if known is None else known.weight))
         if group is None:
             group = self._consumers[consumer.group] = ConsumerGroup(consumer)
         member = group.members.setdefault(client_id, Membership(self._clients[client_id], 0.0))
         member.last_seen = self.clock()
         member.way = way
+        member.weight = weight
         if wanted is not None:
             member.subscriptions = wanted
             group.latest = consumer
@@ -145,15 +174,26 @@ class GroupTable:
             self.fetched(group, client_id, (queue,))
 
     def produce(self, client_id: str, group: str) -> None:
-        """A client that was greeted is a member of a producer group."""
-        members = self._producers.setdefault(group, {})
-        members.setdefault(client_id, Membership(self._clients[client_id], 0.0)).last_seen = self.clock()
+        """A client that was greeted is a member of a producer group. ServerBusy as `consume`."""
+        known = self._producers.get(group, {}).get(client_id)
+        if known is None:
+            self._weigh(1 + len(group) // CHARACTERS_OF_A_MEMBERSHIP)
+            known = Membership(self._clients[client_id], 0.0, weight=1 + len(group) // CHARACTERS_OF_A_MEMBERSHIP)
+            self._producers.setdefault(group, {})[client_id] = known
+        known.last_seen = self.clock()
+
+    def _weigh(self, more: int) -> None:
+        if more > 0 and self._weight + more > MOST_MEMBERSHIPS:
+            raise ServerBusy(f"clients are in {MOST_MEMBERSHIPS} groups, or subscribe to as much, more may not be")
+        self._weight += more
 
     def stop_consuming(self, client_id: str, group: str) -> bool:
         """A member leaves in good order. True if it was one: the others have to be told."""
         known = self._consumers.get(group)
-        if known is None or known.members.pop(client_id, None) is None:
+        member = None if known is None else known.members.pop(client_id, None)
+        if known is None or member is None:
             return False
+        self._weight -= member.weight
         known.owners = {queue: owner for queue, owner in known.owners.items() if owner != client_id}
         if not known.members:
             del self._consumers[group]
@@ -162,7 +202,9 @@ class GroupTable:
     def stop_producing(self, client_id: str, group: str) -> None:
         """A producer leaves its group."""
         members = self._producers.get(group, {})
-        members.pop(client_id, None)
+        member = members.pop(client_id, None)
+        if member is not None:
+            self._weight -= member.weight
         if not members:
             self._producers.pop(group, None)
 
@@ -258,6 +300,11 @@ class GroupTable:
         assert all(self._producers.values())
         for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
             assert all(self._clients[client_id] is member.client for client_id, member in members.items())
+
+
+def _weight_of(subscriptions: Mapping[str, Subscription]) -> int:
+    characters = sum(len(topic) + len(each.expression) + len(each.kind) for topic, each in subscriptions.items())
+    return 1 + (characters + 100 * len(subscriptions)) // CHARACTERS_OF_A_MEMBERSHIP
 
 
 def _plain(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:

@@ -14,10 +14,15 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from raymq.actors.errors import ServerBusy
+
 LEASE_SECONDS = 60.0
+#: So many locks are held at a time.
+MOST_LOCKS = 200_000
+_LOOK_SECONDS = 1.0
 
 #: (topic, queue id)
 Queue = tuple[str, int]
@@ -43,6 +48,9 @@ class QueueLocks:
     _groups: dict[str, dict[Queue, _Lock]] = field(default_factory=dict)
     _terms: Iterator[int] = field(default_factory=_terms)
     _rests_until: float = 0.0
+    _count: int = 0
+    #: When those that are over are looked for next, if there are too many.
+    _look_at: float = 0.0
 
     def rest(self, seconds: float) -> None:
         """Give no lock for so long: those of an earlier life of this broker may be trusted until then."""
@@ -53,9 +61,17 @@ class QueueLocks:
         """How long who asks for a lock has to wait; 0: not at all."""
         return max(0.0, self._rests_until - self.clock())
 
-    def lock(self, group: str, client_id: str, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """Take or renew what is free or the client's own; those of `queues` that it holds now, and their terms."""
+    def lock(self, group: str, client_id: str, queues: Collection[Queue]) -> dict[Queue, int]:
+        """Take or renew what is free or the client's own; those of `queues` that it holds now, and their terms.
+
+        ServerBusy: there would be more locks than there may be.
+        """
         now = self.clock()
+        if self._count + len(queues) > MOST_LOCKS and now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            self._drop_expired(now)
+        if self._count + len(queues) > MOST_LOCKS:
+            raise ServerBusy(f"{MOST_LOCKS} queues are locked, more may not be")
         locks = self._groups.setdefault(group, {})
         held = {}
         for queue in queues:
@@ -63,6 +79,7 @@ class QueueLocks:
             if known is not None and known.client_id == client_id:
                 known.expires_at = now + LEASE_SECONDS
             elif known is None or known.expires_at <= now:
+                self._count += known is None
                 known = locks[queue] = _Lock(client_id, now + LEASE_SECONDS, next(self._terms))
             else:
                 continue
@@ -96,12 +113,19 @@ class QueueLocks:
         return lock.client_id if lock is not None and lock.expires_at > self.clock() else None
 
     def _drop(self, group: str, gone: Callable[[Queue, _Lock], bool]) -> None:
-        locks = {queue: lock for queue, lock in self._groups.pop(group, {}).items() if not gone(queue, lock)}
+        known = self._groups.pop(group, {})
+        locks = {queue: lock for queue, lock in known.items() if not gone(queue, lock)}
+        self._count -= len(known) - len(locks)
         if locks:
             self._groups[group] = locks
+
+    def _drop_expired(self, now: float) -> None:
+        for group in list(self._groups):
+            self._drop(group, lambda _, lock: lock.expires_at <= now)
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
         assert all(self._groups.values()), "a group without locks stays listed"
+        assert self._count == sum(map(len, self._groups.values()))
         terms = [lock.term for locks in self._groups.values() for lock in locks.values()]
         assert len(terms) == len(set(terms)), "two locks have one term"

@@ -184,7 +184,8 @@ class RouteTable:
     def wipe_write_permission(self, broker: str) -> int:
         """Take a broker out of what producers are offered; how many of its topics could be written until now."""
         count = 0 if broker in self._read_only else self._writable_topics(broker)
-        self._read_only.add(broker)
+        if broker in self._brokers:
+            self._read_only.add(broker)
         return count
 
     def add_write_permission(self, broker: str) -> int:

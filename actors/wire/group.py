@@ -33,6 +33,8 @@ _HEARTBEAT_FORMS = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
 #: the first member of a group is not hurried into a rebalance before it has greeted all brokers, which make the topic
 #: then, and is given another one so long after, instead of its own 20 s later.
 _LATE_NOTICES_SECONDS = (2.0, 5.0)
+#: So many consumers of one heartbeat are looked at before others have their turn.
+_CONSUMERS_AT_ONCE = 200
 
 
 def heartbeat_command(
@@ -116,9 +118,12 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
         for group in filter(None, producers):
             groups.produce(client_id, group)
         new_retry_topics = []
-        for consumer in consumers:
+        for number, consumer in enumerate(consumers, 1):
+            if number % _CONSUMERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            is_new = core.ensure_group(consumer.group)  # first: a group that may not be has no members
             changed = groups.consume(client_id, consumer, strict=strict)
-            if core.ensure_group(consumer.group):
+            if is_new:
                 new_retry_topics.append(consumer.group)
             elif changed:
                 context.notify_group(consumer.group)

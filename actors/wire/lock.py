@@ -50,7 +50,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         greet(context.groups, client_id, connection, request)
 
         def give() -> Command:
-            held = locks.lock(group, client_id, [(queue.topic, queue.queue_id) for queue in queues])
+            known = [(q.topic, q.queue_id) for q in queues if context.core.has_queue(q.topic, q.queue_id)]
+            held = locks.lock(group, client_id, known)
             granted = [queue for queue in queues if (queue.topic, queue.queue_id) in held]
             body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
             if told.get("raymqTerms"):

@@ -46,9 +46,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         refusal, subscription = _subscription(context, header)
         if refusal is not None:
             return request.response(refusal, remark=f"no subscription of {header.consumer_group} to {header.topic}")
-        context.groups.fetched_over(header.consumer_group, connection, (header.topic, header.queue_id))
         asked = _Pull(context, turns, request, header, subscription.filter)
-        found = asked.attempt()
+        found = asked.attempt()  # raises where there is no such queue
+        context.groups.fetched_over(header.consumer_group, connection, (header.topic, header.queue_id))
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
             _commit(context.core, header)
         if found.status is PullStatus.NOTHING_NEW and header.sys_flag & MAY_PARK and not context.polls.is_full:

@@ -304,3 +304,16 @@ def test_a_clients_filter_is_checked(foreign: Foreign, kind: str | None, express
     told = {"topic": "t", "subString": expression, "expressionType": kind}
     body = json.dumps({"clientId": "x", "group": "g", "subscriptionData": told}).encode()
     assert foreign.ask(Command(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
+
+
+def test_nothing_is_remembered_of_queues_that_are_not_there(services: Services, queue: MessageQueue) -> None:
+    broker = services.brokers["broker-a"]
+    away = MessageQueue("t", "broker-a", 77)
+    with Foreign(broker.address) as client:
+        client.ask(heartbeat("x", t="*"))
+        assert locked(client.ask(lock_command("x", "g", [away, queue, MessageQueue("made-up", "broker-a", 0)]))) == [0]
+        for topic, queue_id in (("made-up", 0), ("t", 77), ("t", -1)):
+            fields = {"consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": 0, "maxMsgNums": 1}
+            fields |= {"sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*"}
+            assert client.ask(Command(RequestCode.PULL_MESSAGE, fields)).code != ResponseCode.SUCCESS
+    assert not broker.groups.owners("g")

@@ -8,7 +8,7 @@ import pytest
 
 from raymq.actors.core.filters import Subscription
 from raymq.actors.core.groups import GRACE_SECONDS, SILENCE_SECONDS, Consumer, GroupTable
-from raymq.actors.errors import GroupNotFound, SubscriptionMismatch
+from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
 from tests.unit.actors.clock import FakeClock
 
 
@@ -164,3 +164,58 @@ def test_a_heartbeat_without_subscriptions_changes_none(groups: Groups, clock: F
     clock.advance(SILENCE_SECONDS - 1)
     assert groups.expire().groups == set()
     assert groups.consumer_group("g").subscriptions["t"].expression == "paid"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOST_IDS_OF_A_CONNECTION", "MOST_CLIENTS", "MOST_MEMBERSHIPS"):
+        monkeypatch.setattr(
+            f"raymq.actors.core.groups.{name}", {"MOST_MEMBERSHIPS": 12, "MOST_CLIENTS": 10}.get(name, 4)
+        )
+
+
+@pytest.mark.usefixtures("small")
+def test_made_up_client_ids_are_bounded(groups: Groups, clock: FakeClock) -> None:
+    """Each id that a connection made up was kept while the connection lived."""
+    for number in range(4):
+        groups.greet(f"{number}", "c1")
+    with pytest.raises(InvalidInput, match="4 client ids"):
+        groups.greet("another", "c1")
+    assert not groups.greet("3", "c1"), "one that is known comes again"
+    for number in range(4, 10):
+        groups.greet(f"{number}", f"c{number}")
+    with pytest.raises(ServerBusy):
+        groups.greet("another", "c2")
+    groups.connection_closed("c1")
+    clock.advance(GRACE_SECONDS)
+    groups.expire()
+    assert groups.greet("another", "c1")
+    with pytest.raises(InvalidInput, match="1024 characters"):
+        groups.greet("x" * 1_025, "c1")
+
+
+@pytest.mark.usefixtures("small")
+def test_what_clients_say_that_they_are_in_is_bounded(groups: Groups, clock: FakeClock) -> None:
+    groups.greet("x", "c1", "J" * 1_000)
+    assert len(groups._clients["x"].language) < 100
+    for number in range(6):
+        groups.produce("x", f"p{number}")
+        groups.produce("x", f"p{number}")
+    for number in range(6):
+        groups.heartbeat("x", "c1", f"g{number}", t="*")
+    with pytest.raises(ServerBusy):
+        groups.produce("x", "p")
+    with pytest.raises(ServerBusy):
+        groups.heartbeat("x", "c1", "g", t="*")
+    with pytest.raises(ServerBusy):
+        groups.heartbeat("x", "c1", "g0", t="x" * 1_024)
+    assert not groups.heartbeat("x", "c1", "g0", t="*"), "who is a member stays one"
+    groups.stop_consuming("x", "g1")
+    groups.stop_producing("x", "p1")
+    groups.heartbeat("x", "c1", "g0", t="x" * 2_000)
+    with pytest.raises(ServerBusy):
+        groups.produce("x", "p")
+    groups.connection_closed("c1")
+    clock.advance(GRACE_SECONDS)
+    groups.expire()
+    assert groups._weight == 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.core.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.errors import ServerBusy
 from tests.unit.actors.clock import FakeClock
 
 Q0, Q1, Q2 = ("t", 0), ("t", 1), ("t", 2)
@@ -95,3 +96,18 @@ def test_a_broker_that_was_here_before_rests_until_its_old_locks_are_over(locks:
 def test_nothing_asked_nothing_kept(locks: QueueLocks) -> None:
     assert set(locks.lock("g", "x", [])) == set()
     locks.unlock("nobody", "x", [Q0])
+
+
+def test_there_are_at_most_so_many_locks(locks: QueueLocks, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of groups and queues that a client made up were kept while its connection lived."""
+    monkeypatch.setattr("raymq.actors.core.locks.MOST_LOCKS", 3)
+    locks.lock("g", "x", [Q0, Q1])
+    locks.lock("h", "x", [Q0])
+    with pytest.raises(ServerBusy):
+        locks.lock("i", "x", [Q0])
+    locks.unlock("h", "x", [Q0])
+    locks.lock("i", "y", [Q0])
+    clock.advance(LEASE_SECONDS)
+    assert set(locks.lock("j", "y", [Q0, Q1, Q2])) == {Q0, Q1, Q2}, "those that are over make room"
+    locks.forget("y")
+    assert set(locks.lock("g", "x", [Q0, Q1, Q2])) == {Q0, Q1, Q2}

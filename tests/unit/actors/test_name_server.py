@@ -156,6 +156,7 @@ def test_write_permission_stays_wiped_over_registrations(table: RouteTable) -> N
     assert table.add_write_permission("a") == 3
     assert table.route("v").queues[0].perm == 6
     assert table.wipe_write_permission("unknown") == 0
+    assert not table._read_only, "names that somebody makes up are not kept"
 
 
 def test_a_topic_that_its_broker_still_has_comes_back(table: RouteTable) -> None:
