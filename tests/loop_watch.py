@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TextIO
 
 LONG_SECONDS = 0.02
@@ -72,19 +72,26 @@ class _Watch:
             if time.monotonic() - self._last < _BEAT_SECONDS + LONG_SECONDS / 2:
                 continue
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            for ident, frame in sys._current_frames().items():
+            for ident, places in _stacks().items():
                 if ident == me:
                     continue
                 who = "loop" if ident == self._thread else str(names.get(ident, ident))
-                stack = _told(frame)
+                stack = " < ".join(f"{c.co_name}:{Path(c.co_filename).name}:{line}" for c, line in places)
                 if who == "loop" or not stack.startswith(("wait:", "_worker:", "select:", "_recv")):
                     self._seen[who, stack] += 1
 
 
-def _told(frame: FrameType | None) -> str:
-    parts = []
-    while frame is not None and len(parts) < _DEPTH:
-        code = frame.f_code
-        parts.append(f"{code.co_name}:{Path(code.co_filename).name}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " < ".join(parts)
+def _stacks() -> dict[int, list[tuple[CodeType, int]]]:
+    """Where each thread is, innermost first.
+
+    No frame outlives the call: one that is held keeps the variables of a function that has returned, such as a view of
+    a buffer that its owner is about to resize.
+    """
+    stacks = {}
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        places = stacks[ident] = list[tuple[CodeType, int]]()
+        while frame is not None and len(places) < _DEPTH:
+            places.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+    return stacks
