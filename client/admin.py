@@ -9,8 +9,9 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 
+from raymq.actors.naming import MAX_QUEUES
 from raymq.actors.protocol import MessageQueue
-from raymq.client import admin_cluster, admin_groups, admin_messages, admin_topics, dead_letters
+from raymq.client import admin_cluster, admin_groups, admin_messages, admin_topics, arguments, dead_letters
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.dead_letters import DeadMessage, RedriveResult
@@ -293,6 +294,8 @@ class Admin(ClientBase):
         permission: int | None,
         dry_run: bool,
     ) -> None:
+        if queues is not None:
+            arguments.whole("queues", queues, 1, MAX_QUEUES)
         await admin_topics.update(
             self._mq,
             topic,

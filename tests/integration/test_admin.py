@@ -69,7 +69,7 @@ class TestTopicsChange:
         admin.update_topic("t", read_queues=1)
         assert len(admin.topic_stats("t")) == 2
 
-    @pytest.mark.parametrize(("change", "field"), [({"queues": 0}, "QueueNums"), ({"permission": 1}, "permission")])
+    @pytest.mark.parametrize(("change", "field"), [({"queues": 0}, "queues"), ({"permission": 1}, "permission")])
     def test_what_cannot_be(self, admin: Admin, change: dict[str, int], field: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             admin.update_topic("t", **change)

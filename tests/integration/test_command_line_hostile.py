@@ -90,7 +90,7 @@ def test_a_dry_run_refuses_what_the_change_would(mq: Connection, admin: Admin) -
     for more in ([], ["--dry-run"]):
         done = raymq(mq, "topic", "update", "t", "--queues", "0", *more)
         assert done.returncode == 1
-        assert done.stderr.startswith("error: read_queues: a whole number, at least 1")
+        assert done.stderr.startswith("error: queues: a whole number, at least 1")
 
 
 def test_a_certificate_alone_does_not_turn_tls_on(mq: Connection, admin: Admin) -> None:
