@@ -79,7 +79,7 @@ class Registration:
                 await tell(peer)
         except Exception as error:  # noqa: BLE001 - whatever one name server causes is not that of the others
             trouble = str(error) or f"no answer within {NAME_SERVER_SECONDS:g} s"
-            level = logging.DEBUG if trouble == peer.trouble else logging.WARNING
+            level = logging.WARNING if peer.trouble is None else logging.DEBUG
             _log.log(level, "not registered with name server %s: %s", peer.address, trouble)
             peer.trouble = trouble
         else:

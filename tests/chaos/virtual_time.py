@@ -59,8 +59,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._helped
 
     def run_in_executor(self, executor: Any, call: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        self._helped += 1
         future = super().run_in_executor(executor, call, *arguments)
+        self._helped += 1
 
         def helped(_: object) -> None:
             self._helped -= 1
