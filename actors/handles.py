@@ -6,6 +6,9 @@ done), `Timeout` where the outcome is unknown.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -42,15 +45,31 @@ def call(name: str, handle: ActorHandle[Any], method: str, *args: Any, timeout: 
     return result(name, getattr(handle, method).remote(*args), timeout)
 
 
+async def acall(name: str, handle: ActorHandle[Any], method: str, *args: Any, timeout: float) -> Any:
+    """`call` for asyncio code: however many wait, none of them keeps a thread, and none waits for another."""
+    with _as_ours(name, timeout):
+        async with asyncio.timeout(timeout):
+            # Large arguments are copied, which is no work for an event loop.
+            ref = await asyncio.to_thread(getattr(handle, method).remote, *args)
+            return await asyncio.wrap_future(ref.future())
+
+
 def result(name: str, ref: ray.ObjectRef[Any], timeout: float) -> Any:
     """The value of a call that was started; errors as `call` says."""
-    try:
+    with _as_ours(name, timeout):
         return ray.get(ref, timeout=timeout)
+
+
+@contextlib.contextmanager
+def _as_ours(name: str, timeout: float) -> Iterator[None]:
+    """What waits for Ray within the block raises our errors."""
+    try:
+        yield
     except RayTaskError as error:
         if isinstance(error.cause, RayMQError):
             raise error.cause from None
         raise RayMQError(f"{name}: {error.cause}") from error
-    except (GetTimeoutError, ActorUnavailableError, TaskCancelledError) as error:
+    except (GetTimeoutError, TimeoutError, ActorUnavailableError, TaskCancelledError) as error:
         raise Timeout(name, f"no answer within {timeout:.3g} s; the call may have been carried out") from error
     except (ActorDiedError, ActorUnschedulableError, RayActorError) as error:
         raise BrokerUnavailable(name, f"the actor is dead: {str(error).splitlines()[0]}") from error

@@ -16,13 +16,8 @@ async def invoke(namespace: str, broker: str, session: str, command: Command, ti
     Args:
         session: names the caller's connection; the broker keeps by it what belongs to a connection.
     """
-    answer = await asyncio.to_thread(_call, namespace, broker, session, command.in_one_piece(), timeout)
+    handle = await asyncio.to_thread(handles.find, broker, namespace)
+    answer: Command = await handles.acall(broker, handle, "invoke", session, command.in_one_piece(), timeout=timeout)
     if answer.code != ResponseCode.SUCCESS:
         raise faults.to_error(answer)
-    return answer
-
-
-def _call(namespace: str, broker: str, session: str, command: Command, timeout: float) -> Command:
-    handle = handles.find(broker, namespace)
-    answer: Command = handles.call(broker, handle, "invoke", session, command, timeout=timeout)
     return answer

@@ -45,7 +45,7 @@ class SharedSends:
         while True:
             began = time.monotonic()
             try:
-                return await asyncio.to_thread(self._call, topic, bytes(records), sizes, left)
+                return await self._call(topic, bytes(records), sizes, left)
             except BrokerUnavailable as error:
                 again = plan.failed(None, error, time.monotonic() - began) is not None
                 if not again or not plan.remaining or (self._idempotent and is_unknown(error)):
@@ -53,8 +53,8 @@ class SharedSends:
                 await asyncio.sleep(plan.try_timeout() / 2)
                 left = replace(terms, timeout=plan.remaining)
 
-    def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
+    async def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         timeout = terms.timeout + _MARGIN_SECONDS
         arguments = (topic, records, sizes, terms, self._idempotent)
-        sent: Sent = handles.call(self._name, self._handle, "send", *arguments, timeout=timeout)
+        sent: Sent = await handles.acall(self._name, self._handle, "send", *arguments, timeout=timeout)
         return sent

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +29,7 @@ from raymq.client import (
     MessageNotFound,
     Producer,
     PullConsumer,
+    RayMQError,
     SendResult,
     StoreLocked,
 )
@@ -270,3 +274,30 @@ def test_stop_and_start_again(tmp_path: Path) -> None:
         assert Admin(second).query_by_id(sent.message_id).body == b"kept"
         with PullConsumer(second, "g") as pull:
             assert [message.body for message in pull.poll(sent.queue)] == [b"kept"]
+
+
+def test_many_sends_of_a_shared_producer_wait_beside_each_other(mq: Cluster) -> None:
+    """Each waited on a thread of a small pool, so that the tenth of them began when the first had timed out."""
+    producer = Producer(mq, "beside", shared=True, timeout=3.0, retries=0)
+    producer.send(Message("t", b"x"))
+    pids = [broker.pid for broker in Admin(mq).cluster_info().brokers]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        sends = [producer.send_async(Message("t", b"x")) for _ in range(60)]
+        for send in sends:
+            with contextlib.suppress(RayMQError):
+                send.result(60)
+        assert time.monotonic() - began < 15, "one budget and a margin, not ten budgets one after the other"
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+    def is_back() -> bool:
+        with contextlib.suppress(RayMQError):
+            producer.send(Message("t", b"x"), timeout=10.0)
+            return True
+        return False
+
+    poll_until(is_back, 30)
