@@ -252,13 +252,14 @@ def test_a_consumer_gets_all_that_is_stored_after_a_loss_of_power(
         stored_anew(left, 30)
         machine.start()
         kept = machine.broker.core.bounds("t", 0)[1] - 30
-        assert kept == 20 if flush == "sync" else 8 <= kept < 20
+        # With luck the page with the newest messages is one of those that came to the disk in time.
+        assert kept == 20 if flush == "sync" else 8 <= kept <= (20 if luck else 19)
         send(producer, [b"later %d" % number for number in range(3)])
         new = {b"new %d" % number for number in range(30)} | {b"later %d" % number for number in range(3)}
         for reader in (shared, broadcast):
             poll_until(lambda reader=reader: new <= reader.bodies(), 30)  # type: ignore[misc]
         poll_until(lambda: committed(mq) == kept + 33, 20)
-        if flush == "async":
+        if kept < 20:
             with pytest.raises(OffsetOutOfRange) as told:
                 puller.poll(QUEUE)
             assert (told.value.offset, told.value.max_offset) == (20, kept)
