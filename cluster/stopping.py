@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -24,14 +24,14 @@ _ASK_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _Ending:
-    """One actor on its way out: `ref` is the call that stops it, `pid` its process if it told."""
+    """One actor on its way out: `ref` is the call that stops it, `pid_ref` the one that asks for its process."""
 
     name: str
-    handle: Any = None
+    handle: Any
+    pid_ref: Any
+    ref: Any
     pid: int | None = None
-    ref: Any = None
     clean: bool = False
-    asked: list[Any] = field(default_factory=list)
 
 
 def stop_actors(namespace: str, timeout: float) -> None:
@@ -71,12 +71,8 @@ def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> lis
         except RayMQError:
             continue
         if hasattr(handle, "stop") and hasattr(handle, "pid"):  # else it only has the name of one of ours
-            endings.append(_Ending(name, handle))
+            endings.append(_Ending(name, handle, handle.pid.remote(), handle.stop.remote()))
     polite = deadline - (deadline - time.monotonic()) * _FORCE_SHARE
-    for each in endings:
-        each.asked = [each.handle.pid.remote()]
-    for each in endings:
-        each.ref = each.handle.stop.remote()
     for each in endings:
         each.pid = _pid(each, min(polite, time.monotonic() + _ASK_SECONDS))
     waiting = list(endings)
@@ -89,7 +85,7 @@ def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> lis
 
 def _pid(ending: _Ending, until: float) -> int | None:
     try:
-        told: int = handles.result(ending.name, ending.asked[0], max(0.0, until - time.monotonic()))
+        told: int = handles.result(ending.name, ending.pid_ref, max(0.0, until - time.monotonic()))
     except RayMQError:
         return None
     return told
