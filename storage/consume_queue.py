@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.entry_writer import EntryWriter
+from raymq.storage.errors import StoreError
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.mapped_file_queue import MappedFileQueue, file_name
 from raymq.storage.open_files import OpenFiles
@@ -300,6 +301,10 @@ class ConsumeQueue:
 
     def detach_before(self, log_min: int) -> list[tuple[Path, MappedFile | None]]:
         """Forget the files all of whose messages lie before `log_min`, as `MappedFileQueue.detach_before`."""
+        if self._writer is not None and self._written < self.max_offset and self.entry(self._written)[0] < log_min:
+            # Else they would come into files that nobody looks at until the log loses its next one.
+            with contextlib.suppress(StoreError):
+                self._writer.write(self)
         end = self._files.start
         for start in self._files.starts[:-1]:
             following = start + self._files.file_bytes

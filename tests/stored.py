@@ -29,11 +29,13 @@ def make_record(
     tags: str | None = None,
     keys: str | None = None,
     unique_key: str | None = None,
+    delay_level: int | None = None,
     born_host: tuple[str, int] = ("10.0.0.1", 5),
     **fields: Any,
 ) -> bytes:
     """One record as a producer sends it."""
-    named = {"TAGS": tags, "KEYS": keys, "UNIQ_KEY": unique_key}
+    level = None if delay_level is None else str(delay_level)
+    named = {"TAGS": tags, "KEYS": keys, "UNIQ_KEY": unique_key, "DELAY": level}
     properties = encode_properties({name: value for name, value in named.items() if value is not None})
     return encode(topic, queue_id, body, properties, born_timestamp_ms=1_700_000_000_000, born_host=born_host, **fields)
 

@@ -129,6 +129,8 @@ def fill(store: Store, first: int, count: int) -> None:
                     born_host=("::1", 4321) if number % 11 == 0 else ("127.0.0.1", 1234),
                     flag=number % 3,
                     reconsume_times=number % 2,
+                    # RocketMQ makes a waiting message's entry (its due time) from this property, so each has it.
+                    delay_level=queue_id + 1 if topic == "SCHEDULE_TOPIC_XXXX" else None,
                 )
             )
             number += 1
@@ -240,6 +242,8 @@ def write_and_be_killed(directory: Path) -> None:
         from raymq.storage.store import Store
         store = Store.open({str(directory)!r}, own.CONFIG)
         own.settings(store)
+        store.topic_configs.save()  # As a broker does every few seconds; until then they are in our journal.
+        store.group_configs.save()
         own.fill(store, 0, own.COUNT)
         print("ready", flush=True)
         sys.stdin.read()
