@@ -89,6 +89,8 @@ class PowerlessBroker:
             self.directory = self._root / str(self._lives)
             disk.after_power_loss(self.directory, self._random, self._random.choice((0.0, 0.3, 0.7, 1.0)))
             self.store._flusher.stop()
+            self._producers.close()
+            self.core.timers.log.close()
             self.store._abandon()
         disk.close()
         self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
