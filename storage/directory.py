@@ -121,6 +121,11 @@ class Paths:
         return self.root / "raymq" / "epochs.json"
 
     @property
+    def delay_levels(self) -> Path:
+        """Which table of delay levels was in force in which part of the log."""
+        return self.root / "raymq" / "delay_levels.json"
+
+    @property
     def damaged(self) -> Path:
         """The folder of copies of damaged bytes."""
         return self.root / "raymq" / "damaged"

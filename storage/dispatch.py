@@ -21,6 +21,7 @@ from raymq.storage import record as layout
 from raymq.storage.byte_rows import Int64s
 from raymq.storage.checking import Single
 from raymq.storage.consume_queue import ConsumeQueue, make_entries
+from raymq.storage.delay_tables import DelayTables
 from raymq.storage.derived import Derived
 from raymq.storage.entry_writer import EntryWriter
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
@@ -44,7 +45,7 @@ class Dispatcher:
         aside: Path,
         file_entries: int,
         index: KeyIndex,
-        delays_ms: tuple[int, ...],
+        delays: DelayTables,
         *,
         writable: bool,
         rebuilt: bool = False,
@@ -68,7 +69,7 @@ class Dispatcher:
         self.leftovers = sorted(each for each in aside.iterdir() if each.name.isdigit()) if aside.is_dir() else []
         self._deleted = itertools.count(1 + max((int(each.name) for each in self.leftovers), default=0))
         self._file_entries = file_entries
-        self._delays_ms = delays_ms
+        self.delays = delays
         self._writable = writable
         #: Read-only, what recovery adds to the queues stays in memory.
         self.entry_writer = EntryWriter() if writable else None
@@ -180,7 +181,8 @@ class Dispatcher:
 
         Args:
             anew: they are stored just now, so that they wait their delay level from now on. Of others, whose entries
-                are made once more, nothing is known but their store times, which a clock that was ahead has stopped.
+                are made once more, nothing is known but their store times, which a clock that was ahead has stopped,
+                and the table of levels that was in force where they lie.
             queued: which records have an entry in a queue; None = all.
             index_after: keys of records up to this physical offset are in the index already.
         """
@@ -188,9 +190,9 @@ class Dispatcher:
         for group in batch.groups:
             members: slice | Int64s = slice(None) if group.members is None else group.members
             if group.topic == SCHEDULE_TOPIC:
-                clock = self.due_from_ms if anew else None
-                from_ms: int | Int64s = timestamps_ms[members] if clock is None else clock()
-                entries["tags_code"][members] = from_ms + self.delay_ms(group.queue_id)
+                entries["tags_code"][members] = self._due_ms(
+                    group.queue_id, physical_offsets[members], timestamps_ms[members], anew=anew
+                )
             if queued is not None:
                 members = np.arange(len(batch))[members]
                 members = members[queued[members]]
@@ -219,14 +221,17 @@ class Dispatcher:
         record, (topic, queue_id), _, tags_code, key_hashes = single
         if topic == SCHEDULE_TOPIC:
             from_ms = timestamp_ms if self.due_from_ms is None else self.due_from_ms()
-            tags_code = from_ms + self.delay_ms(queue_id)
+            tags_code = from_ms + self.delays.delay_ms(queue_id)
         queue.append(physical_offset, len(record), tags_code)
         failpoint("dispatch.one_before_index")
         self.index.put_record(key_hashes, physical_offset, timestamp_ms)
 
-    def delay_ms(self, queue_id: int) -> int:
-        """The delay of a queue of the schedule topic; beyond the last level the last one's."""
-        return self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
+    def _due_ms(self, queue_id: int, places: Int64s, timestamps_ms: Int64s, *, anew: bool) -> int | Int64s:
+        """When records of a queue of the schedule topic are due; `anew` as in `dispatch`."""
+        if not anew:
+            return self.delays.due_ms(queue_id, places, timestamps_ms)
+        from_ms = timestamps_ms if self.due_from_ms is None else self.due_from_ms()
+        return from_ms + self.delays.delay_ms(queue_id)
 
     def _index(
         self, batch: Batch, derived: Derived, physical_offsets: Int64s, timestamps_ms: Int64s, index_after: int

@@ -15,6 +15,7 @@ from raymq.storage.checkpoint import Checkpoint, State
 from raymq.storage.clock import boot_id
 from raymq.storage.commit_log import CommitLog
 from raymq.storage.config import StoreConfig, split_host
+from raymq.storage.delay_tables import DelayTables
 from raymq.storage.dispatch import Dispatcher
 from raymq.storage.epochs import Epochs
 from raymq.storage.failpoints import failpoint
@@ -118,6 +119,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             same_boot=same_boot,
             aside=None if read_only else paths.damaged,
         )
+        dispatcher.delays.begin(log.min_offset, log.max_offset, writable=not read_only)
         epochs = Epochs(paths.epochs)
         if not (left.clean or same_boot or read_only):
             epochs.cut(log.max_offset)  # Before the state is saved, which says that this boot has seen the directory.
@@ -206,7 +208,7 @@ def _open_dispatcher(
         paths.deleted_queues,
         config.consume_queue_file_entries,
         index,
-        config.delays_ms,
+        DelayTables(paths.delay_levels, config.delay_levels),
         writable=writable,
         rebuilt=left.own_files,
         whole=left.distrusted.queues if left.distrusted else None,

@@ -59,6 +59,7 @@ class Store:
         remains: what the log and its queues had then.
         topic_configs, group_configs, request_modes, consumer_offsets, delay_progress, in_flight: kept settings and
             progress.
+        delay_tables: which table of delay levels was in force where.
         retention: the rules of `delete_expired`.
         confirmed: up to where the log is confirmed. All that reads ends there; where a method takes `written`, the
             broker's own duties may also see what was appended and is not confirmed, never a consumer.
@@ -93,6 +94,7 @@ class Store:
         self._log = log = parts.log
         self._dispatcher = parts.dispatcher
         self._dispatcher.due_from_ms = due_from_ms
+        self.delay_tables = self._dispatcher.delays
         #: What readers may see.
         self.confirmed = ConfirmPoint(log, durable=self.config.flush == "sync")
         repair = QueueRepair(log, self._dispatcher, parts.deleted_topics)

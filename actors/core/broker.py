@@ -104,7 +104,7 @@ class BrokerCore:
         copying = Copying(store, self._append, self.set_aside, clock)
         self.schedule = Schedule(store, self._steady, self._append, copying)
         self.timers = Timers(name, store, clock, self._append, copying)
-        self.rescue = Rescue(store, self.timers, self._append)
+        self.rescue = Rescue(store, self.timers, self.schedule, self._append)
         self.recalls = Recall(name, store, self.timers, clock, self._append)
         self.dead_letters = DeadLetters(store, self.ensure_group, copying)
         self.locks = QueueLocks(elapsed)

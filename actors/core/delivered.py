@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from raymq.actors.core.marked_records import Part, marked_parts
+from raymq.actors.core.marked_records import Part, marked_parts, parts_of_topic
 from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.storage import properties as names
 from raymq.storage import record_batch
@@ -68,6 +68,20 @@ def delivered_since(store: Store, log_end: int) -> Iterator[Copy]:
             entry = entries[copy.origin.level].get(copy.origin.offset) or _entry(store, copy.origin)
             if copy.sense == entry:
                 yield copy
+
+
+def moved_since(store: Store, log_end: int) -> Iterator[Copy]:
+    """The copies at or behind `log_end` by which messages of a delay level came into the timer queue."""
+    for part in parts_of_topic(store, TIMER_TOPIC, names.DELIVERED_FROM, log_end):
+        senses = list(_senses(part.columns))
+        texts = part.columns.last(names.DELIVERED_FROM).to_pylist()
+        for number in part.marked.tolist():
+            origin, sense = _read_origin(texts[number]), senses[number]
+            entry = None if origin is None or not origin.level else _entry(store, origin)
+            # The time is the copy's own: what waits a level names none.
+            if origin is not None and entry is not None and replace(entry, due_ms=sense.due_ms) == sense:
+                place, size = int(part.batch.physical_offsets[number]), int(part.batch.sizes[number])
+                yield Copy(origin, sense, place, size)
 
 
 def _lane(level: int) -> tuple[str, int]:

@@ -50,8 +50,13 @@ def marked_parts(store: Store, name: str, log_end: int, *, not_in: Collection[st
     """The parts of all topics but `not_in` that have records with the property `name`, from `log_end` of the log on."""
     for topic in store.topics():
         if topic not in not_in:
-            for queue_id in store.queues(topic):
-                yield from _in_queue(store, topic, queue_id, name, log_end)
+            yield from parts_of_topic(store, topic, name, log_end)
+
+
+def parts_of_topic(store: Store, topic: str, name: str, log_end: int) -> Iterator[Part]:
+    """The same of one topic."""
+    for queue_id in store.queues(topic):
+        yield from _in_queue(store, topic, queue_id, name, log_end)
 
 
 def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[Part]:

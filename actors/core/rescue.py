@@ -1,7 +1,8 @@
-"""What waits for a chosen time outlives the log files that it lies in: it is stored anew before they go.
+"""What waits outlives the log files that it lies in: it is stored anew before they go.
 
-The timer topic's queue is in the order of the log. So what waits in the oldest log files stands at its beginning: it is
-gone through once, as far as files are about to go, in steps that look at a bounded number of records, at all hours.
+What waits a delay level waits for its time from then on, in the timer topic. That one's queue is in the order of the
+log. So what waits in the oldest log files stands at its beginning: it is gone through once, as far as files are about
+to go, in steps that look at a bounded number of records, at all hours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from raymq.actors.core.copying import reason_of
 from raymq.actors.core.rewriting import Append, encode_again, join
+from raymq.actors.core.schedule import Schedule
 from raymq.actors.core.timer_records import LANE, origins_of, read_waiting
 from raymq.actors.core.timers import Timers, Waiting
 from raymq.actors.naming import TIMER_TOPIC
@@ -38,19 +40,22 @@ _log = logging.getLogger(__name__)
 class Rescue:
     """Stores anew what is about to lose its log file. Used on the broker's loop."""
 
-    def __init__(self, store: Store, timers: Timers, append: Append) -> None:
+    def __init__(self, store: Store, timers: Timers, schedule: Schedule, append: Append) -> None:
         self._store = store
         self._timers = timers
+        self._schedule = schedule
         self._append = append
         #: What lies before this offset of the timer queue waits no more, or was stored anew.
         self._at = 0
         self._wanted = 0
+        #: Before this place of the log no message waits a delay level (any more).
+        self._no_level_before = 0
 
     def up_to(self, log_min: int) -> int:
         """Up to where nothing waits (any more), at most `log_min`: a step towards that was made, and more will be."""
         self.want(log_min)
         self.step()
-        return min(log_min, self._reached())
+        return min(log_min, self._no_level_before, self._reached())
 
     def want(self, log_min: int) -> None:
         """What waits before that place of the log is to be stored anew."""
@@ -61,6 +66,8 @@ class Rescue:
 
         StoreFull, StoreFailed: it was not done, and is tried again with the next call.
         """
+        if self._move_levels():
+            return True
         if self._reached() >= self._wanted:
             return False
         with self._store.room_is_coming():
@@ -69,6 +76,22 @@ class Rescue:
             if not self._pass_over():
                 self._look(_STEP_MESSAGES)
         return True
+
+    def _move_levels(self) -> bool:
+        """Have some of what waits a delay level wait for its time, if it is about to go; False if there is none."""
+        if self._no_level_before >= self._wanted:
+            return False
+        moves = self._is_level_before(self._wanted)
+        if moves:
+            with self._store.room_is_coming():
+                self._schedule.move_before(self._wanted, _STEP_MESSAGES, _STEP_BYTES)
+        if not moves or not self._is_level_before(self._wanted):
+            self._no_level_before = self._wanted  # what comes now comes behind it
+        return moves
+
+    def _is_level_before(self, place: int) -> bool:
+        first = self._schedule.first_place()
+        return first is not None and first < place
 
     def _pass_over(self) -> bool:
         """Go on to the next message of which it is not known that it waits no more; False if that is the next one."""

@@ -24,6 +24,8 @@ _OF_BOOKKEEPING: Final = frozenset({names.PRODUCER_SEQUENCE, names.DIED_IN, name
 _OF_BROKERS: Final = frozenset({names.CLUSTER, names.MSG_REGION, names.TRACE_ON, names.WAIT})
 #: What is left out, one after the other, of a copy that waits and does not fit.
 SPARE_WAITING: Final = (_OF_BOOKKEEPING, _OF_BROKERS)
+#: The same of one that waits a level and is to wait for its time.
+SPARE_MOVED: Final = (*SPARE_WAITING, frozenset({names.DELIVERED_FROM}))
 #: The same of one that comes to its queue: where it waited, and last, by what a start knows that it came.
 SPARE_DELIVERED: Final = (
     *SPARE_WAITING,

@@ -3,6 +3,10 @@
 Level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX, whose queue entries carry the due time in place of a tags code. The
 real topic and queue wait in REAL_TOPIC and REAL_QID, as in RocketMQ.
 
+The order of a queue is that of due times as long as the table of levels is the same. What would hold up others after
+it was changed, and what waits in log files that are about to go, moves: it waits for its time as a timer does from then
+on, and is passed over here.
+
 Delivery is once, also over SIGKILL. A delivered copy names the entry that it was made from (`DELIVERED_FROM`), the
 position of each level is journaled after its copies are in the log, and a start looks through the log behind the
 last journaled position for copies that the journal had not reached.
@@ -10,18 +14,20 @@ last journaled position for copies that the journal had not reached.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.copying import LEVEL, Copying, Duty, Made
-from raymq.actors.core.delivered import delivered_since
+from raymq.actors.core.copying import LEVEL, Copying, Duty, Made, Place
+from raymq.actors.core.delivered import delivered_since, moved_since
 from raymq.actors.core.draft import TIMER_NAMES, Draft, delay_level
 from raymq.actors.core.due_times import DueTimes
 from raymq.actors.core.rewriting import (
     SPARE_DELIVERED,
+    SPARE_MOVED,
     SPARE_WAITING,
     Append,
     check_room,
@@ -29,10 +35,12 @@ from raymq.actors.core.rewriting import (
     join,
     queue_number,
 )
+from raymq.actors.core.timer_records import LANE as TIMER_LANE
+from raymq.actors.core.timer_records import moved_properties
 from raymq.actors.errors import TopicNotFound
 from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, Placed
-from raymq.storage import delay_levels, properties
+from raymq.storage import properties
 from raymq.storage.errors import InvalidInput, QueueNotFound, StoreError
 from raymq.storage.record import Record, decode
 from raymq.storage.store import AppendResult, Store
@@ -44,8 +52,8 @@ _MAX_PER_PASS = 1_000
 #: So much is read, copied and appended together, one longer message apart.
 _BYTES_A_STEP = 4 << 20
 _MAX_LEVEL_DIGITS = 9
-#: Of a level that the table has no more nobody knows the delay: what waits there is due as its entry says.
-_ANY_DELAY_MS = 1 << 60
+#: Of the messages that went with their log files at most so many are set aside one by one.
+_MOST_TOLD = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -57,16 +65,17 @@ class Schedule:
         self._clock = clock
         self._append = append
         self._copying = copying
-        self._delays_ms = delay_levels.parse(store.config.delay_levels)
-        self._due_times = {level: DueTimes(delay_ms) for level, delay_ms in enumerate(self._delays_ms, 1)}
-        for queue_id in self._store.queues(SCHEDULE_TOPIC):  # also those of levels that the table had once
-            self._due_times.setdefault(queue_id + 1, DueTimes(_ANY_DELAY_MS))
+        self._tables = store.delay_tables
+        had = [queue_id + 1 for queue_id in store.queues(SCHEDULE_TOPIC)]  # also levels that the table had once
+        self._due_times = {level: DueTimes() for level in [*range(1, self.levels + 1), *had]}
         self._recover()
+        #: What waits before these offsets moves, by level.
+        self._in_the_way: dict[int, int] = {}
 
     @property
     def levels(self) -> int:
         """How many levels the table has."""
-        return len(self._delays_ms)
+        return self._tables.levels
 
     def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> Placed:
         """Store records of `lane` that carry a DELAY property so that they come at their time."""
@@ -101,7 +110,7 @@ class Schedule:
 
     def deliver_due(self) -> DueReport:
         """Put every message whose time has come into its real queue, at most `_MAX_PER_PASS` of a level."""
-        now_ms = int(self._clock() * 1000)
+        now_ms = self._now_ms()
         delivered, lateness_ms = 0, 0
         next_due_ms: int | None = None
         for level in self._due_times:
@@ -120,16 +129,14 @@ class Schedule:
 
     def _deliver_level(self, level: int, now_ms: int) -> tuple[int, int, int | None]:
         """(delivered, lateness of the latest, due time of the next that waits)."""
-        begin = self._store.delay_progress.get(level) or 0
-        try:
-            begin = max(begin, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
-            _, _, due_ms = self._store.entries(SCHEDULE_TOPIC, level - 1, begin, _MAX_PER_PASS)
-        except QueueNotFound:
-            return 0, 0, None
+        if level not in self._in_the_way:
+            self._in_the_way[level] = self._longer_than_new_ones(level)
+        if self._begin(level) < self._in_the_way[level]:
+            self._move(level, self._in_the_way[level], _MAX_PER_PASS, _BYTES_A_STEP)
+            return 0, 0, now_ms
+        begin, _, due_ms = self._waiting(level, self._begin(level), _MAX_PER_PASS, now_ms)
         if not len(due_ms):
             return 0, 0, None
-        end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
-        due_ms = self._due_times[level].of(begin, due_ms, end, now_ms)
         waits = due_ms > now_ms
         count = int(np.argmax(waits)) if waits.any() else len(due_ms)
         if count:
@@ -137,18 +144,100 @@ class Schedule:
         late_ms = max(0, now_ms - int(due_ms[:count].min())) if count else 0
         return count, late_ms, int(due_ms[count]) if count < len(due_ms) else None
 
-    def _deliver(self, level: int, begin: int, count: int) -> None:
-        lane, duty = (SCHEDULE_TOPIC, level - 1), Duty(LEVEL, str(level))
+    def _begin(self, level: int) -> int:
+        """The offset of the first that waits in a level's queue."""
+        return self._store.delay_progress.get(level) or 0
+
+    def _waiting(
+        self, level: int, begin: int, most: int, now_ms: int
+    ) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Entries of what waits from offset `begin` on: the first one's offset, their places, when they are due."""
+        lane = SCHEDULE_TOPIC, level - 1
+        try:
+            low = self._store.min_offset(*lane)
+            if begin < low:
+                self._tell_lost(level, begin, low)
+                begin = low
+            places, _, told_ms = self._store.entries(*lane, begin, most)
+            end = self._store.max_offset(*lane)
+        except QueueNotFound:
+            return begin, np.empty(0, np.int64), np.empty(0, np.int64)
+        delays_ms = self._tables.delays_ms(level - 1, places)
+        return begin, places, self._due_times[level].of(begin, told_ms, delays_ms, end, now_ms)
+
+    def _tell_lost(self, level: int, begin: int, low: int) -> None:
+        """What waited at begin..low-1 went with its log files."""
+        _log.error("%d messages of delay level %d went with their log files", low - begin, level)
+        told = [Place(SCHEDULE_TOPIC, level - 1, offset) for offset in range(max(begin, low - _MOST_TOLD), low)]
+        self._copying.refuse(Duty(LEVEL, str(level)), told, "its log file is gone")
+        self._passed(level, low)
+
+    # -- to the timers -------------------------------------------------------------------------------------------
+
+    def first_place(self) -> int | None:
+        """The place in the log of the first message that waits a level; None: nothing waits."""
+        found = (self._waiting(level, self._begin(level), 1, self._now_ms())[1] for level in self._due_times)
+        return min((int(places[0]) for places in found if len(places)), default=None)
+
+    def move_before(self, place: int, most: int, max_bytes: int) -> None:
+        """Have what waits before a place of the log wait as timers do, at most `most` messages of each level.
+
+        StoreFull, StoreFailed: it is not done, and to be tried again.
+        """
+        for level in self._due_times:
+            begin, places, _ = self._waiting(level, self._begin(level), most, self._now_ms())
+            within = int(np.argmax(np.append(places >= place, True)))
+            if within:
+                self._move(level, begin + within, most, max_bytes)
+
+    def _longer_than_new_ones(self, level: int) -> int:
+        """Behind the last entry in a level's queue that is due later than one that would come into it now."""
+        if level > self.levels:
+            return 0
+        now_ms, found = self._now_ms(), 0
+        new_ms = now_ms + self._tables.delay_ms(level - 1)
+        at = self._begin(level)
+        while True:
+            begin, places, due_ms = self._waiting(level, at, _MAX_PER_PASS, now_ms)
+            later = np.flatnonzero((places < self._tables.since) & (due_ms > new_ms))
+            found = begin + int(later[-1]) + 1 if len(later) else found
+            if not len(places) or places[-1] >= self._tables.since:
+                return found
+            at = begin + len(places)
+
+    def _move(self, level: int, end: int, most: int, max_bytes: int) -> None:
+        """Store what waits at the first offsets, before `end`, for the timers."""
+        begin, _, due_ms = self._waiting(level, self._begin(level), min(most, end - self._begin(level)), self._now_ms())
 
         def copy(record: Record) -> tuple[bytes, tuple[str, int]]:
-            return self._delivered_copy(record, level)
+            due = int(due_ms[record.queue_offset - begin])
+            kept = moved_properties(record.properties, due, f"{level}:{record.queue_offset}")
+            return encode_fitting(record, *TIMER_LANE, kept, SPARE_MOVED), TIMER_LANE
+
+        self._copy(level, begin, begin + len(due_ms), max_bytes, copy)
+
+    # -- copies --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, level: int, begin: int, count: int) -> None:
+        self._copy(level, begin, begin + count, _BYTES_A_STEP, lambda record: self._delivered_copy(record, level))
+
+    def _copy(
+        self,
+        level: int,
+        begin: int,
+        end: int,
+        max_bytes: int,
+        copy: Callable[[Record], tuple[bytes, tuple[str, int]]],
+    ) -> None:
+        """Store a copy of each message at begin..end-1, or set it aside, and pass over it."""
+        lane, duty = (SCHEDULE_TOPIC, level - 1), Duty(LEVEL, str(level))
 
         def stored(part: Sequence[Made], _: AppendResult) -> None:
             self._passed(level, part[-1].original.queue_offset + 1)
 
         offset = begin
-        while offset < begin + count:
-            records, following = self._copying.read(duty, lane, offset, begin + count - offset, _BYTES_A_STEP)
+        while offset < end:
+            records, following = self._copying.read(duty, lane, offset, end - offset, max_bytes)
             self._copying.store(duty, self._copying.make(duty, records, copy), stored)
             offset = following
             self._passed(level, offset)
@@ -171,12 +260,16 @@ class Schedule:
         """All before that offset is delivered, or set aside."""
         self._store.delay_progress.commit(level, offset, self._store.max_physical_offset)
 
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
     def _recover(self) -> None:
         """Move each level's position past what was delivered and not journaled before a crash."""
         if self._store.recovery.clean or SCHEDULE_TOPIC not in self._store.topics():
             return
         start = self._store.delay_progress.log_end
-        for origin in (copy.origin for copy in delivered_since(self._store, start)):
+        found = itertools.chain(delivered_since(self._store, start), moved_since(self._store, start))
+        for origin in (copy.origin for copy in found):
             if origin.level and origin.offset >= (self._store.delay_progress.get(origin.level) or 0):
                 self._store.delay_progress.commit(origin.level, origin.offset + 1, start)
 

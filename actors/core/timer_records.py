@@ -62,6 +62,12 @@ def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, due_m
     return kept
 
 
+def moved_properties(told: Mapping[str, str], due_ms: int, origin: str) -> dict[str, str]:
+    """The properties of what waited a delay level, as those say that it `told`, and is to wait for that time."""
+    kept = {name: value for name, value in told.items() if name != names.TIMER_DEL_UNIQKEY}
+    return kept | {names.TIMER_OUT_MS: str(min(due_ms, _NEVER_MS - 1)), names.DELIVERED_FROM: origin}
+
+
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
     """Messages of that key that are due then, and came before this one, are not to be delivered."""

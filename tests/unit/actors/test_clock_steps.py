@@ -167,17 +167,24 @@ def test_what_was_stored_by_a_clock_that_was_ahead_waits_its_whole_delay_after_a
 def test_due_times(begin: int, told_s: list[int], now_s: int, due_s: list[int]) -> None:
     """A table; the level waits 10 s."""
     told_ms = np.array(told_s, np.int64) * 1000
-    due_ms = DueTimes(10_000).of(begin, told_ms, begin + len(told_s), now_s * 1000)
+    delays_ms = np.full(len(told_s), 10_000, np.int64)
+    due_ms = DueTimes().of(begin, told_ms, delays_ms, begin + len(told_s), now_s * 1000)
     assert (due_ms // 1000).tolist() == due_s
 
 
 def test_due_times_that_cannot_be_are_counted_from_when_they_were_seen() -> None:
-    due_times = DueTimes(10_000)
-    far = np.array([99_000], np.int64)
-    assert due_times.of(0, far, 1, 1_000).tolist() == [11_000]
-    assert due_times.of(0, np.repeat(far, 2), 2, 5_000).tolist() == [11_000, 99_000], "the second is seen later"
-    assert due_times.of(1, far, 2, 11_000).tolist() == [21_000]
-    assert due_times.of(1, far, 2, 2_000).tolist() == [12_000], "never longer than the delay"
+    due_times = DueTimes()
+    far, delay = np.array([99_000], np.int64), np.array([10_000], np.int64)
+    assert due_times.of(0, far, delay, 1, 1_000).tolist() == [11_000]
+    both = np.repeat(far, 2), np.repeat(delay, 2)
+    assert due_times.of(0, *both, 2, 5_000).tolist() == [11_000, 99_000], "the second is seen later"
+    assert due_times.of(1, far, delay, 2, 11_000).tolist() == [21_000]
+    assert due_times.of(1, far, delay, 2, 2_000).tolist() == [12_000], "never longer than the delay"
+
+
+def test_each_entry_is_held_to_the_delay_that_it_was_stored_with() -> None:
+    told, delays = np.array([99_000, 20_000], np.int64), np.array([98_500, 10_000], np.int64)
+    assert DueTimes().of(0, told, delays, 2, 1_000).tolist() == [99_000, 11_000]
 
 
 # -- pop -----------------------------------------------------------------------------------------------------------

@@ -238,3 +238,91 @@ def test_it_writes_although_the_disk_is_fuller_than_it_may_be(bench: TimerBench)
     bench.config = replace(bench.config, disk_refuse_ratio=1.0)
     bench.kill()
     come(bench, 1)
+
+
+# -- what waits a delay level --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def levels(tmp_path: Path) -> Iterator[TimerBench]:
+    made = TimerBench(tmp_path, replace(CONFIG, delay_levels="1h 5h 2d", retention_hours=2.0))
+    yield made
+    made.close()
+
+
+def send_levels(bench: TimerBench, count: int, level: int) -> None:
+    bench.append(*(Message("t", b"%04d" % n, delay_level=level) for n in range(count)))
+
+
+def comes_at(bench: TimerBench, seconds: float, count: int) -> None:
+    """All that was sent comes once, at that time from now and not a millisecond earlier."""
+    bench.clock.advance(seconds - 0.001)
+    assert bench.deliver() == []
+    bench.clock.advance(0.001)
+    assert sorted(bench.deliver()) == [b"%04d" % number for number in range(count)]
+    bench.clock.advance(2 * DAY)
+    assert bench.deliver() == []
+
+
+@pytest.mark.parametrize("end", ["goes on", "killed"])
+def test_what_waits_a_level_outlives_its_log_files_and_comes_at_its_time(levels: TimerBench, end: str) -> None:
+    """The files that went took what waited a level with them, without a word."""
+    send_levels(levels, 50, level=2)
+    fill(levels, 5)
+    levels.clock.advance(3 * HOUR)
+    while levels.core.rescue.step() or levels.core.delete_expired(asked=True).log_files:
+        pass
+    assert levels.store.min_physical_offset > 0
+    if end == "killed":
+        levels.kill()
+    comes_at(levels, 2 * HOUR, 50)
+
+
+def test_a_level_that_does_not_leave_is_not_touched(levels: TimerBench) -> None:
+    send_levels(levels, 10, level=2)
+    place = levels.store.max_physical_offset
+    send_levels(levels, 10, level=1)
+    levels.rescue(place)
+    [timers] = levels.store.queues(TIMER_TOPIC)
+    assert levels.store.max_offset(TIMER_TOPIC, timers) == 10
+    assert levels.core.schedule.first_place() == place
+
+
+def test_what_waits_a_level_moves_in_bounded_steps(levels: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rescue, "_STEP_MESSAGES", 20)
+    send_levels(levels, 200, level=3)
+    end, grown, before = levels.store.max_physical_offset, [], 0
+    levels.core.rescue.want(end)
+    while levels.core.schedule.first_place() is not None and levels.core.rescue.step():
+        after = levels.store.max_offset(TIMER_TOPIC, 0)
+        grown.append(after - before)
+        before = after
+    assert grown == [20] * 10
+    comes_at(levels, 2 * DAY, 200)
+
+
+def test_a_damaged_message_of_a_level_stops_no_file_and_is_set_aside(levels: TimerBench) -> None:
+    send_levels(levels, 5, level=3)
+    place = int(levels.store.entries("SCHEDULE_TOPIC_XXXX", 2, 2, 1)[0][0])
+    levels.store._log.files.file_at(place).view[place + OFFSET_BODY] ^= 1
+    levels.rescue(levels.store.max_physical_offset)
+    assert [note.offset for note in levels.core.set_aside.notes()] == [2]
+    levels.clock.advance(2 * DAY)
+    assert sorted(levels.deliver()) == [b"0000", b"0001", b"0003", b"0004"]
+
+
+def test_what_went_with_its_files_is_told(levels: TimerBench) -> None:
+    """Somebody else took them: it is counted and set aside, once, and the others come."""
+    send_levels(levels, 5, level=2)
+    fill(levels, 3)
+    levels.clock.advance(3 * HOUR)
+    while levels.store.delete_expired(asked=True).log_files:
+        pass
+    send_levels(levels, 2, level=2)
+    for _ in range(2):
+        levels.clock.advance(5 * HOUR)
+        levels.deliver()
+        assert levels.core.set_aside.counts["delayLevel"] == 5
+        assert [record.body for record in levels.delivered()[-2:]] == [b"0000", b"0001"]
+    notes = levels.core.set_aside.notes()
+    assert [(note.offset, note.reason) for note in notes] == [(n, "its log file is gone") for n in range(5)]
