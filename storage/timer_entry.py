@@ -70,3 +70,8 @@ def still_waiting(entries: Entries) -> Entries:
         firsts = firsts[~np.isin(offsets, ended)]
     by_offset: Entries = found[firsts]
     return by_offset[np.argsort(by_offset["due_ms"].astype(np.int64), kind="stable")]
+
+
+def least_due_ms(entries: Entries, least_ms: int) -> int:
+    """The earliest due time of what waits if there were only these entries, at most `least_ms`."""
+    return int(still_waiting(entries)["due_ms"].astype(np.int64).min(initial=least_ms))

@@ -7,8 +7,8 @@ about the same size become one. So there are few of them however much waits, a c
 two runs, and what is over goes with the runs that it stands in.
 
 The state beside them says which runs there are, up to where all of it holds what the log has, and how long the journal
-was then; that is on disk. After a loss of power the journal goes back to that: of what was not synced any page may be
-missing, and entries have no checksum.
+was then; that is on disk. After a loss of power the journal goes back to that, for of what was not synced any page may
+be missing. All files have checksums: what is damaged is made anew, with all the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,18 @@ import numpy.typing as npt
 from raymq.storage import fileutil, timer_state
 from raymq.storage.errors import StoreCorrupt, StoreError, StoreFull
 from raymq.storage.mapped_file import sync_path
-from raymq.storage.timer_entry import ENTRY, LEAST_KEY, NO_ENTRIES, Entries, Kind, Mark, in_order, still_waiting
+from raymq.storage.timer_entry import (
+    ENTRY,
+    LEAST_KEY,
+    NO_ENTRIES,
+    Entries,
+    Kind,
+    Mark,
+    in_order,
+    least_due_ms,
+    still_waiting,
+)
+from raymq.storage.timer_journal import Kept, framed
 from raymq.storage.timer_run import TimerRun, merged, write_run
 from raymq.storage.timer_state import TimerState
 
@@ -73,17 +84,12 @@ class TimerLog:
         """
         self._folder = folder
         fileutil.make_folder(folder)
-        state, runs = _read(folder)
+        state, runs, whole = _read(folder, None if clean else log_end, memory_lost=memory_lost)
         journals = timer_state.journals(folder, state.journal)
         self._numbers = itertools.count(1 + max([state.journal, *journals, *(shape.number for shape in state.runs)]))
         self._writing = threading.Lock()
         #: Held for a moment by who changes `_settled`.
         self._settling = threading.Lock()
-        lengths = state.lengths if memory_lost else None
-        whole = [
-            _Kept.of_journal(path, None if clean else log_end, None if lengths is None else lengths.get(number, 0))
-            for number, path in journals.items()
-        ]
         lost = state.log_end > log_end or state.enqueued > queue_end or any(part.lost for part in whole)
         if not clean and any(run.shape.last_place >= log_end for run in runs):
             runs = self._new_run(_before(runs, log_end))
@@ -99,10 +105,13 @@ class TimerLog:
         self._journal = max(journals, default=state.journal)
         self._first_journal = state.journal
         self._fd, self._torn = -1, False
-        self._length = len(whole[-1].entries) * ENTRY.itemsize if whole else 0
-        self.begin_ms = 0 if lost else _least_due_ms(self._fresh, state.begin_ms)
+        self._length = whole[-1].length if whole else 0
+        self.begin_ms = 0 if lost else least_due_ms(self._fresh, state.begin_ms)
+        #: Those that a process that died had begun to make a run of, and their lengths.
+        self._older = {number: part.length for number, part in zip(journals, whole, strict=True)}
         if lost:
-            self._save((self.enqueued, self.log_end), 0, state.journal, runs, self._synced(self._journal))
+            self._save((self.enqueued, self.log_end), 0, state.journal, runs, self._synced(self._older))
+        self._older.pop(self._journal, None)
         timer_state.tidy(folder, [run.path for run in runs], state.journal)
 
     def close(self) -> None:
@@ -123,18 +132,19 @@ class TimerLog:
         if not len(entries):
             return
         stored = entries.astype(ENTRY)  # NumPy turns what it joins into this machine's byte order
+        content = framed(stored)
         path = timer_state.journal_path(self._folder, self._journal)
         if self._fd < 0:
             self._fd = fileutil.open_for_append(path)
         if self._torn:
             self._cut(path)
         try:
-            fileutil.write_all(self._fd, stored.tobytes(), path)
+            fileutil.write_all(self._fd, content, path)
         except StoreError:  # no half entry may stand before the next one
             self._torn = True
             self._cut(path)
             raise
-        self._length += stored.nbytes
+        self._length += len(content)
         end = self._fresh_count + len(stored)
         if end > len(self._fresh):
             grown = np.empty(max(end, 2 * len(self._fresh), 1_024), ENTRY)
@@ -208,7 +218,7 @@ class TimerLog:
             self._freeze()
         if position == self._saved and not len(self._settled.frozen):
             return None
-        seen, journal = self._settled, self._journal
+        seen, journal, length = self._settled, self._journal, self._length
         self._begun += 1
         number = self._begun
         self.over_ms = max(self.over_ms, over_ms)
@@ -216,7 +226,7 @@ class TimerLog:
         def write() -> None:
             with self._writing:
                 if number > self._finished:  # else a later one has done it
-                    self._write(position, begin_ms, over_ms, seen, journal)
+                    self._write(position, begin_ms, over_ms, seen, journal, length)
                     self._finished = number
 
         return write
@@ -229,12 +239,14 @@ class TimerLog:
             self._settled = _Settled(self._recent(), self._journal, self._settled.runs)
         self._fresh, self._fresh_count, self._length = NO_ENTRIES, 0, 0
 
-    def _write(self, position: tuple[int, int], begin_ms: int, over_ms: int, seen: _Settled, journal: int) -> None:
+    def _write(
+        self, position: tuple[int, int], begin_ms: int, over_ms: int, seen: _Settled, journal: int, length: int
+    ) -> None:
         """What `checkpoint` returns.
 
         Args:
-            seen, journal: as they were at the call of `checkpoint`; of what came later, `begin_ms` and `over_ms` say
-                nothing.
+            seen, journal, length: as they were at the call of `checkpoint`; of what came later, `begin_ms` and
+                `over_ms` say nothing.
         """
         now = self._settled
         runs, first_journal = list(now.runs), self._first_journal
@@ -243,11 +255,12 @@ class TimerLog:
                 runs += self._new_run([in_order(now.frozen)])
                 first_journal = now.journal
                 if now.frozen is not seen.frozen:
-                    begin_ms = _least_due_ms(now.frozen, begin_ms)
+                    begin_ms = least_due_ms(now.frozen, begin_ms)
             joined = _to_join([run for run in runs if run in seen.runs], over_ms)
             if joined:
                 runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
-            lengths = self._synced(journal) if journal >= first_journal else {}
+            needed = {n: end for n, end in {**self._older, journal: length}.items() if n >= first_journal}
+            lengths = self._synced(needed)
             fileutil.sync_directory(self._folder)
             self._save(position, begin_ms, first_journal, runs, lengths)
         except StoreFull:  # the state is the last one, and names none of these: what is tried again makes others
@@ -266,12 +279,11 @@ class TimerLog:
         run = write_run(self._folder, next(self._numbers), parts)
         return [] if run is None else [run]
 
-    def _synced(self, journal: int) -> dict[int, int]:
-        """Bring a journal to disk; how much of it is there."""
-        path = timer_state.journal_path(self._folder, journal)
-        length = path.stat().st_size if path.exists() else 0
-        sync_path(path)
-        return {journal: length - length % ENTRY.itemsize}
+    def _synced(self, lengths: dict[int, int]) -> dict[int, int]:
+        """Bring journals to disk, at least so much of them."""
+        for number in lengths:
+            sync_path(timer_state.journal_path(self._folder, number))
+        return lengths
 
     def _save(
         self,
@@ -285,17 +297,31 @@ class TimerLog:
         TimerState(*position, begin_ms, self.over_ms, journal, shapes, lengths).save(self._folder)
 
 
-def _read(folder: Path) -> tuple[TimerState, list[TimerRun]]:
-    """The state and its runs. What is damaged counts as not there, and all of it is made again from the log then."""
+def _read(folder: Path, log_end: int | None, *, memory_lost: bool) -> tuple[TimerState, list[TimerRun], list[Kept]]:
+    """The state, its runs and its journals; see `Kept.of`.
+
+    What is damaged counts as not there, and all of it is made again from the log then.
+    """
     state = timer_state.load(folder)
     if state is not None:
         try:
-            return state, [TimerRun(folder, shape) for shape in state.runs]
+            runs = [TimerRun(folder, shape) for shape in state.runs]
+            journals = timer_state.journals(folder, state.journal)
+            for number, length in state.lengths.items():
+                if length and number not in journals:
+                    raise StoreCorrupt(str(timer_state.journal_path(folder, number)), 0, "no timers")
+            saved = [state.lengths.get(number, 0) for number in journals]
+            whole = [
+                Kept.of(path, saved=length, log_end=log_end, memory_lost=memory_lost)
+                for path, length in zip(journals.values(), saved, strict=True)
+            ]
         except StoreCorrupt as error:
             _log.warning("the timers are made anew from the log: %s", error)
+        else:
+            return state, runs, whole
     else:
         _log.warning("the timers are made anew from the log: what %s says cannot be read", folder)
-    return timer_state.begin_anew(folder), []
+    return timer_state.begin_anew(folder), [], []
 
 
 def _to_join(runs: Sequence[TimerRun], over_ms: int) -> list[TimerRun]:
@@ -319,29 +345,7 @@ def _between(entries: Entries, begin: Mark, end: Mark) -> Entries:
     return found
 
 
-def _least_due_ms(entries: Entries, least_ms: int) -> int:
-    """The earliest due time of what waits if there were only these entries, at most `least_ms`."""
-    return int(still_waiting(entries)["due_ms"].astype(np.int64).min(initial=least_ms))
-
-
 def _before(runs: Sequence[TimerRun], log_end: int) -> Iterator[Entries]:
     """What runs tell of records before that place of the log."""
     for part in merged(runs, 0):
         yield part[part["physical_offset"] < log_end]
-
-
-class _Kept(NamedTuple):
-    """What is left of a journal, and whether it told of records that the log has lost."""
-
-    entries: Entries
-    lost: bool
-
-    @classmethod
-    def of_journal(cls, path: Path, log_end: int | None, length: int | None) -> Self:
-        """Cut off half an entry, and all behind `length` bytes; drop what tells of records at or behind `log_end`."""
-        content = path.read_bytes()[:length]
-        entries = np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize)
-        kept = entries if log_end is None else entries[entries["physical_offset"] < log_end]
-        if kept.nbytes != path.stat().st_size:
-            fileutil.replace(path, kept.tobytes())
-        return cls(kept, len(kept) != len(entries))

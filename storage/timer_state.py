@@ -1,8 +1,9 @@
 """What the timer log says of itself: which files it is made of, and up to where they hold what the log has.
 
-raymq/timers/state.json, replaced as a whole: `{"version":2,"position":{"enqueued":N,"logEnd":M,"begin":MS,
-"over":MS},"journal":K,"lengths":{number:bytes},"runs":[[number,entries,ended,last place],...]}`. Files that it does not
-name, and journals older than K, are not needed any more. `lengths` is how much of each journal was on disk then.
+raymq/timers/state.json, replaced as a whole: `{"version":3,"position":{"enqueued":N,"logEnd":M,"begin":MS,
+"over":MS},"journal":K,"lengths":{number:bytes},"runs":[[number,entries,ended,last place,CRC],...],"crc":CRC}`. Files
+that it does not name, and journals older than K, are not needed any more. `lengths` is how much of each journal was on
+disk then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +19,12 @@ import numpy as np
 
 from raymq.storage import fileutil
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.timer_entry import ENTRY, Entries, in_order
+from raymq.storage.timer_entry import ENTRY, NO_ENTRIES, Entries, in_order, least_due_ms
 from raymq.storage.timer_run import RunShape, write_run
 
-_VERSION: Final = 2
+_VERSION: Final = 3
+#: Its journals were entries alone, without a checksum.
+_WITHOUT_CHECKSUMS: Final = 2
 _JOURNAL: Final = "journal."
 _RUN: Final = "run."
 
@@ -36,22 +39,21 @@ class TimerState:
     over_ms: int = 0
     journal: int = 0
     runs: Sequence[RunShape] = ()
-    #: By journal; None: not written down.
-    lengths: Mapping[int, int] | None = None
+    #: By journal.
+    lengths: Mapping[int, int] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Replace what was said before; it is on disk when this returns. StoreFull, StoreFailed: not done."""
         runs = [[run.number, run.entries, run.ended, run.last_place, run.crc] for run in self.runs]
         position = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms, "over": self.over_ms}
-        told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs}
-        if self.lengths is not None:
-            told["lengths"] = {str(number): length for number, length in self.lengths.items()}
+        lengths = {str(number): length for number, length in self.lengths.items()}
+        told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs, "lengths": lengths}
         told["crc"] = _crc(told)
         fileutil.replace(_state_path(folder), json.dumps(told).encode())
 
 
 def load(folder: Path) -> TimerState | None:
-    """What was said last, None if that cannot be read any more; files of the first version become a run.
+    """What was said last, None if that cannot be read any more; files and journals of older versions become a run.
 
     Raises:
         StoreCorrupt: a newer version of RayMQ wrote it. StoreFull, StoreFailed.
@@ -61,9 +63,12 @@ def load(folder: Path) -> TimerState | None:
         told = json.loads(path.read_bytes())
         if "version" not in told:
             return _take_over(folder, int(told["enqueued"]), int(told["logEnd"]))
-        if told["version"] != _VERSION:
+        if told["version"] not in (_WITHOUT_CHECKSUMS, _VERSION):
             raise StoreCorrupt(str(path), 0, f"timers of version {told['version']}, not {_VERSION}")
-        return _read(told) if told.pop("crc", None) in (None, _crc(told)) else None
+        crc = told.pop("crc", None if told["version"] == _WITHOUT_CHECKSUMS else -1)
+        if crc not in (None, _crc(told)):
+            return None
+        return _read(told) if told["version"] == _VERSION else _take_over_journals(folder, told)
     except FileNotFoundError:
         return _take_over(folder, 0, 0)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
@@ -91,8 +96,28 @@ def _read(told: dict[str, Any]) -> TimerState:
         int(position["over"]),
         int(told["journal"]),
         [RunShape(*map(int, run)) for run in told["runs"]],
-        {int(number): int(length) for number, length in told["lengths"].items()} if "lengths" in told else None,
+        {int(number): int(length) for number, length in told.get("lengths", {}).items()},
     )
+
+
+def _take_over_journals(folder: Path, told: dict[str, Any]) -> TimerState:
+    """The second version's journals become a run; of what came since the state was written all is told anew."""
+    state, cut = _read(told), "lengths" in told
+    found = journals(folder, state.journal)
+    contents = [path.read_bytes()[: state.lengths.get(number, 0) if cut else None] for number, path in found.items()]
+    parts = [np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize) for content in contents]
+    entries = in_order(np.concatenate([NO_ENTRIES, *parts]).astype(ENTRY))
+    number = 1 + max([state.journal, *found, *(shape.number for shape in state.runs)])
+    run = write_run(folder, number, [entries])
+    taken = replace(
+        state,
+        begin_ms=least_due_ms(entries, state.begin_ms),
+        journal=number + 1,
+        runs=[*state.runs, *([] if run is None else [run.shape])],
+        lengths={},
+    )
+    taken.save(folder)
+    return taken
 
 
 def _take_over(folder: Path, enqueued: int, log_end: int) -> TimerState:

@@ -269,14 +269,89 @@ def test_what_a_checkpoint_did_not_bring_to_disk_the_next_one_does(tmp_path: Pat
     assert again.log_end == 20
 
 
-def test_half_an_entry_is_cut_off(tmp_path: Path) -> None:
-    opened(tmp_path).append(np.concatenate([entry(START_MS, 0), entry(START_MS, 1)]))
+def test_half_an_append_is_cut_off(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.append(entry(START_MS, 0))
+    log.append(np.concatenate([entry(START_MS, 1), entry(START_MS, 2)]))
     [path] = tmp_path.glob("journal.*")
     path.write_bytes(path.read_bytes()[:-1])
     log = opened(tmp_path, clean=False)
     log.append(entry(START_MS, 5))
     assert waiting(log) == [0, 5]
-    assert path.stat().st_size == 2 * ENTRY.itemsize
+    assert waiting(opened(tmp_path)) == [0, 5]
+    assert path.stat().st_size == 2 * (8 + ENTRY.itemsize)
+
+
+def journal_of_three(folder: Path) -> tuple[bytes, int]:
+    """The journal of three appends, and how much of it was there at the last checkpoint: two."""
+    log = opened(folder)
+    log.append(np.concatenate([entry(START_MS, 0, 10), entry(START_MS, 1, 20)]))
+    log.append(entry(START_MS, 0, 30, Kind.DELIVERED))
+    log.enqueued = 2
+    checkpoint(log, 40)
+    log.append(entry(START_MS, 2, 50))
+    log.close()
+    [path] = folder.glob("journal.*")
+    return path.read_bytes(), path.stat().st_size - 8 - ENTRY.itemsize
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_any_byte_of_a_journal_that_flips_is_noticed(tmp_path: Path, clean: bool) -> None:
+    """An entry's due time, offset or kind, believed as it was found, lost a message or delivered it twice.
+
+    What was there at the last checkpoint is told anew with all the rest; what came since then, from there on.
+    """
+    content, saved = journal_of_three(tmp_path / "model")
+    [path] = (tmp_path / "model").glob("journal.*")
+    state = (tmp_path / "model" / "state.json").read_bytes()
+    for place in range(len(content)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        (folder / "state.json").write_bytes(state)
+        (folder / path.name).write_bytes(content)
+        flip(folder / path.name, place)
+        log = opened(folder, clean=clean)
+        told = (log.enqueued, log.log_end, waiting(log))
+        assert told == ((0, 0, []) if place < saved else (2, 40, [1]))
+        log.append(entry(START_MS, 7))
+        log.close()
+        assert waiting(opened(folder)) == [*told[2], 7]
+
+
+@pytest.mark.parametrize("length", range(0, 184, 7))
+def test_a_journal_that_is_shorter_than_it_was_is_noticed(tmp_path: Path, length: int) -> None:
+    content, saved = journal_of_three(tmp_path)
+    [path] = tmp_path.glob("journal.*")
+    path.write_bytes(content[:length])
+    log = opened(tmp_path, clean=False)
+    assert (log.enqueued, waiting(log)) == ((0, []) if length < saved else (2, [1]))
+
+
+def test_a_journal_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    journal_of_three(tmp_path)
+    [path] = tmp_path.glob("journal.*")
+    path.unlink()
+    assert opened(tmp_path).enqueued == 0
+
+
+def test_journals_of_two_processes_outlive_a_loss_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was about to become a run when the process died: it was cut to nothing, though the state spoke of it."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 2)
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(START_MS, 0, 1), entry(START_MS, 1, 2)]))
+    log.enqueued = 2
+    assert log.checkpoint(3) is not None  # and the process dies before it is called
+    log.append(entry(START_MS, 2, 4))
+    log.close()
+    assert len(list(tmp_path.glob("journal.*"))) == 2
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1 << 15)
+    log = opened(tmp_path, clean=False)
+    log.enqueued = 3
+    checkpoint(log, 5)
+    log.append(entry(START_MS, 3, 6))
+    log.close()
+    log = TimerLog(tmp_path, log_end=5, clean=False, memory_lost=True)
+    assert (log.enqueued, waiting(log)) == (3, [0, 1, 2])
 
 
 @pytest.mark.parametrize("in_runs", [False, True])
@@ -304,7 +379,7 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Mo
     [path] = tmp_path.glob("journal.*")
 
     def half(fd: int, content: memoryview) -> int:
-        if os.fstat(fd).st_size > ENTRY.itemsize:
+        if os.fstat(fd).st_size > 8 + ENTRY.itemsize:
             raise OSError(errno.ENOSPC, "no room")
         return os.write(fd, content[: len(content) // 3])
 
@@ -312,7 +387,7 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(StoreFull):
         log.append(np.concatenate([entry(START_MS, 1), entry(START_MS, 2)]))
     monkeypatch.undo()
-    assert path.stat().st_size == ENTRY.itemsize
+    assert path.stat().st_size == 8 + ENTRY.itemsize
     log.append(entry(START_MS, 3))
     assert waiting(log) == [0, 3]
     assert waiting(opened(tmp_path)) == [0, 3]
@@ -320,14 +395,14 @@ def test_a_full_disk_leaves_whole_entries(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path)
-    (tmp_path / "state.json").write_text('{"version":3}')
+    (tmp_path / "state.json").write_text('{"version":4}')
     with pytest.raises(StoreCorrupt):
         opened(tmp_path)
 
 
 @pytest.mark.usefixtures("runs_at_once")
 @pytest.mark.parametrize(
-    "damage", ["{}", "[]", '{"version":2,"position":{}}', "x", "another number", "missing", "short", "flipped"]
+    "damage", ["{}", "[]", '{"version":3,"position":{}}', "x", "another number", "missing", "short", "flipped"]
 )
 def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, damage: str) -> None:
     """Nothing of it is believed: not that something was taken in, nor that it waits no more."""
@@ -361,20 +436,44 @@ def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, 
     assert waiting(opened(tmp_path)) == [7]
 
 
-def test_runs_of_before_there_were_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
-    log = opened(tmp_path)
-    log.append(entry(START_MS, 0))
-    log.enqueued = 1
-    checkpoint(log, 1)
+@pytest.mark.parametrize("lengths", [True, False])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_files_of_the_second_version_are_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: bool, checksums: bool
+) -> None:
+    """Journals were entries alone. What is behind what the state knows of them is told anew."""
+    with monkeypatch.context() as patches:
+        patches.setattr(timer_log, "FOLD_ENTRIES", 1)
+        log = opened(tmp_path)
+        log.append(entry(START_MS + 5, 0))
+        log.enqueued = 2
+        checkpoint(log, 1)
+        log.close()
     state = tmp_path / "state.json"
     told = json.loads(state.read_text())
     told.pop("crc")
-    told["runs"] = [run[:4] for run in told["runs"]]
+    number = told["journal"]
+    known = np.concatenate([entry(START_MS, 1), entry(START_MS + 5, 0, 9, Kind.DELIVERED)]).astype(ENTRY).tobytes()
+    content = known + entry(START_MS, 2).tobytes() + b"half an entry"
+    (tmp_path / f"journal.{number:010d}").write_bytes(content)
+    told |= {
+        "version": 2,
+        "lengths": {str(number): len(known)},
+        "position": {**told["position"], "begin": START_MS + 3},
+    }
+    if not lengths:
+        del told["lengths"]
+    if checksums:
+        told["crc"] = zlib.crc32(json.dumps(told).encode())
+    else:
+        told["runs"] = [run[:4] for run in told["runs"]]
     state.write_text(json.dumps(told))
-    again = opened(tmp_path)
-    assert again.enqueued == 1
-    assert waiting(again) == [0]
+    for _ in range(2):
+        log = opened(tmp_path)
+        assert (log.enqueued, log.begin_ms) == (2, START_MS)
+        assert waiting(log) == ([1] if lengths else [1, 2])
+        assert json.loads(state.read_text())["version"] == 3
+        log.close()
 
 
 def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
@@ -409,12 +508,13 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
     [run] = tmp_path.glob("run.*")
     assert run.read_bytes() == waits + row(0x0203, 1, 0x30, "0000000000000007", 2) + bytes.fromhex("0000000000000001")
     [journal] = tmp_path.glob("journal.*")
-    assert journal.read_bytes() == row(0x0405, 2, 0x50, "0000000000000007", 1)
+    count, appended = (1).to_bytes(4, "big"), row(0x0405, 2, 0x50, "0000000000000007", 1)
+    assert journal.read_bytes() == count + zlib.crc32(count + appended).to_bytes(4, "big") + appended
     told = json.loads((tmp_path / "state.json").read_bytes())
     crc = told.pop("crc")
     assert crc == zlib.crc32(json.dumps(told).encode())
     assert told == {
-        "version": 2,
+        "version": 3,
         "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0},
         "journal": int(journal.name.removeprefix("journal.")),
         "lengths": {journal.name.removeprefix("journal.").lstrip("0"): 0},
