@@ -92,7 +92,7 @@ class Paths:
 
     @property
     def deletions(self) -> Path:
-        """Topics that were deleted since `state` was written."""
+        """Topics that were deleted."""
         return self.root / "raymq" / "deletions.journal"
 
     @property

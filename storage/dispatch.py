@@ -271,7 +271,7 @@ class Dispatcher:
         self._unsynced_folders.add(self._folder)
         return [aside]
 
-    def drop_deleted(self, deleted: dict[str, int]) -> None:
+    def drop_deleted(self, deleted: Mapping[str, int]) -> None:
         """Remove queues whose topic was deleted when the log ended there, if nothing came in since.
 
         They are still here if the process died in the middle of the deletion.

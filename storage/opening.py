@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,8 +93,9 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         state = State.load(paths.state)
         deletions = Journal(paths.deletions, writable=not read_only, on_failure=health.fail)
         resources.callback(deletions.close)
-        if state is not None:
-            state = state.with_deletions((str(topic), int(log_end)) for topic, log_end in deletions.entries)
+        # A damaged state forgets none of them: the journal tells of all.
+        told = (state or State()).with_deletions((str(topic), int(log_end)) for topic, log_end in deletions.entries)
+        state, deleted = (state and told), told.deleted_topics
         config = layout_of.fitted(config, paths, state)
         same_boot = state is not None and state.boot == boot_id() != "" and health.was_good
         left = _Left(state, clean=not paths.abort.exists(), same_boot=same_boot)
@@ -115,6 +117,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             dispatcher,
             state,
             checkpoint,
+            deleted=deleted,
             clean=left.clean,
             same_boot=same_boot,
             aside=None if read_only else paths.damaged,
@@ -126,7 +129,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         if not read_only:
             # What recovery goes by has to be there at the next loss of power, before anything says that it is.
             log.files.sync(recovery.walked_from, log.max_offset, names=True)
-        remains = _remains(log, dispatcher, state, memory_lost=not (left.clean or same_boot))
+        remains = _remains(log, dispatcher, deleted, memory_lost=not (left.clean or same_boot))
         progress = Progress(
             paths.config,
             paths.journal,
@@ -170,13 +173,13 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         )
 
 
-def _remains(log: CommitLog, dispatcher: Dispatcher, state: State | None, *, memory_lost: bool) -> Remains:
+def _remains(log: CommitLog, dispatcher: Dispatcher, deleted: Mapping[str, int], *, memory_lost: bool) -> Remains:
     """What recovery has left."""
     return Remains(
         log.max_offset,
         memory_lost,
         {lane: queue.max_offset for lane, queue in dispatcher.queues.items()},
-        {topic: min(place, log.max_offset) for topic, place in state.deleted_topics.items()} if state else {},
+        {topic: min(place, log.max_offset) for topic, place in deleted.items()},
     )
 
 

@@ -18,6 +18,7 @@ nothing is written.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -82,6 +83,7 @@ def recover(
     state: State | None,
     checkpoint: Checkpoint,
     *,
+    deleted: Mapping[str, int],
     clean: bool,
     same_boot: bool,
     aside: Path | None,
@@ -90,12 +92,12 @@ def recover(
 
     Args:
         state: None if there is none.
+        deleted: where the log ended when a topic was deleted.
         same_boot: the machine has not been started anew since the store was last open, and its disk did not fail.
         aside: folder for copies of damaged bytes; None = read-only, change nothing.
     """
     report = RecoveryReport(clean)
     trusted = clean or same_boot
-    deleted = state.deleted_topics if state else {}
     if aside is not None:
         _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
         dispatcher.drop_deleted(deleted)
@@ -220,7 +222,7 @@ def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
 
 
 def _sound_part(
-    batch: Batch, deleted: dict[str, int], placement: Placement, known_bytes: int | None
+    batch: Batch, deleted: Mapping[str, int], placement: Placement, known_bytes: int | None
 ) -> tuple[Batch | None, npt.NDArray[np.bool_], str]:
     """The records before the first that cannot be as it was written, though its CRC is right; why there is none.
 

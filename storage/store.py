@@ -121,8 +121,7 @@ class Store:
         try:
             failpoint("open.before_checkpoint")
             self._save_checkpoint()
-            if parts.deletions.length:
-                parts.deletions.rewrite()  # The checkpoint knows them.
+            self._keep_deletions()
             self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_good:
                 parts.health.certify()
@@ -136,6 +135,15 @@ class Store:
             parts.close()
             raise
         self._flusher.start()
+
+    def _keep_deletions(self) -> None:
+        """Have the journal tell of all deletions that count; the state does so, too, but one of them may be damaged."""
+        log_min, deletions = self._log.min_offset, self._parts.deletions
+        told = [(topic, end) for topic, end in self._parts.deleted_topics.items() if end > log_min]
+        if list(deletions.entries) != told:
+            deletions.rewrite(told)
+        deletions.entries.clear()
+        self._shorten_at = max(_LEAST_DELETIONS_BYTES, 2 * deletions.length)
 
     def _keep_ballast(self, disk: Disk) -> None:
         """Make the ballast where it is missing and the disk is not full."""

@@ -112,6 +112,49 @@ def test_what_was_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> No
         assert store.min_offset("gone", 0) == 0
 
 
+@pytest.mark.parametrize("starts", [0, 2])
+@pytest.mark.parametrize("damaged", ["state.json", "deletions.journal"])
+def test_what_was_deleted_stays_deleted_whichever_of_two_files_is_damaged(
+    tmp_path: Path, damaged: str, starts: int
+) -> None:
+    """A state that was damaged brought deleted topics back, with all their messages."""
+    with filled(tmp_path, 2) as store:
+        store.delete_topic("gone")
+        append(store, make_record(b"between"))
+    for _ in range(starts):
+        Store.open(tmp_path, CONFIG).close()
+    (tmp_path / "raymq" / damaged).write_bytes(b"\xff" * 100)
+    for _ in range(2):
+        with Store.open(tmp_path, CONFIG) as store:
+            assert store.topics() == ["kept", "orders"]
+            assert store.incarnation("gone") > 0
+    with Store.open(tmp_path, CONFIG) as store:
+        append(store, make_record(b"anew", topic="gone"))
+    (tmp_path / "raymq" / "state.json").unlink()
+    with Store.open(tmp_path, CONFIG) as store:
+        assert bodies(store, "gone") == [b"anew"]
+
+
+def test_marks_of_deletions_that_the_log_has_lost_hide_nothing_that_comes_later(tmp_path: Path) -> None:
+    """The log ends where it ended before the deletion: what is stored there next is a new topic's."""
+    with filled(tmp_path, 1) as store:
+        append(store, *(make_record(b"x" * 900, topic="gone") for _ in range(50)))
+        lost = store.max_physical_offset
+        append(store, *(make_record(b"x" * 900, topic="gone") for _ in range(50)))
+        store.delete_topic("gone")
+    file = tmp_path / "commitlog" / ("0" * 20)
+    content = file.read_bytes()
+    file.write_bytes(content[:lost].ljust(len(content), b"\0"))
+    (tmp_path / "abort").write_text("1")
+    with Store.open(tmp_path, CONFIG) as store:
+        assert store.max_physical_offset == lost
+        append(store, make_record(b"anew", topic="gone"))
+    for name in ("state.json", "deletions.journal"):
+        (tmp_path / "raymq" / name).write_bytes(b"")
+        with Store.open(tmp_path, CONFIG) as store:
+            assert bodies(store, "gone") == [b"anew"]
+
+
 @pytest.mark.parametrize("luck", [0.0, 0.3, 0.7, 1.0])
 def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
