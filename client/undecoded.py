@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raymq.storage.byte_rows import Int64s
-from raymq.storage.compression import decompress
+from raymq.storage.compression import plain_or_stored
 from raymq.storage.property_columns import gather
 from raymq.storage.record_batch import Batch
 
@@ -32,10 +32,7 @@ class CompressedBody:
 
     def plain(self) -> bytes:
         """The body as it was before; one that is not what its flag says is given as it is."""
-        try:
-            return decompress(self._body, self._sys_flag)
-        except ValueError:
-            return self._body
+        return plain_or_stored(self._body, self._sys_flag)
 
 
 class OneUndecoded:

@@ -22,7 +22,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     """The body as it was before it was compressed; one that was not comes back as it is.
 
     Raises:
-        ValueError: it is not what the flag says, or grows beyond 16 MiB.
+        ValueError: it is not what the flag says, is cut off, or grows beyond 16 MiB.
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return body
@@ -31,12 +31,27 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
         raise ValueError(f"unknown compression {sys_flag & _KIND_MASK:#x}")
     try:
         if kind == "zlib":
-            plain = zlib.decompressobj().decompress(body, MAX_DECOMPRESSED_BYTES + 1)
+            stream = zlib.decompressobj()
+            plain = stream.decompress(body, MAX_DECOMPRESSED_BYTES + 1)
+            if not stream.eof and len(plain) <= MAX_DECOMPRESSED_BYTES:
+                raise ValueError("zlib that is cut off")
         else:
-            with pa.CompressedInputStream(pa.BufferReader(body), kind) as stream:
-                plain = stream.read(MAX_DECOMPRESSED_BYTES + 1)
+            with pa.CompressedInputStream(pa.BufferReader(body), kind) as source:
+                plain = source.read(MAX_DECOMPRESSED_BYTES + 1)
     except (zlib.error, OSError) as error:  # Arrow's errors of broken streams are OSErrors
         raise ValueError(f"not {kind}: {error}") from None
     if len(plain) > MAX_DECOMPRESSED_BYTES:
         raise ValueError(f"more than {MAX_DECOMPRESSED_BYTES} bytes")
     return plain
+
+
+def plain_or_stored(body: bytes, sys_flag: int) -> bytes:
+    """The body as it was before it was compressed; one that `decompress` refuses is given as it is.
+
+    For what readers are given: anybody may send a body that is not what its flag says, and the messages behind it are
+    to be read all the same.
+    """
+    try:
+        return decompress(body, sys_flag)
+    except ValueError:
+        return body

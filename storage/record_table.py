@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from raymq.storage import compiled, properties, record, record_batch
 from raymq.storage.alike_properties import alike_properties
-from raymq.storage.compression import decompress
+from raymq.storage.compression import plain_or_stored
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.head_columns import TIMESTAMP, head_columns
 from raymq.storage.property_columns import gather_bodies, properties_of_batch
@@ -26,7 +26,7 @@ from raymq.storage.record import Buffer
 from raymq.storage.record_columns import join_records, lengths_of
 from raymq.storage.unique_keys import PAIR_BYTES, UniqueKeys
 
-__all__ = ["SCHEMA", "Rows", "checked_rows", "decompress", "records_from_table", "table_from_records"]
+__all__ = ["SCHEMA", "Rows", "checked_rows", "records_from_table", "table_from_records"]
 
 #: The columns of a table of messages.
 SCHEMA: Final = pa.schema(
@@ -98,7 +98,7 @@ def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table
         parsed.user(),
         heads.born_timestamp,
         heads.store_timestamp,
-        _plain(batch, bodies, broker),
+        _plain(batch, bodies),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
@@ -226,17 +226,13 @@ def _topics(batch: record_batch.Batch) -> pa.Array:
     return pa.array([group.topic for group in batch.groups]).take(pa.array(codes))
 
 
-def _plain(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Array:
-    """The bodies, those decompressed that are compressed."""
+def _plain(batch: record_batch.Batch, bodies: pa.Array) -> pa.Array:
+    """The bodies, those decompressed that are compressed as they say."""
     if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
         return bodies
     compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
-    plain = []
-    for row in np.flatnonzero(compressed).tolist():
-        try:
-            plain.append(decompress(bodies[row].as_py(), int(batch.sys_flags[row])))
-        except ValueError as error:
-            raise StoreCorrupt(broker, int(batch.starts[row]), f"a body that does not decompress: {error}") from None
+    rows = np.flatnonzero(compressed).tolist()
+    plain = [plain_or_stored(bodies[row].as_py(), int(batch.sys_flags[row])) for row in rows]
     return pc.replace_with_mask(bodies, pa.array(compressed), pa.array(plain, pa.binary()))
 
 

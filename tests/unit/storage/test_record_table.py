@@ -230,15 +230,22 @@ def test_compressed_bodies_are_decompressed(kind: str, flag: int) -> None:
     assert table["body"].to_pylist() == [b"body", plain, b"last"]
 
 
-def test_a_body_that_is_not_compressed_as_it_says_is_corrupt() -> None:
-    with pytest.raises(StoreCorrupt, match="decompress"):
-        table_of([stored(b"plain", sys_flag=0x301)])
-
-
-def test_a_body_that_grows_without_end_is_refused() -> None:
-    bomb = zlib.compress(bytes(compression.MAX_DECOMPRESSED_BYTES + 1), 9)
-    with pytest.raises(StoreCorrupt, match="more than"):
-        table_of([stored(bomb, sys_flag=0x301)])
+@pytest.mark.parametrize(
+    ("body", "flag"),
+    [
+        pytest.param(b"plain", 0x301, id="not zlib"),
+        pytest.param(b"plain", 0x101, id="not lz4"),
+        pytest.param(b"plain", 0x201, id="not zstd"),
+        pytest.param(b"plain", 0x701, id="of a kind that nobody knows"),
+        pytest.param(b"", 0x301, id="empty"),
+        pytest.param(zlib.compress(b"many the same bytes " * 400)[:-6], 0x301, id="cut off"),
+        pytest.param(zlib.compress(bytes(compression.MAX_DECOMPRESSED_BYTES + 1), 9), 0x301, id="too large"),
+    ],
+)
+def test_a_body_that_does_not_decompress_is_given_as_it_is_stored_and_holds_up_nothing(body: bytes, flag: int) -> None:
+    packed = zlib.compress(b"packed", 5)
+    table = table_of([stored(b"first"), stored(body, sys_flag=flag), stored(packed, sys_flag=0x301), stored(b"last")])
+    assert table["body"].to_pylist() == [b"first", body, b"packed", b"last"]
 
 
 def test_a_flipped_bit_is_found_and_placed() -> None:
