@@ -151,6 +151,16 @@ class CommitLog:
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offset
 
+    def reserve(self, length: int) -> None:
+        """Let records of so many bytes together be written without anything that can fail; raises as `append`.
+
+        Not if no file can hold them: then there may be no room for the last ones.
+        """
+        if self.max_offset + length > self._smooth_to and length <= self.capacity:
+            file = self._room_for(length)
+            at = self.max_offset - file.start
+            file.allocate(at, at + length)
+
     def _room_for(self, length: int) -> MappedFile:
         """The file into which `length` bytes go at `max_offset`, after a BLANK and a new file if need be."""
         file = self.files.extend(self.max_offset)

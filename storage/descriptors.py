@@ -1,4 +1,5 @@
-"""Descriptors held back for what a store must be able to open: its log's next file, journals, checkpoints.
+"""Descriptors held back for what a store must be able to open: the next files of its log and its index, journals,
+checkpoints.
 
 A process that is at its limit of open files, through its connections or others' queues, goes on appending so.
 """
@@ -10,8 +11,9 @@ import os
 import threading
 from typing import Final
 
-#: A mapped file takes two, its folder one; and there may be a replacement of a settings file under way.
-HELD: Final = 8
+#: A mapped file takes two, its folder one: the next file of the log, of the index and of a queue; and there may be
+#: replacements of settings files under way.
+HELD: Final = 16
 #: The process or the machine has none left.
 NONE_LEFT: Final = (errno.EMFILE, errno.ENFILE)
 

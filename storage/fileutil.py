@@ -146,6 +146,15 @@ def open_to_read(path: Path) -> int:
         raise
 
 
+def read_head(path: Path, count: int) -> bytes:
+    """The first `count` bytes of a file, as far as there are so many; raises as `open_to_read`."""
+    fd = open_to_read(path)
+    try:
+        return os.pread(fd, count, 0)
+    finally:
+        os.close(fd)
+
+
 def replace(path: Path, content: bytes) -> None:
     """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
 
@@ -222,6 +231,11 @@ def move(source: Path, target: Path) -> None:
         file_calls.current.rename(source, target)
     except OSError as error:
         raise _not_done("rename", source, error) from error
+
+
+def unlink(path: Path) -> None:
+    """Remove a file, if it is there, for good once its folder is synced; StoreFailed if the disk fails."""
+    _remove(path)
 
 
 def remove(path: Path) -> None:

@@ -68,8 +68,7 @@ class IndexFile:
         if path.exists():
             if path.stat().st_size != self._size:
                 raise StoreCorrupt(str(path), 0, f"an index of {path.stat().st_size} bytes, not {self._size}")
-            with path.open("rb") as stream:
-                content = stream.read(HEADER.size)
+            content = fileutil.read_head(path, HEADER.size)
         (self.begin_ms, self.end_ms, self.begin_physical, self.end_physical, self._used_slots, count) = HEADER.unpack(
             content
         )
@@ -77,6 +76,8 @@ class IndexFile:
         self._dirty = False
         #: The entries below that number have blocks.
         self.reserved_to = 0
+        #: Whether keys are put into it: then it may have descriptors that are held back.
+        self.growing = False
         #: Whether its follower was asked for.
         self.followed = False
         if not (1 <= self.count <= entries and 0 <= self.begin_physical <= self.end_physical + 1):
@@ -93,6 +94,7 @@ class IndexFile:
                 writable=self._writable,
                 allocate_step_bytes=_ALLOCATE_STEP_BYTES,
                 ahead=self._ahead,
+                reserved=self.growing,
             )
             if self._open_files is not None:
                 self._open_files.add(self, file)
@@ -334,7 +336,7 @@ def file_bytes(slots: int, entries: int) -> int:
 
 def make_file(path: Path, slots: int, entries: int, reserved: int = 0) -> None:
     """Make an empty index file with blocks for header, slots and `reserved` entries; StoreFull, StoreFailed if not."""
-    fd = fileutil.create_sparse(path, file_bytes(slots, entries))
+    fd = fileutil.create_sparse(path, file_bytes(slots, entries), reserved=True)
     try:
         fileutil.allocate(fd, 0, HEADER.size + slots * _SLOT.size + (1 + reserved) * _ENTRY.size, path)
     finally:

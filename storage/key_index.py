@@ -154,6 +154,7 @@ class KeyIndex:
         if not count or (self._files and self._files[-1].count + count <= self._files[-1].reserved_to):
             return
         file = self._file_with_room()
+        file.growing = True
         room = file.room
         if count <= room:
             file.reserve(count)
@@ -249,8 +250,10 @@ class KeyIndex:
                 self._ahead.ask(partial(self._prepare_behind, newest))
             return newest
         with self._preparing:
-            path, self._prepared = self._prepared or self._next_path(), None
-            self._files.append(self._file(path))
+            following = self._file(self._prepared or self._next_path())
+            following.growing = True
+            self._files.append(following)
+            self._prepared = None
         self._new_names = True
         return self._files[-1]
 

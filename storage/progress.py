@@ -185,7 +185,7 @@ class Journal:
             try:
                 if before >= 0:  # Its frames are older than those that will come.
                     fileutil.close(before)
-                    fileutil.remove(self._beside)
+                    fileutil.unlink(self._beside)  # takes no descriptor, which there may be none of
                 fileutil.sync_opened_directory(folder, self._path.parent)
             except StoreError as error:
                 self._failure = error

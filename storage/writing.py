@@ -132,6 +132,8 @@ class Writer:
         physical_offsets: list[int] = []
         start = log.max_offset
         try:
+            log.reserve(sum([len(single.record) for single in singles]))
+            start = log.max_offset
             for single, queue in zip(singles, queues, strict=True):
                 queue_offset = queue.max_offset
                 physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)

@@ -16,7 +16,7 @@ from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record
 
 _FILES = 128
-_CONFIG = replace(SMALL, consume_queue_file_entries=10_000)
+_CONFIG = replace(SMALL, commitlog_file_bytes=1 << 15, consume_queue_file_entries=10_000)
 
 
 def use_up() -> list[int]:
@@ -40,6 +40,14 @@ def is_refused(store: Store) -> bool:
     return False
 
 
+def keyed(store: Store, first: int, count: int) -> None:
+    """Append messages with a key each, one by one and in batches."""
+    for number in range(first, first + count // 2):
+        append(store, make_record(b"k", topic="keyed", keys=f"key{number}"))
+    for number in range(first + count // 2, first + count, 5):
+        append(store, *(make_record(b"k", topic="keyed", keys=f"key{n}") for n in range(number, number + 5)))
+
+
 def main(directory: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
     with Store.open(directory, _CONFIG) as store:
@@ -52,6 +60,7 @@ def main(directory: Path) -> None:
             count += 1
         store.flush()
         append(store, make_record(b"x", topic="another"))  # the files of a new queue, too
+        keyed(store, 0, 2 * _CONFIG.index_entries)  # and those of the index
         store._save_checkpoint()
         RESERVE.close()
         taken += use_up()
@@ -64,6 +73,12 @@ def main(directory: Path) -> None:
         append(store, make_record(b"%d" % count))
         assert [int(body) for body in bodies(store)] == list(range(count + 1))
         store.flush()
+        index = store._parts.paths.index
+        if len(list(index.iterdir())) < 2:
+            raise AssertionError("the index has not rolled")
+        for number in range(2 * _CONFIG.index_entries):
+            if not store.query("keyed", f"key{number}", 0, 1 << 62, 1):
+                raise AssertionError(f"key {number} is not found")
     sys.stdout.write("done\n")
 
 

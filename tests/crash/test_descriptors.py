@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.errors import StoreBusy, StoreError
+from raymq.storage.errors import StoreBusy, StoreError, StoreFull
 from raymq.storage.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash import few_descriptors
@@ -67,3 +67,21 @@ def test_what_cannot_be_opened_now_is_refused_and_stored_later(tmp_path: Path, k
     assert [each for each in met if not isinstance(each, StoreBusy) or not each.retriable] == []
     with Store.open(tmp_path, CONFIG) as store:
         assert store.recovery.clean
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOSPC])
+@pytest.mark.parametrize("kind", ["open", "map", "allocate"])
+def test_a_few_messages_at_a_roll_are_refused_together(tmp_path: Path, kind: str, error: int) -> None:
+    """The first ones were stored, the roll failed, and the store refused all until it was opened again."""
+    few = [make_record(bytes(300)) for _ in range(5)]
+    with Store.open(tmp_path, CONFIG) as store:
+        for _ in range(30):
+            before = store.max_physical_offset
+            with replaced(FaultyCalls(kind, 1, error, lasting=True)):
+                try:
+                    append(store, *few)
+                except StoreFull:
+                    assert store.max_physical_offset == before
+            assert store._parts.health.good
+        append(store, *few)
+        assert len(bodies(store)) % 5 == 0

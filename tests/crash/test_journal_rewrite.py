@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
 import subprocess
@@ -12,8 +13,9 @@ import pytest
 
 from raymq.storage import in_flight as in_flight_module
 from raymq.storage import progress as progress_module
-from raymq.storage.errors import StoreFailed
-from raymq.storage.file_calls import FileCalls
+from raymq.storage.errors import StoreBusy, StoreError, StoreFailed
+from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.progress import Journal
 from raymq.storage.store import Store
 from tests.crash import journal_writer
 from tests.crash.journal_writer import COMMITS, newest, table
@@ -114,3 +116,21 @@ def test_a_store_whose_journal_may_be_lost_refuses_writes(tmp_path: Path) -> Non
         journal._on_failure(StoreFailed("the disk fails"))
         with pytest.raises(StoreFailed):
             append(store, make_record())
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_rewriting_of_a_journal_that_is_diverted_does_without_descriptors(tmp_path: Path, nth: int) -> None:
+    """What was diverted was removed by a call that opens the folder: without a descriptor the store refused all."""
+    failures: list[StoreError] = []
+    journal = Journal(tmp_path / "a.journal", writable=True, on_failure=failures.append)
+    journal.append(("x", 1))
+    journal.divert()
+    journal.append(("x", 2))
+    with replaced(FaultyCalls("open", nth, errno.EMFILE, lasting=True)), contextlib.suppress(StoreBusy):
+        journal.rewrite([("all", 2)])
+    assert failures == []
+    journal.append(("x", 3))
+    journal.close()
+    entries = Journal(tmp_path / "a.journal", writable=False).entries
+    assert entries in ([("x", 1), ("x", 2), ("x", 3)], [("all", 2), ("x", 3)])
+    assert (len(entries) == 2) == (nth > 2), "the folder and the new file are all that it takes"
