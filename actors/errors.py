@@ -155,6 +155,13 @@ class BrokerUnavailable(RayMQError):
         super().__init__(f"{broker}: {reason}", remedy=remedy)
         self.broker = broker
 
+    def at_address(self, address: str, name: str | None) -> None:
+        """Where the error knows its broker as `address` only, let it say that this is the broker `name`, too."""
+        if name is not None and self.broker == address:
+            reason = str(self.args[0]).removeprefix(f"{address}: ")
+            self.args = (f"{name} ({address}): {reason}",)
+            self.broker = name
+
 
 class ConnectionLost(BrokerUnavailable):
     """The connection broke after a request went out: its outcome is unknown."""

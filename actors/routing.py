@@ -23,6 +23,8 @@ ROUTE_SECONDS = 30.0
 _SHORT_SECONDS = 2.0
 #: A broker that has been away for longer than this is not missed any more.
 _MISSED_SECONDS = 300.0
+#: Above so many addresses the brokers' names are learned anew.
+_MOST_NAMES = 1024
 #: One that has just started, and does not know the cluster yet, is asked again after this pause.
 _LEARNING_SECONDS = 0.2
 #: A name server that does not answer within this time is passed over for the next one.
@@ -41,6 +43,8 @@ class Routes:
         self._seen_at: dict[str, dict[str, float]] = {}
         #: By topic and broker: the queues that could be written when it was last in the route.
         self._writable: dict[str, dict[str, list[MessageQueue]]] = {}
+        #: By address: the broker that was there when a name server was asked last.
+        self._names: dict[str, str] = {}
         #: The place in the list of the one that answered last: clients stick to it as long as it answers.
         self._preferred = 0
 
@@ -48,7 +52,8 @@ class Routes:
         """The route of `topic`.
 
         Args:
-            fresh: ask even if the cached one is young, as after a failure; an old one still serves if nobody answers.
+            fresh: ask even if the cached one is young, as after a failure; an old one still serves if nobody answers,
+                and for `ROUTE_SECONDS` where a name server does not know the topic.
 
         Raises:
             TopicNotFound: a name server says that nobody has it.
@@ -64,7 +69,7 @@ class Routes:
             command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
             answer = await self.ask(command, timeout, patient=cached is None)
         except TopicNotFound:
-            if cached is not None and fresh:  # a name server that has just started knows nothing yet
+            if cached is not None and fresh and self._was_there(topic, now):  # one that just started may not know it
                 return cached[1]
             self.forget(topic)
             raise
@@ -76,11 +81,16 @@ class Routes:
         route = wire_route.read_route(topic, answer.body)
         before = {} if cached is None else cached[1].addresses
         for broker, address in route.addresses.items():
+            self._names[address] = broker
             if before.get(broker) != address:
                 self._pool.retry_now(address)
         seconds = _SHORT_SECONDS if self._misses(route, now) else ROUTE_SECONDS
         self._cached[topic] = (now - ROUTE_SECONDS + seconds, route)
         return route
+
+    def _was_there(self, topic: str, now: float) -> bool:
+        """Whether a name server has told a route of `topic` lately."""
+        return any(now - at < ROUTE_SECONDS for at in self._seen_at.get(topic, {}).values())
 
     def _misses(self, route: TopicRoute, now: float) -> bool:
         """Whether it lacks a broker that it had lately."""
@@ -115,7 +125,15 @@ class Routes:
 
     async def cluster(self, timeout: float = _NAME_SERVER_SECONDS) -> ClusterView:
         """All brokers that a name server knows."""
-        return wire_route.read_view((await self.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO), timeout)).body)
+        view = wire_route.read_view((await self.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO), timeout)).body)
+        if len(self._names) > _MOST_NAMES:
+            self._names = {}
+        self._names.update((address, broker) for broker, address in view.masters.items())
+        return view
+
+    def name_at(self, address: str) -> str | None:
+        """The name of the broker at `address`, as far as that need not be asked for. Any thread."""
+        return self._names.get(address)
 
     async def topics(self, timeout: float = _NAME_SERVER_SECONDS) -> list[str]:
         """All topics that a name server knows."""

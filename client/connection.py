@@ -68,11 +68,12 @@ class Connection:
         self.tls = tls
         context = None if tls is None else client_context(tls)
         #: For threads that wait for an answer themselves.
-        self.channels = ChannelPool(context)
+        self.channels = ChannelPool(context, self._name_of)
         self.pool = ConnectionPool(
             self._pushed,
             tls=context,
             second_door=None if namespace is None else self._through_the_actor,
+            name_of=self._name_of,
         )
         self.routes = Routes(self.pool, self.name_servers)
         self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -227,6 +228,9 @@ class Connection:
             else:
                 found = answer if found is None else found
         return found
+
+    def _name_of(self, address: str) -> str | None:
+        return self.routes.name_at(address)
 
     async def _through_the_actor(self, address: str, command: Command, timeout: float) -> Command:
         from raymq.client.second_door import invoke

@@ -47,7 +47,7 @@ class DirectFetching:
         if self._mq.is_on_loop:
             return False
         channel = self._channels.get(queue.broker)
-        return (channel is not None and channel.is_open) or self._address(queue) is not None
+        return (channel is not None and channel.is_open) or self.address(queue) is not None
 
     def fetch(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> Fetched | None:
         """What is at `offset` within `wait_seconds`, None if nothing came; what follows it is asked for.
@@ -113,15 +113,15 @@ class DirectFetching:
                 return channel
             self._mq.channels.end(channel)
             del self._channels[queue.broker]
-        address = self._address(queue)
+        address = self.address(queue)
         channel = None if address is None else self._mq.channels.open(address, ANSWER_SECONDS)
         if channel is None:
             raise BrokerUnavailable(queue.broker, "no connection")
         self._channels[queue.broker] = channel
         return channel
 
-    def _address(self, queue: MessageQueue) -> str | None:
-        """Where the broker listens, if it is known and connected to."""
+    def address(self, queue: MessageQueue) -> str | None:
+        """Where the queue's broker listens, if it is known and connected to."""
         route = self._mq.routes.known(queue.topic)
         address = None if route is None else route.addresses.get(queue.broker)
         return address if address is not None and self._mq.pool.is_connected(address) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -17,12 +17,14 @@ from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.direct_fetching import DirectFetching
 from raymq.client.message import ReceivedMessage
-from raymq.client.pulling import Pulling, check_max_messages
+from raymq.client.pulling import CONTROL_SECONDS, Pulling, check_max_messages
 from raymq.client.received import received
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record_table import SCHEMA, table_from_records
 
 _T = TypeVar("_T")
+#: More messages than an answer holds.
+_ANY_NUMBER: Final = 1 << 24
 
 
 class PullConsumer(ClientBase):
@@ -112,18 +114,33 @@ class PullConsumer(ClientBase):
         """`poll` for asyncio code, on any event loop."""
         return await self._aread(queue, max_messages, timeout, received) or []
 
-    def fetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
-        """As `poll`, as an Arrow table with the columns of `raymq.storage.record_table.SCHEMA`."""
-        table = self._read(queue, max_messages, timeout, _table)
+    def fetch_table(self, queue: MessageQueue, max_messages: int | None = None, timeout: float = 5.0) -> pa.Table:
+        """As `poll`, as an Arrow table with the columns of `raymq.storage.record_table.SCHEMA`.
+
+        It has at most `max_messages` rows; None: what one answer of the broker holds, 4 MiB of records.
+        """
+        table = self._read(queue, _ANY_NUMBER if max_messages is None else max_messages, timeout, _table)
         return SCHEMA.empty_table() if table is None else table
 
-    async def afetch_table(self, queue: MessageQueue, max_messages: int = 1000, timeout: float = 5.0) -> pa.Table:
+    async def afetch_table(
+        self, queue: MessageQueue, max_messages: int | None = None, timeout: float = 5.0
+    ) -> pa.Table:
         """`fetch_table` for asyncio code, on any event loop."""
-        table = await self._aread(queue, max_messages, timeout, _table)
+        table = await self._aread(queue, _ANY_NUMBER if max_messages is None else max_messages, timeout, _table)
         return SCHEMA.empty_table() if table is None else table
 
     def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back."""
+        self._check_open()
+        command = self._pulling.commit_command(queue, offset)
+        address = None if self._mq.is_on_loop else self._direct.address(queue)
+        try:
+            if address is not None and self._mq.channels.request(address, command, CONTROL_SECONDS) is not None:
+                return
+        except Timeout:
+            raise
+        except BrokerUnavailable:
+            pass  # the loop asks again for a while: what a commit does it does once
         self._run(self._pulling.commit(queue, offset))
 
     async def acommit(self, queue: MessageQueue, offset: int) -> None:

@@ -34,7 +34,8 @@ from raymq.client.timestamps import milliseconds
 
 #: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
 ANSWER_BYTES = 4 * 1024 * 1024
-_CONTROL_SECONDS = 5.0
+#: What a small request may take.
+CONTROL_SECONDS = 5.0
 
 
 def check_max_messages(max_messages: int) -> int:
@@ -60,7 +61,7 @@ class Pulling:
         for address in (await self._mq.routes.cluster()).masters.values():
             with contextlib.suppress(BrokerUnavailable):
                 command = wire_group.create_group_command(self._group)
-                await self._mq.pool.request(address, command, _CONTROL_SECONDS)
+                await self._mq.pool.request(address, command, CONTROL_SECONDS)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
@@ -168,7 +169,7 @@ class Pulling:
         async def once() -> list[Fetched]:
             return await self._fetch(queue, start, len(part.sizes), check_crc=True)
 
-        parts = await patiently(once, _CONTROL_SECONDS)
+        parts = await patiently(once, CONTROL_SECONDS)
         if not parts:
             raise BrokerUnavailable(queue.broker, "what it gave before is gone")
         if parts[0].error is not None:
@@ -200,17 +201,17 @@ class Pulling:
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Everything below `offset` is done."""
+        await self._ask(queue, lambda: self.commit_command(queue, offset))
+
+    def commit_command(self, queue: MessageQueue, offset: int) -> Command:
+        """The request of a commit. Any thread. InvalidInput: there is no such queue or offset."""
         arguments.queue("queue", queue)
-        await self._ask(
-            queue,
-            lambda: wire_offset.update_offset_command(
-                self._group, queue.topic, queue.queue_id, arguments.offset("offset", offset), overrules_reset=True
-            ),
-        )
+        offset = arguments.offset("offset", offset)
+        return wire_offset.update_offset_command(self._group, queue.topic, queue.queue_id, offset, overrules_reset=True)
 
     async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:
         async def once() -> Command:
             address = await address_of(self._mq, queue.topic, queue.broker)
-            return await self._mq.pool.request(address, command(), _CONTROL_SECONDS)
+            return await self._mq.pool.request(address, command(), CONTROL_SECONDS)
 
-        return await patiently(once, _CONTROL_SECONDS)
+        return await patiently(once, CONTROL_SECONDS)

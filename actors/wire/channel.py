@@ -17,8 +17,9 @@ from collections import Counter
 from typing import Final
 
 from raymq.actors.core.alertness import AWAKE_SECONDS, Alertness
-from raymq.actors.errors import ConnectionLost, ProtocolError, Timeout
+from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import bare, faults, frame
+from raymq.actors.wire.connection import NameOf
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.reader import FrameReader
 from raymq.actors.wire.same_host import end_pacing
@@ -38,14 +39,23 @@ SMALL_BYTES: Final = 64 * 1024
 class Channel:
     """One blocking connection; one thread at a time. A request that goes unanswered closes it."""
 
-    def __init__(self, address: str, connected: socket.socket, asking: list[Channel], alertness: Alertness) -> None:
+    def __init__(
+        self,
+        address: str,
+        connected: socket.socket,
+        asking: list[Channel],
+        alertness: Alertness,
+        name: str | None = None,
+    ) -> None:
         """Takes over `connected`.
 
         Args:
+            name: the broker's, for errors.
             asking: the channels that `ask` is under way on, of all addresses. Who is alone may stay awake for the
                 answer; several threads would take each other's time.
         """
         self.address = address
+        self._name = name
         self._asking = asking
         self._alertness = alertness
         self._socket = connected
@@ -96,7 +106,11 @@ class Channel:
         except BaseException as error:
             self._fail(error, timeout)
             raise
-        faults.check(answer, self.address)
+        try:
+            faults.check(answer, self.address)
+        except BrokerUnavailable as error:
+            error.at_address(self.address, self._name)
+            raise
         return answer
 
     def forget(self, number: int) -> None:
@@ -184,16 +198,21 @@ class Channel:
         """Close, and raise what a failure of the socket means to who asked. Otherwise it was an interrupt."""
         self.close()
         if isinstance(error, TimeoutError):
-            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
-        if isinstance(error, OSError | ProtocolError):
-            raise ConnectionLost(self.address, f"connection lost: {error}") from error
+            told: BrokerUnavailable = Timeout(self.address, f"no answer within {timeout:.3g} s")
+        elif isinstance(error, OSError | ProtocolError):
+            told = ConnectionLost(self.address, f"connection lost: {error}")
+        else:
+            return
+        told.at_address(self.address, self._name)
+        raise told from error
 
 
 class ChannelPool:
     """Up to `CHANNELS_PER_ADDRESS` channels per address, opened when they are needed. Thread-safe."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, name_of: NameOf = lambda _: None) -> None:
         self._tls = tls
+        self._name_of = name_of
         self._closed = False
         self._processors = len(os.sched_getaffinity(0))
         self._begin()
@@ -345,7 +364,8 @@ class ChannelPool:
 
     def _connect(self, address: str, timeout: float) -> Channel:
         """A new channel to "host:port"; OSError, ValueError."""
-        return Channel(address, self._connected(address, timeout), self._asking, Alertness(self._processors))
+        connected, alertness = self._connected(address, timeout), Alertness(self._processors)
+        return Channel(address, connected, self._asking, alertness, self._name_of(address))
 
     def _connected(self, address: str, timeout: float) -> socket.socket:
         """A socket to "host:port"; OSError, ValueError."""

@@ -31,6 +31,8 @@ MOST_PEERS = 256
 
 #: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
 PushHandler = Callable[["Connection", Command], Command | None]
+#: The name of the broker at an address, for errors; None where nobody knows one there. Any thread.
+NameOf = Callable[[str], str | None]
 #: Another way to a server to whose socket no way leads: (address, command, seconds) -> answer; errors as a socket's.
 SecondDoor = Callable[[str, Command, float], Awaitable[Command]]
 
@@ -223,9 +225,11 @@ class ConnectionPool:
         *,
         tls: ssl.SSLContext | None = None,
         second_door: SecondDoor | None = None,
+        name_of: NameOf = lambda _: None,
     ) -> None:
         self._on_push = on_push
         self._tls = tls
+        self._name_of = name_of
         self._second_door = second_door
         self._scratch = make_scratch()
         self._peers: dict[str, _Peer] = {}
@@ -273,8 +277,18 @@ class ConnectionPool:
     ) -> Command:
         """`get` and `Connection.request` within one budget of `timeout` seconds.
 
-        Where the network does not lead to the address the second door is taken, if there is one.
+        Where the network does not lead to the address the second door is taken, if there is one. An error that no
+        answer brought names the broker as well as its address.
         """
+        try:
+            return await self._request(address, command, timeout, patient=patient, on_early=on_early)
+        except BrokerUnavailable as error:
+            error.at_address(address, self._name_of(address))
+            raise
+
+    async def _request(
+        self, address: str, command: Command, timeout: float, *, patient: bool, on_early: OnEarly | None
+    ) -> Command:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:
