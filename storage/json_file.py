@@ -37,10 +37,10 @@ def load(path: Path) -> dict[str, Any]:
     """The object in `path`, or in its `.bak` if it is missing or broken; {} if neither exists.
 
     Raises:
-        StoreCorrupt: what exists cannot be read.
+        StoreCorrupt: what exists cannot be read; with what to do.
     """
     problem: StoreCorrupt | None = None
-    for candidate in (path, path.with_name(path.name + ".bak")):
+    for candidate in (path, spare_of(path)):
         try:
             text = candidate.read_text("utf-8")
             if text.strip():
@@ -49,10 +49,23 @@ def load(path: Path) -> dict[str, Any]:
         except FileNotFoundError:
             continue
         except (ValueError, OSError) as error:
-            problem = problem or StoreCorrupt(str(candidate), getattr(error, "pos", 0), f"not readable: {error}")
+            where, reason = getattr(error, "pos", 0), f"not readable: {error}"
+            problem = problem or StoreCorrupt(str(candidate), where, reason, remedy=remedy_for(path))
     if problem is not None:
         raise problem
     return {}
+
+
+def spare_of(path: Path) -> Path:
+    """Where the content before the last write is kept."""
+    return path.with_name(path.name + ".bak")
+
+
+def remedy_for(path: Path) -> str:
+    """What to do where a file of a store directory cannot be read; for others that its owner may restore it."""
+    if path.parent.name in ("config", "raymq"):
+        return f"`raymq store repair {path.parent.parent} --dry-run` says what can be made anew"
+    return "put back a copy of it, or remove it"
 
 
 def encode(value: Any) -> str:
@@ -62,6 +75,8 @@ def encode(value: Any) -> str:
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` durably and keep what was there as `.bak`, unless that is broken: then the `.bak` stays.
+
+    With the first content there is a `.bak` of it, too: a file that is found empty later keeps no broker down.
 
     Raises:
         StoreFull, StoreFailed: not written; what was there stays.
@@ -80,9 +95,13 @@ def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) ->
         before = path.read_bytes()
     except FileNotFoundError:
         before = b""
+    spare = spare_of(path)
     if before and (before == last_saved or _is_readable(before)):
         failpoint("settings.before_backup")
-        fileutil.replace(path.with_name(path.name + ".bak"), before)
+        fileutil.replace(spare, before)
+    elif not spare.exists():
+        failpoint("settings.before_backup")
+        fileutil.replace(spare, content)
     failpoint("settings.before_replace")
     fileutil.replace(path, content)
 

@@ -22,9 +22,9 @@ import msgpack
 
 from raymq.storage import fileutil, json_file
 from raymq.storage.dispatch import SCHEDULE_TOPIC
-from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed
+from raymq.storage.errors import StoreError, StoreFailed
 from raymq.storage.failpoints import failpoint
-from raymq.storage.json_file import DataVersion
+from raymq.storage.offset_tables import read_consumers, read_delays
 from raymq.storage.remains import EVERYTHING, Remains
 
 _FRAME = struct.Struct(">II")
@@ -270,15 +270,12 @@ class Progress:
         """
         self._consumer_path = config / "consumerOffset.json"
         self._delay_path = config / "delayOffset.json"
-        raw = json_file.load(self._consumer_path)
-        self._version = DataVersion.from_json(raw.get("dataVersion"))
-        raw_delay = json_file.load(self._delay_path)
-        self._delay_version = DataVersion.from_json(raw_delay.get("dataVersion"))
-        self.consumers: dict[str, dict[str, dict[int, int]]] = {}
-        self.delays: dict[int, int] = {}
+        consumers, delays = read_consumers(self._consumer_path), read_delays(self._delay_path)
+        self._version, self._delay_version = consumers.version, delays.version
+        self.consumers, self.delays = consumers.offsets, delays.offsets
         #: The queues whose group was reset and has not gone there yet; its offset is the place.
-        self.resets: set[tuple[str, str, int]] = set()
-        self.log_end = 0
+        self.resets = consumers.resets
+        self.log_end = delays.log_end
         self._fold_at = _FOLD_BYTES
         self._folding: threading.Thread | None = None
         #: What was written last into the file of the consumers' offsets.
@@ -287,17 +284,6 @@ class Progress:
         self._flushed_offset = flushed_offset
         #: The levels' newest commits that were made when the log reached further than it is on disk, oldest first.
         self._unsure: deque[tuple[int, int, int]] = deque()
-        try:
-            for key, queues in (raw.get("offsetTable") or {}).items():
-                topic, _, group = key.partition("@")
-                if topic and group:
-                    offsets = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-                    self.consumers.setdefault(group, {})[topic] = offsets
-            self.resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
-            self.log_end = int(raw_delay.get("raymqLogEnd") or 0)
-            self.delays = {int(level): int(offset) for level, offset in (raw_delay.get("offsetTable") or {}).items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StoreCorrupt(str(config), 0, f"an offset table of another form: {error}") from None
         self._sure_delays, self._sure_log_end = dict(self.delays), self.log_end
         self.journal = Journal(journal, writable=writable, on_failure=on_failure)
         for entry in self.journal.entries:

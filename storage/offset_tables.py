@@ -1,0 +1,65 @@
+"""The files of offsets, in RocketMQ's form: config/consumerOffset.json and config/delayOffset.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from raymq.storage import json_file
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.json_file import DataVersion
+
+
+@dataclass(slots=True)
+class ConsumerTable:
+    """How far groups are.
+
+    Attributes:
+        offsets: by group, topic and queue id.
+        resets: group, topic and queue id of the queues whose group was reset and has not gone there yet.
+    """
+
+    version: DataVersion
+    offsets: dict[str, dict[str, dict[int, int]]]
+    resets: set[tuple[str, str, int]]
+
+
+@dataclass(slots=True)
+class DelayTable:
+    """How far delay levels are, by level, and where the log ended then."""
+
+    version: DataVersion
+    offsets: dict[int, int]
+    log_end: int
+
+
+def read_consumers(path: Path) -> ConsumerTable:
+    """The file, or its spare copy; empty where there is none. StoreCorrupt: neither can be read."""
+    raw = json_file.load(path)
+    offsets: dict[str, dict[str, dict[int, int]]] = {}
+    try:
+        for key, queues in (raw.get("offsetTable") or {}).items():
+            topic, _, group = key.partition("@")
+            if topic and group:
+                of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+                offsets.setdefault(group, {})[topic] = of_queues
+        resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
+        return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _of_another_form(path, error) from None
+
+
+def read_delays(path: Path) -> DelayTable:
+    """As `read_consumers`."""
+    raw = json_file.load(path)
+    try:
+        offsets = {int(level): int(offset) for level, offset in (raw.get("offsetTable") or {}).items()}
+        version = DataVersion.from_json(raw.get("dataVersion"))
+        return DelayTable(version, offsets, int(raw.get("raymqLogEnd") or 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _of_another_form(path, error) from None
+
+
+def _of_another_form(path: Path, error: Exception) -> StoreCorrupt:
+    remedy = json_file.remedy_for(path)
+    return StoreCorrupt(str(path), 0, f"an offset table of another form: {error}", remedy=remedy)

@@ -1,0 +1,214 @@
+"""Tables of a store directory that cannot be read, and neither can their spare copies: what can be made anew of them.
+
+Where one of these files is broken its spare copy (`.bak`) is taken without a word. This is for the rest: each such file
+is set aside, and in its place comes what else in the directory says of it. The journals of what was changed since the
+file was written are untouched: the next opening replays them over it, as it does always.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from raymq.storage import directory as layout
+from raymq.storage import fileutil, json_file
+from raymq.storage.directory import Paths
+from raymq.storage.dispatch import SCHEDULE_TOPIC
+from raymq.storage.epochs import Epochs
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.group_config import GroupConfig, GroupConfigs
+from raymq.storage.offset_tables import read_consumers, read_delays
+from raymq.storage.request_mode import RequestModes
+from raymq.storage.topic_config import TopicConfig, TopicConfigs
+
+_RETRY_PREFIX: Final = "%RETRY%"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenTable:
+    """A table that cannot be read.
+
+    Attributes:
+        file: its path; the spare copy beside it is broken or missing, too.
+        problem: why it cannot be read.
+        rebuilt: what a repair puts in its place.
+        lost: what no file says any more.
+        set_aside: where a repair moved what was there; empty before.
+    """
+
+    file: str
+    problem: str
+    rebuilt: str
+    lost: str
+    set_aside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """How one file is read, what is made anew of it (None: nothing), and what that is and is not."""
+
+    path: Path
+    read: Callable[[], object]
+    make: Callable[[], tuple[Mapping[str, Any] | None, str]]
+    lost: str
+
+
+def find_broken(directory: str | os.PathLike[str]) -> list[BrokenTable]:
+    """The tables that keep the store from being opened, and what can be made of them. Changes nothing.
+
+    Raises:
+        InvalidInput: it is no store directory.
+    """
+    return [broken for broken, _, _ in _broken(_paths(directory))]
+
+
+def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
+    """Set broken tables aside, below `raymq/damaged/`, and make them anew.
+
+    Raises:
+        InvalidInput: it is no store directory.
+        StoreLocked: a broker has it open.
+        StoreFull, StoreFailed: the disk does not let us; what was not repaired stays as it was.
+    """
+    paths = _paths(directory)
+    lock = layout.take_lock(paths)
+    try:
+        return [_repaired(paths, *each) for each in _broken(paths)]
+    finally:
+        lock.release()
+
+
+def _paths(directory: str | os.PathLike[str]) -> Paths:
+    paths = Paths(Path(directory))
+    if not paths.commit_log.is_dir():
+        raise InvalidInput("directory", "a store directory", str(directory))
+    return paths
+
+
+def _broken(paths: Paths) -> list[tuple[BrokenTable, _Table, Mapping[str, Any] | None]]:
+    found = []
+    for table in _tables(paths):
+        problem = _problem(table)
+        if problem is not None:
+            content, rebuilt = table.make()
+            found.append((BrokenTable(str(table.path), problem, rebuilt, table.lost), table, content))
+    return found
+
+
+def _problem(table: _Table) -> str | None:
+    """Why a table cannot be read; None if it can. Its spare copy counts."""
+    try:
+        table.read()
+    except StoreCorrupt as error:
+        return error.reason
+    except (ValueError, TypeError, AttributeError, KeyError) as error:  # JSON of another form
+        return f"of another form: {error!r}"
+    return None
+
+
+def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping[str, Any] | None) -> BrokenTable:
+    aside = []
+    fileutil.make_folder(paths.damaged)
+    for path in (table.path, json_file.spare_of(table.path)):
+        if path.exists():
+            kept = _free_name(paths.damaged / path.name)
+            fileutil.replace(kept, path.read_bytes())
+            aside.append(str(kept))
+            path.unlink()
+    if content is not None:
+        json_file.save(table.path, content)
+    return BrokenTable(broken.file, broken.problem, broken.rebuilt, broken.lost, tuple(aside))
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (numbered := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return numbered
+
+
+def _tables(paths: Paths) -> list[_Table]:
+    """All that have to be readable for a broker to start, those first that others are made anew of."""
+    no_journal = paths.root / "raymq" / "no.journal"
+    offsets, delays = paths.config / "consumerOffset.json", paths.config / "delayOffset.json"
+    identity = paths.root / "raymq" / "broker.json"
+    return [
+        _Table(
+            offsets,
+            lambda: read_consumers(offsets),
+            lambda: ({}, "no offsets, but those that were committed since it was written, which the journal has"),
+            "how far the groups were: one without an offset begins as its members say (consume_from), "
+            "so reset its offsets by time before you start them",
+        ),
+        _Table(
+            delays,
+            lambda: read_delays(delays),
+            lambda: ({}, "no places: the next start finds what was delivered by reading the log"),
+            "nothing",
+        ),
+        _Table(
+            paths.topics,
+            lambda: TopicConfigs(paths.topics, writable=False, journal=no_journal),
+            lambda: _topics(paths),
+            "permissions, attributes and the ordered flag, where the journal does not have them; empty queues",
+        ),
+        _Table(
+            paths.groups,
+            lambda: GroupConfigs(paths.groups, writable=False, journal=no_journal),
+            lambda: _groups(paths, offsets),
+            "what was set for single groups, where the journal does not have it; groups without progress, "
+            "which are made again as they come",
+        ),
+        _Table(
+            paths.request_modes,
+            lambda: RequestModes(paths.request_modes, writable=False),
+            lambda: (None, "nothing: all groups ask as their members do"),
+            "which groups were told to pop",
+        ),
+        _Table(
+            paths.epochs,
+            lambda: Epochs(paths.epochs),
+            lambda: (None, "the first epoch"),
+            "where losses of power cut the log: consumers that read what was lost then are not sent back",
+        ),
+        _Table(
+            identity,
+            lambda: _identity(identity),
+            lambda: (None, "a new port, chosen at the next start"),
+            "the broker's address, so that ids of messages that clients keep name another one",
+        ),
+    ]
+
+
+def _identity(path: Path) -> None:
+    known = json_file.load(path)
+    int(known.get("port", 0)), int(known.get("epoch", 0))
+
+
+def _topics(paths: Paths) -> tuple[Mapping[str, Any], str]:
+    """The topics that have queues on disk."""
+    table = {}
+    for topic in sorted(paths.consume_queue.glob("*")):
+        queues = max((int(each.name) + 1 for each in topic.glob("*") if _is_number(each)), default=0)
+        if queues and topic.name != SCHEDULE_TOPIC:
+            table[topic.name] = TopicConfig(topic.name, queues, queues).to_json()
+    return {"topicConfigTable": table}, f"{len(table)} topics, by the queues on disk, as ordinary ones"
+
+
+def _is_number(path: Path) -> bool:
+    return path.name.isascii() and path.name.isdecimal()
+
+
+def _groups(paths: Paths, offsets: Path) -> tuple[Mapping[str, Any], str]:
+    """The groups that have progress, or a retry topic."""
+    names = {topic.name.removeprefix(_RETRY_PREFIX) for topic in paths.consume_queue.glob(f"{_RETRY_PREFIX}*")}
+    try:
+        progress = json_file.load(offsets).get("offsetTable") or {}
+        names.update(key.partition("@")[2] for key in progress)
+    except (StoreCorrupt, AttributeError):
+        pass  # it is repaired first; where that is only looked at, it says nothing
+    table = {name: GroupConfig(name).to_json() for name in sorted(names - {""})}
+    return {"subscriptionGroupTable": table, "forbiddenTable": {}}, f"{len(table)} groups, with ordinary settings"

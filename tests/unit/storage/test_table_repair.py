@@ -1,0 +1,124 @@
+"""Tables that cannot be read: their first version has a spare copy, the error names the remedy, and that works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from raymq.cluster.cli import main_group
+from raymq.storage import json_file
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreLocked
+from raymq.storage.group_config import GroupConfig
+from raymq.storage.store import Store
+from raymq.storage.table_repair import find_broken, repair
+from raymq.storage.topic_config import TopicConfig
+from tests.stored import append, make_record
+
+CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=100, index_entries=1_000)
+TABLES = ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A store with topics, a group and its progress, closed cleanly: its journals are folded into the tables."""
+    with Store.open(tmp_path / "store", CONFIG) as store:
+        store.topic_configs.put(TopicConfig("orders", 4, 4))
+        store.group_configs.put(GroupConfig("billing", retry_max_times=3))
+        for queue_id in range(3):
+            append(store, make_record(queue_id=queue_id))
+        store.consumer_offsets.commit("billing", "orders", 1, 1)
+        store.delay_progress.commit(3, 0, 0)
+    return tmp_path / "store"
+
+
+def test_the_first_version_of_a_file_has_a_spare_copy(tmp_path: Path) -> None:
+    """Fault 14.19: an empty consumerOffset.json kept a broker down, since the spare came with the second writing."""
+    path = tmp_path / "config" / "a.json"
+    json_file.save(path, {"n": 1})
+    path.write_bytes(b"")
+    assert json_file.load(path) == {"n": 1}
+    json_file.save(path, {"n": 2})
+    json_file.save(path, {"n": 3})
+    path.write_bytes(b"")
+    assert json_file.load(path) == {"n": 2}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_is_empty_after_its_first_writing_keeps_no_store_closed(directory: Path, name: str) -> None:
+    (directory / "config" / name).write_bytes(b"")
+    with Store.open(directory, CONFIG) as store:
+        assert store.topic_configs.get("orders") == TopicConfig("orders", 4, 4)
+        assert store.group_configs.get("billing") == GroupConfig("billing", retry_max_times=3)
+        assert store.consumer_offsets.get("billing", "orders", 1) == 1
+
+
+def break_both(directory: Path, name: str, content: bytes = b"") -> None:
+    for path in ((file := directory / "config" / name), json_file.spare_of(file)):
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"offsetTable": 7, "topicConfigTable": 7, "subscriptionGroupTable": 7}']
+)
+def test_a_table_without_a_spare_is_made_anew(directory: Path, name: str, content: bytes) -> None:
+    break_both(directory, name, content)
+    if content in (b"", b"{"):
+        with pytest.raises(StoreCorrupt, match=f"raymq store repair {directory} --dry-run"):
+            Store.open(directory, CONFIG)
+    [found] = find_broken(directory)
+    assert found.file == str(directory / "config" / name)
+    assert found.set_aside == ()
+    before = sorted(directory.rglob("*"))
+    find_broken(directory)
+    assert sorted(directory.rglob("*")) == before, "looking changes nothing"
+
+    [done] = repair(directory)
+    assert [Path(kept).read_bytes() for kept in done.set_aside] == [content, content]
+    assert find_broken(directory) == repair(directory) == []
+    with Store.open(directory, CONFIG) as store:
+        lost = {"consumerOffset.json": None}.get(name, 1)
+        assert store.consumer_offsets.get("billing", "orders", 1) == lost
+        topic, group = store.topic_configs.get("orders"), store.group_configs.get("billing")
+        assert topic is not None
+        assert topic.write_queues == (3 if name == "topics.json" else 4), "the fourth queue has no message"
+        assert group is not None
+        assert group.retry_max_times == (16 if name == "subscriptionGroup.json" else 3)
+        assert store.max_offset("orders", 2) == 1
+
+
+def test_what_was_committed_since_the_table_was_written_is_not_lost_with_it(directory: Path) -> None:
+    store = Store.open(directory, CONFIG)
+    store.consumer_offsets.commit("billing", "orders", 2, 1)
+    store._abandon()
+    break_both(directory, "consumerOffset.json")
+    repair(directory)
+    with Store.open(directory, CONFIG) as again:
+        assert again.consumer_offsets.get("billing", "orders", 2) == 1
+
+
+def test_a_store_that_a_broker_has_open_is_not_repaired(directory: Path) -> None:
+    with Store.open(directory, CONFIG), pytest.raises(StoreLocked):
+        repair(directory)
+    with pytest.raises(InvalidInput):
+        repair(directory / "nowhere")
+
+
+def test_the_command_looks_first(directory: Path) -> None:
+    def call(*arguments: str, code: int = 0) -> str:
+        ended = CliRunner().invoke(main_group, ["store", "repair", str(directory), *arguments])
+        assert ended.exit_code == code, ended.output
+        return ended.stdout
+
+    assert call() == "every table can be read\n"
+    break_both(directory, "topics.json")
+    [shown] = json.loads(call("--dry-run", "--json"))
+    assert shown["rebuilt"] == "1 topics, by the queues on disk, as ordinary ones"
+    call(code=1)
+    assert find_broken(directory), "without --yes nothing is done"
+    assert len(json.loads(call("--yes", "--json"))) == 1
+    assert json.loads(call("--json")) == []
