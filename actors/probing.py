@@ -7,6 +7,7 @@ from typing import Final
 
 from raymq.actors.core.isolation import Isolation
 from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.supervision import Supervisor, is_meant
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -21,9 +22,11 @@ class Prober:
 
     def __init__(self, pool: ConnectionPool, isolation: Isolation) -> None:
         self._pool = pool
-        self._isolation = isolation
+        self.isolation = isolation
         self._addresses: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
+        #: Whatever happens to it, the probing goes on: without it nobody ends an isolation before its time.
+        self.supervisor = Supervisor("sender")
 
     def know(self, broker: str, address: str) -> None:
         """Where a broker is asked."""
@@ -32,12 +35,23 @@ class Prober:
     def wake(self) -> None:
         """A broker was silent: begin to probe, unless that is under way."""
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._probe_suspects())
+            self._task = self.supervisor.keep("probing of brokers", self._probe_suspects)
 
     async def _probe_suspects(self) -> None:
-        while self._isolation.suspects():
+        while self.isolation.suspects():
             await asyncio.sleep(PROBE_EVERY_SECONDS)
-            await asyncio.gather(*(self._probe(broker) for broker in self._isolation.suspects()))
+            await asyncio.gather(*(self._try(broker) for broker in self.isolation.suspects()))
+
+    async def _try(self, broker: str) -> None:
+        """A probe; what nobody expected of it is told, and keeps no other broker isolated."""
+        try:
+            await self._probe(broker)
+        except BaseException as error:
+            if is_meant(error):
+                raise
+            self.supervisor.report("probe of a broker", error)
+        else:
+            self.supervisor.succeeded("probe of a broker")
 
     async def _probe(self, broker: str) -> None:
         address = self._addresses.get(broker)
@@ -49,4 +63,4 @@ class Prober:
             return
         except RayMQError:
             pass  # whatever it answers says that it is there
-        self._isolation.recovered(broker)
+        self.isolation.recovered(broker)

@@ -129,7 +129,8 @@ class Sender:
         self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
         #: Every topic's queues, those of brokers included that are not in its route any more.
         self._seen: dict[str, set[MessageQueue]] = {}
-        self._prober = Prober(pool, picker.isolation)
+        #: Asks brokers that were silent whether they are back.
+        self.prober = Prober(pool, picker.isolation)
         self._making: dict[str, asyncio.Task[TopicRoute]] = {}
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
@@ -312,7 +313,7 @@ class Sender:
             left = {queue for queue in self._seen.get(route.topic, ()) if queue.broker not in route.addresses}
             self._seen[route.topic] = {*sorted(left)[-MOST_LEFT:], *known[1]}
             for broker, address in route.addresses.items():
-                self._prober.know(broker, address)
+                self.prober.know(broker, address)
         return known[1]
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
@@ -322,7 +323,7 @@ class Sender:
             outcome = Outcome.REFUSED if is_refusal_by_broker(error) else Outcome.ANSWERED
         self._picker.isolation.report(broker, outcome, elapsed * 1000)
         if outcome is Outcome.SILENT:
-            self._prober.wake()
+            self.prober.wake()
 
 
 def queue_of_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:

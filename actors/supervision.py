@@ -150,7 +150,7 @@ class Supervisor:
             try:
                 await run()
             except BaseException as error:
-                if _is_meant(error, me):
+                if is_meant(error, me):
                     raise
                 if self._clock() - began >= CALM_SECONDS:
                     backoff.reset()
@@ -162,8 +162,11 @@ class Supervisor:
                 return
 
 
-def _is_meant(error: BaseException, task: asyncio.Task[None]) -> bool:
-    """Whether somebody ends this very task, rather than something within it raised the like."""
+def is_meant(error: BaseException, task: asyncio.Task[Any] | None = None) -> bool:
+    """Whether somebody ends this very task (None: the current one), rather than something within raised the like."""
+    if task is None:
+        task = asyncio.current_task()
+        assert task is not None
     if isinstance(error, asyncio.CancelledError):
         return task.cancelling() > 0
     if isinstance(error, GeneratorExit):  # its coroutine is closed: then it is not what runs on a loop

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 
+from raymq.actors.supervision import is_meant
 from raymq.client.process_queue import ProcessQueue
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,6 @@ class Committing:
         try:
             await self._commit(process)
         except BaseException as error:  # of one queue; the others' commits go on
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if is_meant(error):
                 raise
             self._failed(error)

@@ -92,7 +92,9 @@ class Consuming:
         self.aside = Aside()
         self._committing = Committing(self._commit, lambda error: self.supervisor.report("commit", error))
         self._offsets = GroupOffsets(mq, settings.group)
-        self._locks = QueueLocks(mq, self._client_id, settings.group)
+        self._locks = QueueLocks(
+            mq, self._client_id, settings.group, lambda error: self.supervisor.report("renewal of locks", error)
+        )
         self.delivery = Delivery(
             settings,
             runner,

@@ -18,9 +18,17 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raymq.actors.errors import BrokerUnavailable, ClientClosed, NothingToPop, RayMQError, StaleHandle, TopicNotFound
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    NothingToPop,
+    RayMQError,
+    StaleHandle,
+    TopicNotFound,
+    WorkFailed,
+)
 from raymq.actors.naming import retry_topic
-from raymq.actors.supervision import Supervisor
+from raymq.actors.supervision import Supervisor, is_meant
 from raymq.actors.wire.batch_ack import STALE, batch_ack_command
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
@@ -130,6 +138,7 @@ class Popping:
         Raises:
             BrokerUnavailable: no broker has answered.
             ClientClosed: the consumer was closed.
+            WorkFailed: what nobody expected came of taking what a broker gave; it may be tried again.
             RayMQError: a broker refused, or the only message that is there is damaged.
         """
         loop = asyncio.get_running_loop()
@@ -229,16 +238,22 @@ class Popping:
 
     def _popped(self, source: Source, pop: asyncio.Task[int]) -> None:
         del self._pops[source]
-        if pop.cancelled():
-            return
-        error = pop.exception()
-        if error is not None and not isinstance(error, RayMQError):
-            self.supervisor.report("pop", error)
+        if not pop.cancelled():
+            pop.exception()  # who asked may have given up: somebody has to look, or asyncio complains
 
     async def _keep_popped(self, source: Source, room: int, invisible_ms: int) -> int:
         """Pop from one source; how many messages it gave. They are kept until somebody receives them."""
         asked_at = time.monotonic()
-        messages, popped = await self._pop(source, room, invisible_ms)
+        try:
+            messages, popped = await self._pop(source, room, invisible_ms)
+        except RayMQError:
+            raise
+        except BaseException as error:
+            if is_meant(error):
+                raise
+            failure = self.supervisor.report("pop", error)
+            raise WorkFailed("pop", repr(error), failure.in_a_row) from error
+        self.supervisor.succeeded("pop")
         self._kept.add(messages, asked_at, invisible_ms / 1000)
         return popped
 
@@ -315,16 +330,27 @@ class Popping:
         return task
 
     async def _notified(self, source: Source) -> None:
+        """Ends when the source may have something, and after a pause where it could not be asked."""
+        try:
+            await self._notify(source)
+        except RayMQError as error:
+            _log.debug("notification of %s: %s", source, error)
+        except BaseException as error:
+            if is_meant(error):
+                raise
+            self.supervisor.report("notification", error)
+        else:
+            self.supervisor.succeeded("notification")
+            return
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _notify(self, source: Source) -> None:
         broker, topic = source
         header = Notification(
             self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
         )
-        try:
-            address = await address_of(self._mq, topic, broker)
-            await self._mq.pool.request(address, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
-        except RayMQError as error:
-            _log.debug("notification of %s at %s: %s", topic, broker, error)
-            await asyncio.sleep(_PAUSE_SECONDS)
+        address = await address_of(self._mq, topic, broker)
+        await self._mq.pool.request(address, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -344,6 +370,14 @@ class Popping:
         return await patiently(once, _REQUEST_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        async def reported() -> None:
+            try:
+                await work
+            except BaseException as error:
+                if is_meant(error):
+                    raise
+                self.supervisor.report("return of messages", error)
+
+        task = asyncio.get_running_loop().create_task(reported())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervision import is_meant
 from raymq.actors.wire import lock as wire_lock
 from raymq.client.connection import Connection
 from raymq.client.fetching import address_among
@@ -27,8 +28,10 @@ _log = logging.getLogger(__name__)
 class QueueLocks:
     """The locks of one member of one group. It is the gate of the calls that `Delivery` begins."""
 
-    def __init__(self, mq: Connection, client_id: str, group: str) -> None:
+    def __init__(self, mq: Connection, client_id: str, group: str, failed: Callable[[BaseException], object]) -> None:
+        """`failed` is told what nobody expected of a renewal; the next one is asked for in its time."""
         self._mq = mq
+        self._failed = failed
         self._client_id = client_id
         self._group = group
         self._table = LockTable(boottime)
@@ -91,10 +94,15 @@ class QueueLocks:
         queues: list[MessageQueue],
         heard: Callable[[set[MessageQueue], set[MessageQueue]], None],
     ) -> None:
-        grants = await self._ask(broker, queues)
-        if grants is not None:
-            kept = {queue for queue, grant in grants.items() if self._table.granted(queue, grant)}
-            heard(kept, set(queues) - kept)
+        try:
+            grants = await self._ask(broker, queues)
+            if grants is not None:
+                kept = {queue for queue, grant in grants.items() if self._table.granted(queue, grant)}
+                heard(kept, set(queues) - kept)
+        except BaseException as error:
+            if is_meant(error):
+                raise
+            self._failed(error)
 
     async def _ask(self, broker: str, queues: list[MessageQueue]) -> dict[MessageQueue, Grant] | None:
         """What a broker gives of these locks; None if it does not answer."""

@@ -11,6 +11,7 @@ from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
+from raymq.client.health import Health
 from raymq.client.message import ReceivedMessage
 from raymq.client.popping import Popping
 from raymq.client.receipt import Receipt
@@ -58,6 +59,12 @@ class SimpleConsumer(ClientBase):
         self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
         mq.adopt(self)
 
+    @property
+    def health(self) -> Health:
+        """How it fares: what runs for it, and what failed although nobody expected that, and was done anew."""
+        supervisor = self._popping.supervisor
+        return Health(running=not self._closed, works=supervisor.works, failures=supervisor.failures)
+
     def receive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
     ) -> list[ReceivedMessage]:
@@ -70,6 +77,7 @@ class SimpleConsumer(ClientBase):
         Raises:
             InvalidInput: a number breaks its rule.
             BrokerUnavailable: no broker answered.
+            WorkFailed: what nobody expected came of taking what a broker gave; `health` tells.
             ClientClosed: the consumer or its connection was closed.
         """
         receiver = object()

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from raymq.actors import probing
+from raymq.actors.probing import Prober
 from raymq.client import (
     Admin,
     Connection,
@@ -23,6 +25,7 @@ from raymq.client import (
     SimpleConsumer,
     WorkFailed,
     consuming,
+    popping,
 )
 from raymq.client.consuming import Consuming
 from raymq.client.delivery import Delivery
@@ -31,7 +34,9 @@ from raymq.client.lock_table import LockTable
 from raymq.client.membership import Membership
 from raymq.client.offsets import GroupOffsets
 from raymq.client.pace import Pace
+from raymq.client.popping import Popping
 from raymq.client.send_back import SendBack
+from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
 
@@ -51,6 +56,7 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
     "listener call": (False, Pace, "took"),
     "outcome of a call": (False, UnorderedLane, "done"),
     "locks": (True, LockTable, "due"),
+    "renewal of locks": (True, LockTable, "granted"),
     "handing over of a queue": (True, Delivery, "idle"),
     "trace hook": (False, None, "trace"),
 }
@@ -132,7 +138,7 @@ def test_a_work_goes_on_after_what_nobody_expected(
         producer.send(Message("t", b"first"))
         poll_until(lambda: taker.taken)
         fault.left = TIMES
-        if work == "locks":
+        if work in ("locks", "renewal of locks"):
             mq.loop.call_soon_threadsafe(consumer._consuming._locks._wanted.set)  # type: ignore[union-attr]
         if work == "assignment":
             mq.loop.call_soon_threadsafe(consumer._consuming._rebalance_now.set)  # type: ignore[union-attr]
@@ -267,3 +273,88 @@ def test_the_membership_of_a_simple_consumer_goes_on(
         fault.left = TIMES
         poll_until(lambda: fault.met == TIMES, 30)
         poll_until(lambda: "heartbeat" in consumer._popping.supervisor.works, 10)
+
+
+@pytest.mark.parametrize("error", [ValueError("unexpected"), SystemExit(1)], ids=repr)
+@pytest.mark.parametrize(
+    ("work", "place", "name"),
+    [
+        ("notification", popping, "Notification"),
+        ("pop", popping, "read_handles"),
+        ("return of messages", Popping, "_give_back"),
+    ],
+)
+def test_a_simple_consumer_goes_on_after_what_nobody_expected(
+    mq: Connection,
+    admin: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    work: str,
+    place: Any,
+    name: str,
+    error: BaseException,
+) -> None:
+    """Fault 14.2: a notification that raised anything but our own errors was asked for again without a pause."""
+    fault = Fault(error)
+    monkeypatch.setattr(place, name, fault.before(getattr(place, name)))
+    monkeypatch.setattr(popping, "_PARK_SECONDS", 0.5)
+    bodies = {b"%d" % number for number in range(10)}
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, Producer(mq, "p") as producer:
+        fault.left = TIMES
+        got: set[bytes] = set()
+
+        def receive() -> bool:
+            try:
+                messages = consumer.receive(4, invisible_duration=0.4, await_duration=0.5)
+            except WorkFailed:  # of a pop it is the caller's, too
+                return False
+            if work == "return of messages" and fault.left:
+                mq.run(give_back(consumer, messages))
+                return False
+            if messages and consumer.ack(messages):
+                got.update(message.body for message in messages)
+            return got >= bodies and not fault.left
+
+        consumer.receive(1, await_duration=0.0)
+        for body in bodies:
+            producer.send(Message("t", body))
+        poll_until(receive, 60, "all messages, and the fault was met")
+        [told] = [failure for failure in consumer.health.failures if failure.work == work]
+        assert (told.count, told.error) == (TIMES, repr(error))
+        assert consumer.health.ok
+
+
+async def give_back(consumer: SimpleConsumer, messages: list[ReceivedMessage]) -> None:
+    """As a receive does with what it has kept for too long."""
+    consumer._popping._spawn(consumer._popping._give_back(messages))
+
+
+@pytest.mark.parametrize("error", [ValueError("unexpected"), SystemExit(1)], ids=repr)
+def test_the_probing_of_brokers_goes_on(
+    mq: Connection, admin: Admin, services: Services, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Fault 14.2: one exception that nobody expected, and an isolated broker stayed so to its time's end."""
+    fault = Fault(error)
+    monkeypatch.setattr(probing, "PROBE_EVERY_SECONDS", 0.05)
+    probe, met = fault.before(Prober._probe), []
+
+    async def seen(prober: Prober, broker: str) -> None:
+        met.append(prober)
+        await probe(prober, broker)
+
+    monkeypatch.setattr(Prober, "_probe", seen)
+    with Producer(mq, "p", retries=5) as producer:
+        producer.send(Message("t", b"first"))
+        services.crash_broker("broker-a")
+        fault.left = TIMES
+
+        def probed() -> bool:
+            producer.send(Message("t", b"x"), timeout=30.0)
+            return bool(met)
+
+        poll_until(probed, 30)
+        prober = met[0]
+        poll_until(lambda: not fault.left, 30, "the fault was met")
+        [told] = prober.supervisor.failures
+        assert (told.work, told.count) == ("probe of a broker", TIMES)
+        services.start_broker("broker-a")
+        poll_until(lambda: not prober.isolation.suspects(), 60, "the broker is found to be back")
