@@ -96,12 +96,10 @@ def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) ->
     except FileNotFoundError:
         before = b""
     spare = spare_of(path)
-    if before and (before == last_saved or _is_readable(before)):
+    is_whole = bool(before) and (before == last_saved or _is_readable(before))
+    if is_whole or not spare.exists():
         failpoint("settings.before_backup")
-        fileutil.replace(spare, before)
-    elif not spare.exists():
-        failpoint("settings.before_backup")
-        fileutil.replace(spare, content)
+        fileutil.replace(spare, before if is_whole else content)
     failpoint("settings.before_replace")
     fileutil.replace(path, content)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -32,4 +33,30 @@ def records_of(path: Path, key: str | None = None) -> list[InputRecord]:
 def write_parquet(path: Path, table: pa.Table) -> Path:
     """Write the table; the path again."""
     pq.write_table(table, path)
+    return path
+
+
+#: What `raymq demo --json` says of `json_lines`.
+JSON_LINES_COUNTS = {
+    "rows": 500,
+    "sent": 500,
+    "consumed": 496,
+    "dirty": 4,
+    "dead_letters": 4,
+    "spark_rows": 500,
+    "spark_dead_letters": 4,
+    "ok": True,
+}
+
+
+def json_lines(folder: Path) -> Path:
+    """500 orders, four of them dirty in four ways: broken, no object, without a key, a text among numbers."""
+    rows = [{"id": f"order {n}", "amount": n * 1.5, "state": "paid" if n % 3 else "open"} for n in range(500)]
+    lines = [json.dumps(row) for row in rows]
+    lines[7] = '{"id": "broken", '
+    lines[8] = '["no", "object"]'
+    lines[9] = '{"id": "", "amount": 1}'
+    lines[10] = '{"id": "order 10", "amount": "a lot"}'
+    path = folder / "orders.jsonl"
+    path.write_text("\n".join(lines) + "\n")
     return path

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -21,3 +23,23 @@ def output_of(*arguments: str, directory: Path) -> str:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
+
+
+def run(*command: str, environment: Mapping[str, str], seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
+    """A program in a terminal of its own; it must end within `seconds`."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
+
+
+@contextlib.contextmanager
+def terminal(
+    *command: str, environment: Mapping[str, str], directory: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A program in the foreground of another terminal, in a session of its own; killed at the end if need be."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=directory, start_new_session=True
+    ) as it:
+        try:
+            yield it
+        finally:
+            it.kill()

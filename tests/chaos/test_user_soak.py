@@ -118,6 +118,8 @@ class VirtualCluster:
         await broker._pool.close()
         broker.store._flusher.stop()
         broker.store._abandon()
+        broker.core.timers.log.close()
+        broker._producer_history.close()
 
     async def start_consumer(self, group: str) -> None:
         seconds, _ = LISTENERS[group]
@@ -254,7 +256,7 @@ def lag(cluster: VirtualCluster, consuming: Consuming) -> int:
 
 @pytest.mark.parametrize(
     "seconds",
-    [30, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    [12, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
 )
 def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Path, seconds: int) -> None:
     services = Services(tmp_path)

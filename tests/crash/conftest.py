@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
@@ -14,3 +17,17 @@ from tests.faulty_calls import UnsyncedCalls
 def no_waiting_for_the_disk() -> Iterator[None]:
     with replaced(UnsyncedCalls()):
         yield
+
+
+#: What a module may leave open: the interpreter's own, and what garbage holds a little longer.
+_MOST_LEFT: Final = 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_open() -> Iterator[None]:
+    """A death that is simulated within this process lets go of its files, as a real one does."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    left = len(os.listdir("/proc/self/fd")) - before
+    assert left <= _MOST_LEFT, f"{left} descriptors more than before"

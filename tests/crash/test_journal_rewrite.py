@@ -18,7 +18,7 @@ from raymq.storage.file_calls import FileCalls, replaced
 from raymq.storage.progress import Journal
 from raymq.storage.store import Store
 from tests.crash import journal_writer
-from tests.crash.journal_writer import COMMITS, newest, table
+from tests.crash.journal_writer import COMMITS, newest_of
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.stored import SMALL, append, make_record
 
@@ -73,7 +73,7 @@ def test_what_is_committed_after_a_failed_rewriting_is_there_after_a_kill(
         calls = FaultyCalls(kind, nth, error, real=UnsyncedCalls())
         committed, refused, failures = journal_writer.write(directory, which, calls)
         failed = calls.failed
-        found = newest(table(directory, which, []))
+        found = newest_of(directory, which)
         assert found >= committed[-1], (nth, committed, refused)
         assert len(refused) <= 1 or failures, "what can be refused without doubt is tried again later"
     assert nth > 3
@@ -94,7 +94,7 @@ def test_a_killed_process_leaves_what_it_committed_after_a_failed_rewriting(tmp_
         failed, last, _, _ = map(int, ended.stdout.split())
         assert failed
         assert last == COMMITS
-        assert newest(table(directory, which, [])) == COMMITS
+        assert newest_of(directory, which) == COMMITS
 
 
 @pytest.mark.parametrize("which", ["progress", "in_flight"])
@@ -105,7 +105,7 @@ def test_a_failure_after_the_renaming_is_told_and_ends_all_commits(tmp_path: Pat
     assert all(isinstance(error, StoreFailed) for error in refused)
     assert len(committed) + len(refused) == COMMITS - 1
     assert committed == list(range(2, 2 + len(committed))), "nothing is committed after the first refusal"
-    assert newest(table(tmp_path, which, [])) >= committed[-1]
+    assert newest_of(tmp_path, which) >= committed[-1]
 
 
 def test_a_store_whose_journal_may_be_lost_refuses_writes(tmp_path: Path) -> None:

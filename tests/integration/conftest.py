@@ -74,6 +74,8 @@ class Services:
             await broker._pool.close()
             broker.store._flusher.stop()
             broker.store._abandon()
+            broker.core.timers.log.close()
+            broker._producer_history.close()
 
         self.loop.run(vanish())
 

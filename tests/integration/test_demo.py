@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.demo_records import JSON_LINES_COUNTS, json_lines
+
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
 
 RAYMQ = [sys.executable, "-c", "from raymq.cluster.cli import main; main()"]
@@ -52,28 +54,13 @@ def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> Non
     assert _processes_with(str(data)) == []
 
 
+@pytest.mark.soak  # with another Ray and Spark for its 500 rows; test_spark_bridge.py has it on its own
 def test_own_data_as_json_lines(tmp_path: Path) -> None:
-    rows = [{"id": f"order {n}", "amount": n * 1.5, "state": "paid" if n % 3 else "open"} for n in range(500)]
-    lines = [json.dumps(row) for row in rows]
-    lines[7] = '{"id": "broken", '
-    lines[8] = '["no", "object"]'
-    lines[9] = '{"id": "", "amount": 1}'
-    lines[10] = '{"id": "order 10", "amount": "a lot"}'
-    path = tmp_path / "orders.jsonl"
-    path.write_text("\n".join(lines) + "\n")
+    path = json_lines(tmp_path)
     ended = run_demo("--input", str(path), "--key", "id", "--tag", "state", "--measure", "amount", "--json")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(ended.stdout.splitlines()) == 1
-    assert json.loads(ended.stdout) == {
-        "rows": 500,
-        "sent": 500,
-        "consumed": 496,
-        "dirty": 4,
-        "dead_letters": 4,
-        "spark_rows": 500,
-        "spark_dead_letters": 4,
-        "ok": True,
-    }
+    assert json.loads(ended.stdout) == JSON_LINES_COUNTS
 
 
 @pytest.mark.parametrize(

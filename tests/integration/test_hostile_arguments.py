@@ -26,6 +26,7 @@ from raymq.client import (
     QueueNotFound,
     RayMQError,
     SimpleConsumer,
+    pulling,
 )
 
 pytestmark = pytest.mark.integration
@@ -124,7 +125,8 @@ def test_a_push_consumer_refuses(mq: Connection, given: dict[str, Any]) -> None:
     refused(PushConsumer, **{"mq": mq, "group": "g", "subscriptions": {"t": "*"}, "listener": print, **given})
 
 
-def test_pulling(mq: Connection, admin: Admin) -> None:
+def test_pulling(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "CONTROL_SECONDS", 0.3)  # a broker that nobody knows is asked for so long
     with Producer(mq, "p") as producer, PullConsumer(mq, "g") as consumer:
         producer.send(Message("t", b"x"), queue=QUEUE)
         walk(consumer.queues, topic="t")

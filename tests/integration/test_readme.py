@@ -1,21 +1,104 @@
-"""The README's example runs as it stands there, in an empty folder, and says what the README says."""
+"""The README's programs and command lines run as they stand there, in an empty folder, and do what the README says."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.program import output_of
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from tests.integration.foreign import Foreign
+from tests.program import output_of, run, terminal
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
+#: The lines of the README's blocks of commands: what CI itself runs, and what `test_two_terminals` does.
+BY_CI = ["make demo", "make test"]
+FIRST, SECOND = "raymq cluster start --config configs/local.yaml", "mqadmin topicList -n 127.0.0.1:9876"
 
-def test_the_example(repository: Path, tmp_path: Path) -> None:
-    readme = (repository / "README.md").read_text(encoding="utf-8")
+
+@pytest.fixture
+def readme(repository: Path) -> str:
+    return (repository / "README.md").read_text(encoding="utf-8")
+
+
+def command_lines(readme: str) -> list[str]:
+    """The lines of the blocks without a language that are commands, without their comments."""
+    found, language = [], None
+    for line in readme.splitlines():
+        if line.startswith("```"):
+            language = line.removeprefix("```") if language is None else None
+        elif language == "" and re.match(r"[a-z]+ [a-zA-Z]+", line):
+            found.append(line.split(" #")[0].strip())
+    return found
+
+
+def test_the_example(readme: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", readme, re.DOTALL)
     assert len(blocks) == 1, "one example, followed by what it prints"
     program, printed = blocks[0]
     assert len([line for line in program.splitlines() if line.strip()]) <= 16
     assert output_of("-c", program, directory=tmp_path) == printed
+
+
+def test_no_command_line_is_forgotten_here(readme: str) -> None:
+    assert sorted(command_lines(readme)) == sorted([*BY_CI, FIRST, SECOND])
+
+
+def test_two_terminals(repository: Path, tmp_path: Path) -> None:
+    """The cluster in one, commands in the other, where Ray cannot even be imported.
+
+    `mqadmin` is run where it is in the PATH. Without it, and without Java, its request goes to the address that the
+    README gives it: `make test-interop` runs the real one.
+    """
+    address = shlex.split(SECOND)[-1]
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError as error:
+            pytest.skip(f"somebody else has RocketMQ's usual port: {error}")
+    (tmp_path / "configs").symlink_to(repository / "configs")
+    programs = Path(sys.executable).parent
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
+    environment = {
+        **kept,
+        "RAYMQ_HOME": str(tmp_path / "home"),
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    without_ray = "import sys; sys.modules['ray'] = None; from raymq.cluster.cli import main; main()"
+
+    def second(*command: str) -> str:
+        done = run(sys.executable, "-c", without_ray, *command, environment=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    start = shutil.which("raymq", path=environment["PATH"])
+    assert start == str(programs / "raymq")
+    with terminal(*shlex.split(FIRST), environment=environment, directory=tmp_path) as first:
+        assert first.stdout is not None
+        shown = [first.stdout.readline(), first.stdout.readline()]
+        assert address in shown[1], shown
+        second("topic", "create", "orders", "--queues", "4")
+        assert "orders" in second("--name-servers", address, "topic", "list")
+        second("message", "send", "orders", "--body", "1 espresso", "--key", "order-42")
+        assert "1 espresso" in second("message", "query", "orders", "--key", "order-42")
+        assert "broker-b" in second("cluster", "status")
+        if shutil.which("mqadmin"):
+            assert "orders" in run(*shlex.split(SECOND), environment=environment).stdout
+        with Foreign(address) as mqadmin:
+            assert "orders" in mqadmin.json(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"]
+        stopped = run("raymq", "cluster", "stop", environment=environment)
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+        assert first.wait(30) == 0
+    assert list((tmp_path / "data").glob("broker-*"))
+    assert not list((tmp_path / "data").glob("*/abort"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -30,12 +31,16 @@ from pyspark.sql.types import LongType, StructField, StructType
 from raymq import cluster
 from raymq.client import Admin, InvalidInput, Message, MessageQueue, OffsetOutOfRange, Producer, PullConsumer
 from raymq.client.errors import GroupNotFound, QueueNotFound, RayMQError, TopicNotFound
+from raymq.demo import flow as demo_flow
+from raymq.demo.command import demo as demo_command
 from raymq.spark_bridge import SparkBridge, WriteResult
+from tests.demo_records import JSON_LINES_COUNTS, json_lines
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
 #: Small files: the stores of a test are thrown away.
 CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
+CONFIG |= {"delay_levels": demo_flow.CONFIG["delay_levels"]}
 
 
 @pytest.fixture(scope="module")
@@ -367,3 +372,22 @@ def living(mark: str) -> list[str]:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def test_the_demo_on_own_data_counts_every_row(
+    mq: cluster.Cluster,
+    bridge: SparkBridge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """`raymq demo --json` on this module's cluster and Spark, in place of those that it would start and end."""
+    monkeypatch.setattr(demo_flow, "_cluster", lambda *_: contextlib.nullcontext(mq))
+    monkeypatch.setattr("raymq.spark_bridge.SparkBridge", lambda *_, **__: contextlib.nullcontext(bridge))
+    path = json_lines(tmp_path)
+    options = ["--input", str(path), "--key", "id", "--tag", "state", "--measure", "amount", "--json"]
+    demo_command.main(options, standalone_mode=False)
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert len(printed.out.splitlines()) == 1
+    assert json.loads(printed.out) == JSON_LINES_COUNTS

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 import ray
 
 from tests.polling import poll_until
+from tests.program import run, terminal
 from tests.ray_cluster import own_ray
 
 pytestmark = pytest.mark.integration
@@ -43,52 +43,27 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "RAYMQ_HOME": str(tmp_path / "home")}
 
 
-def run(*command: str, environment: dict[str, str], seconds: float = 100.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
-
-
-@contextlib.contextmanager
-def terminal(*command: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A program in the foreground of another terminal, in a session of its own; killed at the end if need be."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True) as it:
-        try:
-            yield it
-        finally:
-            it.kill()
-
-
-def test_an_embedded_ray_of_another_program_is_not_joined(
+def test_an_embedded_ray_of_another_program_is_not_joined_and_ones_own_is_shared(
     others: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    program = f"""
-import ray
-from raymq import cluster
-with cluster.start(brokers=1, root={str(tmp_path / "data")!r}, namespace="own") as mq:
-    print(ray.get_runtime_context().gcs_address, mq.owns_ray)
-print(ray.is_initialized())
-"""
-    done = run(sys.executable, "-c", program, environment=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    address, owns, left = done.stdout.split()
-    assert address != others
-    assert (owns, left) == ("True", "False")
-
-
-def test_two_clusters_of_one_program_share_its_ray(environment: dict[str, str], tmp_path: Path) -> None:
+    """Two clusters of one program use the Ray that the first of them started; the last one to stop ends it."""
     program = f"""
 import ray
 from raymq import cluster
 from raymq.client import Admin
 one = cluster.start(brokers=1, root={str(tmp_path / "one")!r}, namespace="one")
+print(ray.get_runtime_context().gcs_address, one.owns_ray)
 two = cluster.start(brokers=1, root={str(tmp_path / "two")!r}, namespace="two")
 one.stop()
 print(len(Admin(two).cluster_info().brokers))
 two.stop()
 print(ray.is_initialized())
 """
-    done = run(sys.executable, "-c", program, environment={**environment, "RAY_ADDRESS": "local"})
-    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["1", "False"])
+    done = run(sys.executable, "-c", program, environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    address, *told = done.stdout.split()
+    assert address != others
+    assert told == ["True", "1", "False"]
 
 
 def test_a_ray_that_was_joined_is_the_programs_to_end(others: str, environment: dict[str, str], tmp_path: Path) -> None:
@@ -153,42 +128,22 @@ def test_without_any_ray_a_command_says_what_to_do(environment: dict[str, str]) 
     assert "name_servers=" in done.stderr
 
 
-def test_two_terminals(environment: dict[str, str], tmp_path: Path) -> None:
-    """The cluster in one, commands in the other; those that need no Ray never import it."""
-    start = [RAYMQ, "cluster", "start", "--root", str(tmp_path / "data"), "--json"]
-    without_ray = "import sys; sys.modules['ray'] = None; from raymq.cluster.cli import main; main()"
-    with terminal(*start, environment=environment) as first:
-        assert first.stdout is not None
-        assert '"name_servers"' in first.stdout.readline()
-
-        def second(*command: str) -> str:
-            done = run(sys.executable, "-c", without_ray, *command, environment=environment)
-            assert (done.returncode, done.stderr) == (0, "")
-            return done.stdout
-
-        second("topic", "create", "orders", "--queues", "4")
-        assert "orders" in second("topic", "list")
-        second("message", "send", "orders", "--body", "1 espresso", "--key", "order-42")
-        assert "1 espresso" in second("message", "query", "orders", "--key", "order-42")
-        assert "broker-b" in second("cluster", "status")
-        stopped = run(RAYMQ, "cluster", "stop", environment=environment)
-        assert (stopped.returncode, stopped.stderr) == (0, "")
-        assert first.wait(30) == 0
-    assert not list((tmp_path / "data").glob("*/abort"))
-
-
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
-def test_a_start_that_is_interrupted_ends_cleanly(
-    environment: dict[str, str], tmp_path: Path, which: signal.Signals
-) -> None:
-    start = [RAYMQ, "cluster", "start", "--root", str(tmp_path / "data")]
-    with terminal(*start, environment=environment) as it:
-        poll_until(lambda: (tmp_path / "data").exists(), 60)
-        it.send_signal(which)
-        _, said = it.communicate(timeout=90)
-    assert said.splitlines() in ([], ["stopping"])
-    assert it.returncode == 0
-    assert not list((tmp_path / "data").glob("*/abort"))
+def test_a_start_that_is_interrupted_ends_cleanly(environment: dict[str, str], tmp_path: Path) -> None:
+    """By Ctrl-C, and by a supervisor's SIGTERM; each in a terminal of its own."""
+    with contextlib.ExitStack() as stack:
+        begun = []
+        for which in (signal.SIGINT, signal.SIGTERM):
+            root = tmp_path / which.name
+            start = [RAYMQ, "--namespace", which.name.lower(), "cluster", "start", "--root", str(root)]
+            begun.append((which, root, stack.enter_context(terminal(*start, environment=environment))))
+        for which, root, it in begun:
+            poll_until((root).exists, 60)
+            it.send_signal(which)
+        for which, root, it in begun:
+            _, said = it.communicate(timeout=90)
+            assert said.splitlines() in ([], ["stopping"]), which
+            assert it.returncode == 0, which
+            assert not list(root.glob("*/abort")), which
 
 
 def test_stop_through_addresses_is_wrong_usage(environment: dict[str, str]) -> None:

@@ -65,6 +65,14 @@ ALWAYS = {"heartbeat", "assignment", "commits", "expiry of calls", "fetches from
 TIMES = 3
 
 
+@pytest.fixture(autouse=True)
+def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a consumer does every second it does every tenth of one: each work is met several times here."""
+    monkeypatch.setattr(consuming, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(consuming, "_COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(popping, "_TICK_SECONDS", 0.1)
+
+
 class Fault:
     """Raises an error the first times that it is reached once it is armed, in place of what it stands for."""
 
