@@ -92,8 +92,6 @@ class PowerlessBroker:
             self._producers.close()
             self.core.timers.log.close()
             self.store._abandon()
-            self.core.timers.log.close()
-            self._producers.close()
         disk.close()
         self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
 
