@@ -95,7 +95,7 @@ def read_owners(answer: Command) -> dict[MessageQueue, str]:
 def greet(groups: GroupTable, client_id: str, connection: ServerConnection, request: Command) -> None:
     """A client said over this connection that it lives: from now on the broker sees when the connection ends."""
     if groups.greet(client_id, connection, request.language, request.version):
-        connection.on_close.append(partial(groups.connection_closed, connection))
+        connection.at_end(partial(groups.connection_closed, connection))
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -44,7 +44,7 @@ class InvokeDoor:
             if known.closed:
                 raise ConnectionLost(session, "the server has as many connections as it may")
             self._sessions[session] = known
-            known.connection.on_close.append(functools.partial(self._forget, session, known))
+            known.connection.at_end(functools.partial(self._forget, session, known))
         return await known.request(request)
 
     def _forget(self, name: str, session: _Session) -> None:

@@ -105,8 +105,8 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
     def watch(connection: ServerConnection) -> None:
         if connection not in watched:
             watched.add(connection)
-            connection.on_close.append(lambda: watched.discard(connection))
-            connection.on_close.append(lambda: table.connection_closed(connection))
+            connection.at_end(lambda: watched.discard(connection))
+            connection.at_end(lambda: table.connection_closed(connection))
 
     def register(connection: ServerConnection, request: Command) -> Command:
         header = RegisterBroker.read(request)

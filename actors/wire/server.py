@@ -4,6 +4,9 @@ One event loop, one thread: handlers run on it in the order in which a connectio
 the answer, or an awaitable of it (the connection goes on reading meanwhile), or None for "no answer". What it raises
 becomes the answer of that error. Whatever can block must be awaited from another thread.
 
+What has arrived before the end of a connection is carried out, and not answered; only what may wait for long, and is for
+who asked, ends with the connection.
+
 No peer takes more than `ServerLimits` gives it. A connection is not read from while its peer leaves answers unread,
 while it has too much under way, or when it has had its slice of the loop's time; what it has sent stays in its socket.
 """
@@ -30,6 +33,7 @@ from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import FrameReader, make_scratch
 from raymq.actors.wire.room import Room
 from raymq.actors.wire.same_host import end_pacing
+from raymq.actors.wire.unread import Unread
 from raymq.actors.wire.writing import FrameWriter
 
 Answer = Command | None
@@ -75,12 +79,16 @@ class PromptHandler(Protocol):
 
 
 def without_body(handler: Handler) -> Handler:
-    """A handler of requests that may wait for long and have no body: what a client sends as one is not kept for it."""
+    """A handler of requests that may wait for long and have no body: what a client sends as one is not kept for it.
+
+    They are for who asked: they end with the connection.
+    """
 
     def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
         request.body = b""
         return handler(connection, request)
 
+    serve.waits = True  # type: ignore[attr-defined]
     return serve
 
 
@@ -112,6 +120,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Those of them that end with the connection.
+        self._parked: set[asyncio.Task[None]] = set()
+        #: While what a broken connection had brought is carried out.
+        self._unread: Unread | None = None
         self._opaque = 0
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self._writable = asyncio.Event()
@@ -119,12 +131,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._request_bytes = 0
         self._is_arriving = False
         self._yielding = False
+        self._ended = False
         #: The other end, "host:port".
         self.peer = ""
         self.last_read = 0.0
         self.frame_begun: float | None = None
-        #: Called once when the connection is gone; the place to free what belongs to it.
-        self.on_close: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
 
     @property
     def tasks(self) -> frozenset[asyncio.Task[None]]:
@@ -152,22 +164,23 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.last_read = self._server.loop.time()
         self._server.connections.add(self)
 
-    def connection_lost(self, _: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
             return  # it was one too many
+        # Where it ended in order all that came was read; where the server closed it the rest is not wanted.
+        self._unread = None if error is None else Unread(self._transport)
         self._transport = self._writer = None
+        self.frame_begun = None
         self._writable.set()
-        self._server.left(self)
-        if self._is_arriving:
-            self._arrived()
-        for task in self._tasks:
+        for task in self._parked:
             task.cancel()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(ConnectionLost(self.peer, "the client is gone"))
-        for callback in self.on_close:
-            callback()
-        self.on_close.clear()
+        if self._unread is None:
+            self._end()
+        else:
+            self.go_on()
 
     def pause_writing(self) -> None:
         if self._writer is not None:
@@ -232,10 +245,28 @@ class ServerConnection(asyncio.BufferedProtocol):
         finally:
             del self._waiting[opaque]
 
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call it once when the connection is gone and all that it brought is begun; now, if that has been.
+
+        The place to free what belongs to the connection.
+        """
+        if self._ended:
+            callback()
+        else:
+            self._at_end.append(callback)
+
     def close(self) -> None:
         """Close at once, unsent answers included."""
         if self._transport is not None:
             self._transport.abort()
+        elif self._unread is not None:
+            self._end()
+
+    def cancel(self) -> None:
+        """`close`, and give up what is under way."""
+        self.close()
+        for task in self._tasks:
+            task.cancel()
 
     def finish(self) -> None:
         """Close when what was written has been sent."""
@@ -257,6 +288,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _go_on(self) -> None:
         """Serve what has arrived, as far as the limits allow, and read on if they do."""
         self._yielding = False
+        if self._unread is not None:
+            self._serve_unread(self._unread)
+            return
         loop = self._server.loop
         begun = loop.time()
         try:
@@ -289,9 +323,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _may_serve(self) -> bool:
+        is_open = self._transport is not None and not self._transport.is_closing()
         return (
-            self._transport is not None
-            and not self._transport.is_closing()
+            (is_open or self._unread is not None)
             and self._writable.is_set()
             and self._request_bytes <= self._server.limits.connection_request_bytes
             and (self._is_arriving or self._is_room)
@@ -320,6 +354,52 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_arriving = False
         self._server.room.ended(self)
         self._server.wake_waiting()
+
+    def _serve_unread(self, unread: Unread) -> None:
+        """Carry out what a broken connection had brought, within the limits of all requests; then end it."""
+        loop = self._server.loop
+        begun = loop.time()
+        try:
+            while self._may_serve():
+                command = self._reader.next()
+                if command is None:
+                    if not self._may_arrive():
+                        break
+                    if not unread.read_into(self._reader):
+                        self._end()
+                        return
+                    continue
+                if self._is_arriving:
+                    self._arrived()
+                if not command.is_response:
+                    self._serve(command)
+                if loop.time() - begun > self._server.limits.slice_seconds:
+                    self._yielding = True
+                    loop.call_soon(self._go_on)
+                    return
+        except ProtocolError as error:
+            _log.warning("the rest of what %s sent is not carried out: %s", self.peer, error)
+            self._end()
+            return
+        self._server.waiting_for_room[self] = None
+
+    def _end(self) -> None:
+        """Nothing comes any more: free what belongs to the connection."""
+        if self._unread is not None:
+            self._unread.close()
+            self._unread = None
+        self._ended = True
+        if self._is_arriving:
+            self._arrived()
+        for callback in self._at_end:
+            callback()
+        self._at_end.clear()
+        self._leave()
+
+    def _leave(self) -> None:
+        """The server forgets a connection when the last of its requests is done."""
+        if self._ended and not self._tasks:
+            self._server.left(self)
 
     def _receive(self, command: Command) -> None:
         if command.is_response:
@@ -369,6 +449,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             remark = f" request type {request.code} not supported"
             self._answer(request, request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
             return
+        waits = getattr(handler, "waits", False)
+        if waits and self._transport is None:
+            return  # nobody waits for it any more
         try:
             if server.authorize is not None:
                 server.authorize(self, request)
@@ -383,6 +466,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             server.room.hold(held)
             task = server.loop.create_task(self._finish(request, result))
             self._tasks.add(task)
+            if waits:
+                self._parked.add(task)
             task.add_done_callback(lambda done: self._finished(done, held))
         else:
             self._answer(request, result)
@@ -398,10 +483,12 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _finished(self, task: asyncio.Task[None], held: int) -> None:
         self._tasks.discard(task)
+        self._parked.discard(task)
         self._request_bytes -= held
         self._server.give_back(held)
-        if self._transport is not None and not self._transport.is_reading():
+        if self._unread is not None or (self._transport is not None and not self._transport.is_reading()):
             self.go_on()
+        self._leave()
 
     def _fail(self, request: Command, error: Exception) -> None:
         if not isinstance(error, RayMQError):
@@ -486,7 +573,7 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self.connections):
-            connection.close()
+            connection.cancel()
         await asyncio.sleep(0)
 
     def has_place(self, accepted: socket.socket | None) -> bool:

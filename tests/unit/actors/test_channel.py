@@ -15,7 +15,7 @@ from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, S
 from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, ChannelPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server import ServerConnection, without_body
 from raymq.actors.wire.tls import client_context, server_context
 from tests.polling import poll_until
 from tests.served import serving
@@ -36,7 +36,7 @@ def silent(_: ServerConnection, __: Command) -> Awaitable[Command]:
     return asyncio.get_running_loop().create_future()
 
 
-HANDLERS = {ECHO: echo, BUSY: busy, SILENT: silent}
+HANDLERS = {ECHO: echo, BUSY: busy, SILENT: without_body(silent)}
 
 
 def connections(pool: ChannelPool) -> int:

@@ -131,7 +131,7 @@ async def test_all_connections_together_have_a_limit_and_nobody_starves() -> Non
         assert not server.waiting_for_room
 
 
-async def test_a_connection_that_ends_gives_back_what_it_held() -> None:
+async def test_a_connection_that_ends_gives_back_what_was_arriving_and_what_is_done() -> None:
     gate = Gate()
     async with serving({WAIT: gate}, limits=ServerLimits(total_request_bytes=2 * MIB)) as (server, address):
         first, second = await Peer.connect(address), await Peer.connect(address)
@@ -141,7 +141,11 @@ async def test_a_connection_that_ends_gives_back_what_it_held() -> None:
         await first.writer.drain()
         second.say(Command(WAIT, body=bytes(MIB)))
         await until(lambda: len(server.waiting_for_room) == 1)
+        arriving = server.room.arriving_bytes
         first.close()
+        await until(lambda: server.room.arriving_bytes < arriving)
+        assert gate.waiting == 1, "what had arrived is under way"
+        gate.open.set()
         await until(lambda: gate.waiting == 2)
         second.close()
 

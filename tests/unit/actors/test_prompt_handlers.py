@@ -14,7 +14,7 @@ from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server import ServerConnection, without_body
 from tests.served import Peer, encoded, serving
 
 PROMPT, WAIT = 900_100, 900_101
@@ -85,7 +85,7 @@ async def test_in_company_and_in_pieces_they_are_served_in_order() -> None:
 
 async def test_what_cannot_be_answered_at_once_takes_the_usual_way() -> None:
     handler = Prompt()
-    async with serving({PROMPT: handler, WAIT: wait}) as (server, address):
+    async with serving({PROMPT: handler, WAIT: without_body(wait)}) as (server, address):
         peer = await Peer.connect(address)
         peer.writer.write(asked(1, b"not now"))
         assert (await peer.hear()).body == b"not now"
@@ -162,7 +162,7 @@ async def test_a_stopping_server_and_one_that_authorizes_look_at_each_request() 
 
 async def test_a_channel_asks_and_gets_bodies_or_errors() -> None:
     handler = Prompt()
-    async with serving({PROMPT: handler, WAIT: wait}) as (server, address):
+    async with serving({PROMPT: handler, WAIT: without_body(wait)}) as (server, address):
         pool = ChannelPool()
 
         def ask(body: bytes, code: int = PROMPT, timeout: float = 5.0) -> bytes | None:

@@ -28,7 +28,7 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.server import Server, ServerConnection, bind, without_body
 
 ECHO, SLOW, FAIL, NEVER, CLOSE = 1, 2, 3, 4, 5
 
@@ -47,7 +47,7 @@ class Bench:
             return request.response(0, request.fields)
 
         async def never(connection: ServerConnection, _: Command) -> Command | None:
-            connection.on_close.append(self.closed.set)
+            connection.at_end(self.closed.set)
             await asyncio.get_running_loop().create_future()
             return None
 
@@ -57,7 +57,7 @@ class Bench:
         def close(connection: ServerConnection, _: Command) -> None:
             connection.close()
 
-        return {ECHO: self._echo, SLOW: slow, FAIL: fail, NEVER: never, CLOSE: close}
+        return {ECHO: self._echo, SLOW: slow, FAIL: fail, NEVER: without_body(never), CLOSE: close}
 
     def _echo(self, _: ServerConnection, request: Command) -> Command:
         self.seen.append((request.code, str(request.fields.get("n"))))
