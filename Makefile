@@ -26,7 +26,7 @@ help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
-	@echo "make test-interop  RocketMQ's Java client, admin client and mqadmin against a cluster (needs Maven)"
+	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
@@ -131,9 +131,9 @@ bench-consume: env
 bench-produce: env
 	@$(PY) tests/bench/bench_produce.py $(ARGS)
 
-# RocketMQ's own clients and tools against a cluster of ours; Maven and a JDK are needed.
+# RocketMQ's own clients and tools against a cluster of ours; Maven and a JDK are needed, and Go for rocketmq-client-go.
 test-interop: env
-	@$(PYTEST) tests/interop/test_java_suite.py -m interop -s $(ARGS)
+	@$(PYTEST) tests/interop/test_java_suite.py tests/interop/test_go_client.py -m interop -s $(ARGS)
 
 bench-store: env
 	@$(PY) tests/bench/bench_store.py $(ARGS)

@@ -130,7 +130,7 @@ class Consumption:
             timestamp_ms: the first message stored then or later; below 0: behind the last one.
             queue_id: only this queue.
             offset: this place instead of a time; needs `queue_id`.
-            back_only: leave queues alone that would be sent forward.
+            back_only: leave queues alone that a time would send forward; an offset is meant as it is.
 
         Raises:
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
@@ -149,7 +149,7 @@ class Consumption:
                 targets[each] = high if timestamp_ms < 0 else self._core.offset_at_time(topic, each, timestamp_ms)
         for each, target in targets.items():
             committed = self._core.offsets.get(group, topic, each)
-            if back_only and committed is not None and committed < target:
+            if back_only and offset is None and committed is not None and committed < target:
                 targets[each] = committed
             else:
                 self._core.reset_offset(group, topic, each, target)

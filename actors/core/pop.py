@@ -193,16 +193,18 @@ class Pop:
         queue = (asked.group, asked.topic, queue_id)
         low, high = self._bounds(queue)
         lent = self._current(queue)
+        same_attempt = False
         if lent is not None:
             self._advance(lent)
+            same_attempt = asked.ordered and asked.attempt_id is not None and asked.attempt_id == lent.attempt_id
             if asked.ordered and lent.is_blocked:
-                if asked.attempt_id is None or asked.attempt_id != lent.attempt_id:
+                if not same_attempt:
                     popped.rest += max(0, high - lent.next_offset)
                     return
                 lent.recall()
         try:
             if lent is not None:
-                self._take_again(lent, room, space_bytes, taken)
+                self._take_again(lent, room, space_bytes, taken, same_attempt)
                 lent = self._lent.get(queue)
             position = self._start(queue, asked.from_end) if lent is None else max(lent.next_offset, low)
             position = min(position, high)
@@ -218,10 +220,16 @@ class Pop:
         if lent is not None:
             popped.rest += lent.ready_count
 
-    def _take_again(self, lent: LentQueue, room: int, space_bytes: int, taken: Taken) -> None:
-        """Take what is ready. What is gone for good, or cannot be read, is done."""
+    def _take_again(self, lent: LentQueue, room: int, space_bytes: int, taken: Taken, same_attempt: bool) -> None:
+        """Take what is ready. What is gone for good, or cannot be read, is done.
+
+        Who asks once more by the `same_attempt`, since no answer came, has not tried again.
+        """
         _, topic, queue_id = lent.queue
-        times = {offset: retry.counted(lent.deliveries[offset].reconsume_times) + 1 for offset in lent.take_ready(room)}
+        more = 0 if same_attempt else 1
+        times = {
+            offset: retry.counted(lent.deliveries[offset].reconsume_times) + more for offset in lent.take_ready(room)
+        }
         gone, later, unreadable = read_again(self._store, topic, queue_id, times, space_bytes, taken)
         lent.give_back(later)
         for offset, reason in unreadable.items():

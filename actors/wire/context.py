@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from raymq.actors.core.admission import cause_of
+from raymq.actors.core.askers import Askers
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.long_poll import LongPolls
@@ -37,6 +38,7 @@ class BrokerContext:
     #: Tells a group's members that its membership changed.
     notify_group: Callable[[str], None]
     status: Callable[[], BrokerInfo]
+    askers: Askers = field(default_factory=Askers)
 
     def append(self, octets: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
         """Take on an append of so many bytes: `store` stores it and returns what makes the answer, see `when_settled`.

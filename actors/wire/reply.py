@@ -1,7 +1,7 @@
 """Replies to requests: kept in the reply topic, and pushed to the client that asked.
 
 The property REPLY_TO_CLIENT names that client. It is connected to this broker, since a client sends its heartbeats to
-all brokers before it asks.
+all brokers before it asks; or it asked over this broker, and has not got round to them yet.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _push(context: BrokerContext, header: SendMessage, body: Buffer, peer:
     client_id = told.get(names.REPLY_TO_CLIENT)
     if client_id is None:
         raise RayMQError(f"the reply has no property {names.REPLY_TO_CLIENT}")
-    connection = context.groups.connection_of(client_id)
+    connection = context.groups.connection_of(client_id) or context.askers.connection_of(client_id)
     if not isinstance(connection, ServerConnection):
         raise RayMQError(f"the client {client_id}, which asked, is not connected")
     now_ms = int(time.time() * 1000)

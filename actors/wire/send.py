@@ -15,6 +15,7 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage, SendMessageV2
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.storage import properties as names
 from raymq.storage.record import decode_properties, pack_host
 
 #: What every answer to a send says, errors too: clients' tracing reads it.
@@ -72,6 +73,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def _accept(connection: ServerConnection, request: Command, header: SendMessage) -> Command | Awaitable[Command]:
         draft = draft_of(header, bytes(request.body), connection.peer)
+        asker = draft.properties.get(names.REPLY_TO_CLIENT)
+        if asker is not None and context.askers.asked(asker, connection):
+            connection.at_end(functools.partial(context.askers.connection_closed, connection))
         batch = header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
 
         def store() -> Callable[[SendStatus], Command]:

@@ -4,8 +4,8 @@ One event loop, one thread: handlers run on it in the order in which a connectio
 the answer, or an awaitable of it (the connection goes on reading meanwhile), or None for "no answer". What it raises
 becomes the answer of that error. Whatever can block must be awaited from another thread.
 
-What has arrived before the end of a connection is carried out, and not answered; only what may wait for long, and is for
-who asked, ends with the connection.
+What has arrived before the end of a connection is carried out, and not answered; only what may wait for long, and is
+for who asked, ends with the connection.
 
 No peer takes more than `ServerLimits` gives it. A connection is not read from while its peer leaves answers unread,
 while it has too much under way, or when it has had its slice of the loop's time; what it has sent stays in its socket.

@@ -294,6 +294,21 @@ class TestReplies:
         asking.close()
         assert broker.answer(opaque).code == ResponseCode.SYSTEM_ERROR
 
+    def test_to_a_client_that_asked_before_it_said_who_it_is(self, broker: Foreign, services: Services) -> None:
+        """Fault 14.17: rocketmq-client-go's first heartbeat comes up to 30 s after its first request."""
+        told = "REPLY_TO_CLIENT\x01late\x02CORRELATION_ID\x01c1\x02"
+        address = services.brokers["broker-a"].address
+        with Foreign(address) as late, Foreign(address) as forwarding:
+            late.done(message(properties=told))
+            forwarding.done(message(properties=told))  # whoever passes the request on is not who asked
+            reply = message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, body=b"re", properties=told)
+            opaque = broker.send(reply)
+            pushed = late.next_push()
+            assert bytes(pushed.body) == b"re"
+            late.respond(pushed.response(ResponseCode.SUCCESS))
+            assert broker.answer(opaque).code == ResponseCode.SUCCESS
+        poll_until(lambda: broker.ask(reply).code == ResponseCode.SYSTEM_ERROR, 5, "it has gone")
+
     @pytest.mark.parametrize("told", ["", "REPLY_TO_CLIENT\x01nobody\x02"])
     def test_to_nobody(self, broker: Foreign, told: str) -> None:
         answer = broker.ask(message(SendReplyMessageV2, topic=REPLY_TOPIC, queue_id=0, properties=told))

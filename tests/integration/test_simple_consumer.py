@@ -349,6 +349,32 @@ def test_notifications(mq: Connection, services: Services, admin: Admin) -> None
         assert waiting.result(5).fields["hasMsg"] == "true"
 
 
+def test_an_acknowledgement_answers_the_pop_in_order_that_waits_for_it(
+    mq: Connection, services: Services, admin: Admin
+) -> None:
+    """Fault 14.16: ten messages, one in flight at a time, each pop parked before the message ahead is acknowledged."""
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(10)], queue=QUEUE)
+    polls = services.brokers["broker-a"].polls
+    one = pop_command(order=True, queue_id=0, max_msg_nums=1, invisible_time=60_000, poll_time=60_000)
+
+    def acknowledge(popped: Command) -> None:
+        """As a Java client, from what the answer says."""
+        _, _, offset = popped.fields["msgOffsetInfo"].split(" ")
+        handle = f"{offset} {popped.fields['popTime']} 60000 999 0 broker-a 0 {offset}"
+        fields = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": int(offset), "extraInfo": handle}
+        ask(mq, services, Command(RequestCode.ACK_MESSAGE, fields))
+
+    popped = ask(mq, services, one)
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(1, 10):
+            waiting = pool.submit(mq.run, mq.pool.request(services.brokers["broker-a"].address, one, 90.0))
+            poll_until(lambda: len(polls) == 1)
+            assert not waiting.done()
+            acknowledge(popped)
+            popped = waiting.result(30)
+            assert popped.fields["msgOffsetInfo"] == f"0 0 {number}"
+
+
 def test_assignments(mq: Connection, services: Services, admin: Admin) -> None:
     def assigned(**fields: Any) -> Any:
         told = {"topic": "t", "consumerGroup": "g", "clientId": "me", "strategyName": "AVG"}

@@ -94,7 +94,6 @@ async def test_what_came_before_a_reset_is_carried_out(flag: int) -> None:
     bench = Bench()
     async with serving(bench.handlers()) as (server, address):
         client = await connected(address)
-        data = burst(NOTE, 200, flag=flag)
         client.setblocking(True)
         client.sendall(burst(NOTE, 200, flag=flag))
         reset(client)

@@ -251,6 +251,24 @@ def test_an_attempt_that_is_repeated_gets_the_same(bench: PopBench) -> None:
     assert bench.ack(*again) == [True, True]
 
 
+def test_an_attempt_that_is_repeated_is_not_another_try(bench: PopBench) -> None:
+    """Fault 14.16: the reconsume times stay, whether the first answer got lost or its time ran out."""
+    bench.send(b"0", b"1")
+
+    def times(attempt_id: str | None) -> list[int]:
+        return [each.reconsume_times for each in bench.receive(2, ordered=True, invisible=10, attempt_id=attempt_id)]
+
+    assert times("one") == times("one") == [0, 0]
+    bench.clock.advance(10)
+    assert times("one") == [0, 0]
+    bench.clock.advance(10)
+    assert times("two") == times("two") == [1, 1]
+    bench.clock.advance(10)
+    assert times(None) == [2, 2]
+    bench.clock.advance(10)
+    assert times(None) == [3, 3], "who tells no attempt tries anew each time"
+
+
 def test_a_reset_makes_handles_void(bench: PopBench) -> None:
     bench.send(b"a", b"b")
     before = bench.receive()

@@ -230,6 +230,7 @@ def test_time_spans(bench: Bench, consumption: Consumption) -> None:
         ({"timestamp_ms": -1, "queue_id": 0, "offset": 4}, {0: 4}),
         ({"timestamp_ms": -1, "queue_id": 0, "back_only": True}, {0: 3}),
         ({"timestamp_ms": 0, "queue_id": 0, "back_only": True}, {0: 0}),
+        ({"timestamp_ms": 0, "queue_id": 0, "offset": 5, "back_only": True}, {0: 5}),
     ],
 )
 def test_a_reset(bench: Bench, consumption: Consumption, asked: dict[str, Any], expected: dict[int, int]) -> None:
