@@ -248,6 +248,8 @@ class Consuming:
             offset = max(offset, unsaved.commit_offset) if self._clustering else unsaved.commit_offset
         self._queues[queue] = process = self.delivery.open(queue, offset)
         process.incarnation = incarnation
+        if unsaved is not None and offset == unsaved.commit_offset:  # it was come to by what was read then
+            process.epoch = unsaved.epoch
         return True
 
     async def _let_go(self, queue: MessageQueue) -> None:
@@ -576,7 +578,7 @@ class Consuming:
             return
         try:
             since = self._committed.get(process.queue)
-            await self._offsets.commit(process.queue, offset, since, process.incarnation)
+            await self._offsets.commit(process.queue, offset, since, process.incarnation, process.epoch)
             if self._queues.get(process.queue, process) is process:
                 self._committed[process.queue] = offset
         except OffsetReset as reset:

@@ -52,17 +52,23 @@ class GroupOffsets:
         return wire_offset.read_place(await self._ask(queue, command))
 
     async def commit(
-        self, queue: MessageQueue, offset: int, since: int | None = None, incarnation: int | None = None
+        self,
+        queue: MessageQueue,
+        offset: int,
+        since: int | None = None,
+        incarnation: int | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Everything below `offset` is done; on the broker's disk when this returns.
 
         Raises:
             OffsetReset: the group was sent back before `since`, the offset that it had, or elsewhere and does not know
-                yet, or the topic is not that of `incarnation` any more; nothing was committed.
+                yet, or the topic is not that of `incarnation` any more, or the broker's log has lost what was read
+                under `epoch` before `offset`; nothing was committed.
         """
         group, topic, queue_id = self._group, queue.topic, queue.queue_id
         command = wire_offset.update_offset_command(
-            group, topic, queue_id, offset, since=since, incarnation=incarnation
+            group, topic, queue_id, offset, since=since, incarnation=incarnation, epoch=epoch
         )
         await self._ask(queue, command)
 

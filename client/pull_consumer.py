@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from raymq.actors.errors import BrokerUnavailable, Timeout
+from raymq.actors.errors import BrokerUnavailable, OffsetReset, Timeout
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
@@ -17,7 +17,7 @@ from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.direct_fetching import DirectFetching
 from raymq.client.message import ReceivedMessage
-from raymq.client.pulling import CONTROL_SECONDS, Pulling, check_max_messages
+from raymq.client.pulling import CONTROL_SECONDS, Pulling, check_max_messages, refused
 from raymq.client.received import received
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record_table import SCHEMA, table_from_records
@@ -130,13 +130,19 @@ class PullConsumer(ClientBase):
         return SCHEMA.empty_table() if table is None else table
 
     def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back."""
+        """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back.
+
+        Raises:
+            OffsetOutOfRange: the broker's log has lost some of it since it was read; see `poll`.
+        """
         self._check_open()
         command = self._pulling.commit_command(queue, offset)
         address = None if self._mq.is_on_loop else self._direct.address(queue)
         try:
             if address is not None and self._mq.channels.request(address, command, CONTROL_SECONDS) is not None:
                 return
+        except OffsetReset as reset:
+            raise refused(offset, reset) from None
         except Timeout:
             raise
         except BrokerUnavailable:

@@ -43,6 +43,11 @@ def check_max_messages(max_messages: int) -> int:
     return arguments.whole("max_messages", max_messages, 1)
 
 
+def refused(offset: int, reset: OffsetReset) -> OffsetOutOfRange:
+    """What a commit of `offset` raises that the broker has refused, since its log has lost what was read."""
+    return OffsetOutOfRange(offset, 0, reset.offset)
+
+
 class Pulling:
     """What `PullConsumer` promises, call by call."""
 
@@ -200,14 +205,18 @@ class Pulling:
         return parts
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` is done."""
-        await self._ask(queue, lambda: self.commit_command(queue, offset))
+        """Everything below `offset` is done; OffsetOutOfRange if the broker's log has lost some of it since."""
+        command = self.commit_command(queue, offset)
+        try:
+            await self._ask(queue, lambda: command)
+        except OffsetReset as reset:
+            raise refused(offset, reset) from None
 
     def commit_command(self, queue: MessageQueue, offset: int) -> Command:
         """The request of a commit. Any thread. InvalidInput: there is no such queue or offset."""
         arguments.queue("queue", queue)
-        offset = arguments.offset("offset", offset)
-        return wire_offset.update_offset_command(self._group, queue.topic, queue.queue_id, offset, overrules_reset=True)
+        place = self._group, queue.topic, queue.queue_id, arguments.offset("offset", offset)
+        return wire_offset.update_offset_command(*place, overrules_reset=True, epoch=self.epochs.get(queue))
 
     async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:
         async def once() -> Command:

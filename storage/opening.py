@@ -123,7 +123,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             aside=None if read_only else paths.damaged,
         )
         dispatcher.delays.begin(log.min_offset, log.max_offset, writable=not read_only)
-        epochs = Epochs(paths.epochs)
+        epochs = Epochs(paths.epochs, writable=not read_only)
         if not (left.clean or same_boot or read_only):
             epochs.cut(log.max_offset)  # Before the state is saved, which says that this boot has seen the directory.
         if not read_only:

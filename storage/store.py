@@ -80,7 +80,7 @@ class Store:
         self._parts = parts = open_parts(directory, config, read_only=read_only)
         self.config = parts.config
         self.recovery: RecoveryReport = parts.recovery
-        #: The recovery epoch: raised by every opening that may have found less of the log than was read before.
+        #: The recovery epoch: another one with every opening that may have found less of the log than was read before.
         self.epoch = parts.epochs.current
         self.remains: Remains = parts.remains
         self.consumer_offsets = parts.progress.consumer_offsets
@@ -480,14 +480,17 @@ class Store:
 
         It tells nothing of a reader that does not say its epoch, but that one who is beyond the queue's end was there.
         """
-        return self.kept_to(topic, queue_id, self.epoch - 1) if self._parts.epochs.was_cut else None
+        return self._kept(topic, queue_id, self._parts.epochs.cut_at_open)
 
     def kept_to(self, topic: str, queue_id: int, epoch: int) -> int | None:
         """Up to which offset a queue is the one that was read under `epoch`; None: all of it.
 
         Who is beyond has read what the log has lost, and goes on there: other messages have these offsets now.
         """
-        log_end = self._parts.epochs.cut_since(epoch)
+        return self._kept(topic, queue_id, self._parts.epochs.cut_since(epoch))
+
+    def _kept(self, topic: str, queue_id: int, log_end: int | None) -> int | None:
+        """Up to which offset a queue is of the log up to `log_end`; None: all of it, as without one."""
         if log_end is None:
             return None
         try:

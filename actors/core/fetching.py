@@ -225,8 +225,7 @@ class Fetch:
     def _lost(self) -> list[Part]:
         """What those are told who have read messages that the log has lost: what is stored there now is new to them.
 
-        A group is sent to its own offset, if that is lower: what lies between was given out, and may not be done. It is
-        told by `_moved`, and until it is there its commits do not count.
+        They alone are sent back, and not their group: other members of it may have read on since.
         """
         core, parts = self._core, []
         for place, epoch in self._older:
@@ -234,16 +233,8 @@ class Fetch:
             kept = core.store.kept_to(topic, queue_id, epoch) if epoch else None
             if kept is None or place.offset <= kept:
                 continue
-            if self._group is None:
-                parts.append(Part(place.index, place.offset, 0, 0, error=OffsetReset(kept)))
-                continue
-            committed = core.offsets.get(self._group, topic, queue_id)
-            target = kept if committed is None else min(kept, committed)
-            try:
-                core.make_group(self._group)  # the loss may have taken the group as well
-                core.offsets.reset(self._group, topic, queue_id, target)
-            except RayMQError:  # the topic is gone, or the queue: going on there tells so
-                parts.append(Part(place.index, place.offset, 0, 0, error=OffsetReset(target)))
+            error = core.offsets.after_loss(self._group, topic, queue_id, kept)
+            parts.append(Part(place.index, place.offset, 0, 0, error=error))
         self._older = []
         return parts
 

@@ -8,6 +8,10 @@ consumes it is sent to where the new one begins, or the group is in it, by the f
 
 A commit may say from which offset its consumer goes on. If the group is before that by now, it was sent back since, and
 the commit comes too late: it is refused, and the consumer goes to where the group is.
+
+A commit may say the recovery epoch under which its consumer has read. What it has read and the log has lost since is
+not done, for other messages have these offsets now: such a commit is refused. So each offset is one of the log as it
+is: those from before a loss were cut to what the log kept.
 """
 
 from __future__ import annotations
@@ -63,6 +67,7 @@ class GroupOffsets:
         overrules_reset: bool = False,
         since: int | None = None,
         incarnation: int | None = None,
+        epoch: int | None = None,
     ) -> bool:
         """Remember that `group` consumed everything below `offset`; it survives a kill when this returns.
 
@@ -71,13 +76,15 @@ class GroupOffsets:
             overrules_reset: whoever commits means this offset, whatever an administrator did before.
             since: the group's offset as who commits knows it; None: he does not say.
             incarnation: of the topic in which `offset` was meant; None: he does not say.
+            epoch: the recovery epoch under which everything below `offset` was read; None or 0: he does not say.
 
         Returns:
             False if a reset waits for the group's next pull: then nothing changes.
 
         Raises:
             OffsetReset: to somebody who says `since`, and so understands this: the group was sent back before that, or
-                beyond `offset`, or a reset waits for it, or the topic was made anew. Nothing changes.
+                beyond `offset`, or a reset waits for it; or, to somebody who says these, the topic was made anew, or
+                the log has lost what lay below `offset`. Nothing changes.
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the queue does not reach so far.
         """
@@ -85,6 +92,10 @@ class GroupOffsets:
         low, limit = self._bounds(topic, queue_id)
         if incarnation is not None and self._store.incarnation(topic) > incarnation:
             raise self.start_anew(group, topic, queue_id)
+        if epoch and epoch != self._store.epoch:
+            kept = self._store.kept_to(topic, queue_id, epoch)
+            if kept is not None and offset > kept:
+                raise self.after_loss(group, topic, queue_id, kept)
         if not 0 <= offset <= limit:
             raise InvalidInput("offset", f"0..{limit}", offset)
         if self._offsets.awaits(group, topic, queue_id) and not overrules_reset:
@@ -136,6 +147,15 @@ class GroupOffsets:
         committed = None if group is None else self.get(group, topic, queue_id)
         start = low if committed is None or not low <= committed <= high else committed
         return OffsetReset(start, self._store.incarnation(topic))
+
+    def after_loss(self, group: str | None, topic: str, queue_id: int, kept: int) -> OffsetReset:
+        """Where who has read what the log has lost goes on; the queue is still what it read up to `kept`.
+
+        That is where its group is. Before that it may have been given out and not be done; and what lies behind `kept`
+        and before that was done by those who have read the new messages.
+        """
+        committed = None if group is None else self.get(group, topic, queue_id)
+        return OffsetReset(kept if committed is None else committed)
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: no reset waits for it, and a new one of that name is consumed from its beginning."""

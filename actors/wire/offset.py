@@ -25,6 +25,7 @@ def update_offset_command(
     overrules_reset: bool = False,
     since: int | None = None,
     incarnation: int | None = None,
+    epoch: int | None = None,
 ) -> Command:
     """UPDATE_CONSUMER_OFFSET: everything below `offset` is done; never back.
 
@@ -32,6 +33,8 @@ def update_offset_command(
         overrules_reset: the program itself chose this offset, and means it whatever an administrator did before.
         since: the group's offset as the consumer knows it; answered with OffsetReset if the group is before it.
         incarnation: of the topic as the consumer knows it; answered with OffsetReset if it was made anew.
+        epoch: the recovery epoch under which all below `offset` was read; answered with OffsetReset if the broker's log
+            has lost some of that. None or 0: it is not known.
     """
     return UpdateConsumerOffset(
         group,
@@ -42,6 +45,7 @@ def update_offset_command(
         overrules_reset=overrules_reset,
         since=since,
         incarnation=incarnation,
+        epoch=epoch or None,
     ).command()
 
 
@@ -85,6 +89,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             overrules_reset=header.overrules_reset,
             since=header.since,
             incarnation=header.incarnation,
+            epoch=header.epoch,
         )
         return request.response(ResponseCode.SUCCESS, remark=None if done else "Offset has been previously reset")
 

@@ -149,6 +149,19 @@ def test_fields_are_read_as_text_whatever_they_were(door: Door, serialization: S
     assert (answer.fields["offset"], answer.serialization) == ("0", serialization)
 
 
+def test_a_commit_names_the_epoch_of_what_was_read(door: Door, broker: BrokerService) -> None:
+    """Of an epoch that the broker does not know nothing is there any more."""
+    records, sizes = encoded(Message("t", b"0"))
+    door.ask(append.append_command("t", 0, records, sizes, delayed=False))
+    epoch = broker.core.store.epoch
+    assert door.ask(offset.update_offset_command("g", "t", 0, 0, epoch=epoch)).code == ResponseCode.SUCCESS
+    refused = faults.to_error(door.ask(offset.update_offset_command("g", "t", 0, 1, since=0, epoch=epoch + 1)))
+    assert isinstance(refused, OffsetReset)
+    assert broker.core.offsets.get("g", "t", 0) == 0
+    assert door.ask(offset.update_offset_command("g", "t", 0, 1, since=0, epoch=epoch)).code == ResponseCode.SUCCESS
+    assert broker.core.offsets.get("g", "t", 0) == 1
+
+
 @pytest.mark.parametrize(
     ("command", "error"),
     [

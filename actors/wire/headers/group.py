@@ -60,7 +60,8 @@ class UpdateConsumerOffset(Header):
     """Everything below `commit_offset` is done.
 
     Ours: `forward_only`, a lower offset changes nothing; `overrules_reset`, a waiting reset is over; `since`, refuse it
-    if the group was sent back before that offset; `incarnation`, refuse it if the topic was made anew since.
+    if the group was sent back before that offset; `incarnation`, refuse it if the topic was made anew since; `epoch`,
+    refuse it if the log has lost what was read under that.
     """
 
     CODE: ClassVar = RequestCode.UPDATE_CONSUMER_OFFSET
@@ -72,3 +73,4 @@ class UpdateConsumerOffset(Header):
     overrules_reset: bool = named("raymqOverrulesReset", default=False)
     since: Long | None = named("raymqSince", default=None)  # noqa: RUF009 - an int
     incarnation: Long | None = named("raymqIncarnation", default=None)  # noqa: RUF009 - an int
+    epoch: Long | None = named("raymqEpoch", default=None)  # noqa: RUF009 - an int

@@ -13,19 +13,31 @@ from raymq.client import Message
 from tests.machine import Machine
 from tests.unit.actors.bench import Bench
 
+#: What a reader names as its epoch: of before the loss, of after it, one that is not known here, none yet, none at all.
+OLD, NEW, UNKNOWN, NOT_YET, NEVER = range(5)
+
 
 @pytest.fixture
-def lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Queue 0 of "t" was read up to 8 in epoch 1; 5 of these are left, and behind them are 10 other messages."""
+def epochs() -> list[int]:
+    """The epochs of before and after the loss."""
+    return []
+
+
+@pytest.fixture
+def lost(bench: Bench, epochs: list[int], monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Queue 0 of "t" was read up to 8; 5 of these are left, and behind them are 10 other messages."""
     machine = Machine(monkeypatch)
     bench.append(*(Message("t", b"%d" % number) for number in range(5)))
     kept = bench.store.max_physical_offset
     bench.append(*(Message("t", b"%d" % number) for number in range(5, 8)))
     bench.core.ensure_group("g")
+    bench.core.offsets.commit("g", "t", 0, 3)
+    epochs.append(bench.store.epoch)
     bench.store._flusher.stop()
     bench.store._abandon()
     machine.lose_power(bench.directory, kept)
     bench.open()
+    epochs.append(bench.store.epoch)
     bench.append(*(Message("t", b"new") for _ in range(10)))
     return bench
 
@@ -41,49 +53,85 @@ def asked(bench: Bench, offset: int, epoch: int | None, group: str | None = None
 
 
 @pytest.mark.parametrize(
-    ("offset", "epoch", "sent_to", "first"),
+    ("offset", "said", "sent_to", "first"),
     [
-        (8, 1, 5, None),  # it has read 5, 6 and 7, which are others now
-        (12, 1, 5, None),
-        (5, 1, None, 5),
-        (3, 1, None, 3),
-        (8, 2, None, 8),  # it has read them in this epoch
-        (8, 0, None, 8),  # it does not know under which
-        (8, None, None, 8),
+        (8, OLD, 5, None),  # it has read 5, 6 and 7, which are others now
+        (12, OLD, 5, None),
+        (5, OLD, None, 5),
+        (3, OLD, None, 3),
+        (8, NEW, None, 8),  # it has read them in this epoch
+        (8, UNKNOWN, 0, None),
+        (8, NOT_YET, None, 8),  # it does not know under which
+        (8, NEVER, None, 8),
     ],
 )
 def test_who_has_read_what_is_lost_reads_again(
-    lost: Bench, offset: int, epoch: int | None, sent_to: int | None, first: int | None
+    lost: Bench, epochs: list[int], offset: int, said: int, sent_to: int | None, first: int | None
 ) -> None:
-    assert lost.store.epoch == 2
-    told, offsets = asked(lost, offset, epoch)
+    told, offsets = asked(lost, offset, (*epochs, 7, 0, None)[said])
     assert told == sent_to
     assert offsets[:1] == ([] if first is None else [first])
 
 
-@pytest.mark.parametrize(("committed", "sent_to"), [(None, 5), (3, 3), (5, 5), (14, 5)])
-def test_a_group_goes_back_to_what_it_has_done_and_its_old_commits_do_not_count(
-    lost: Bench, committed: int | None, sent_to: int
+@pytest.mark.parametrize("said", [OLD, UNKNOWN])
+@pytest.mark.parametrize(("committed", "sent_to"), [(None, 3), (5, 5), (14, 14)])
+def test_a_member_from_before_goes_to_where_its_group_is_which_stays_there(
+    lost: Bench, epochs: list[int], committed: int | None, sent_to: int, said: int
 ) -> None:
+    """Also one that was cut off for long: others have read on, and are not taken back."""
     if committed is not None:
-        lost.core.offsets.commit("g", "t", 0, committed)
-    assert asked(lost, 8, 1, "g") == (sent_to, [])
-    assert lost.core.offsets.commit("g", "t", 0, 9) is False, "a commit that was on its way"
-    assert asked(lost, 8, 2, "g") == (sent_to, []), "the answer was lost, and it asks again"
-    told, offsets = asked(lost, sent_to, 2, "g")
-    assert (told, offsets[0], offsets[-1]) == (None, sent_to, 14)
-    assert lost.core.offsets.commit("g", "t", 0, 9) is True
+        assert lost.core.offsets.commit("g", "t", 0, committed, since=3, epoch=epochs[NEW])
+    for _ in range(2):  # the answer may be lost, and then it asks again
+        assert asked(lost, 8, (*epochs, 7)[said], "g") == (sent_to, [])
+    assert lost.core.offsets.get("g", "t", 0) == sent_to
+    told, offsets = asked(lost, sent_to, epochs[NEW], "g")
+    assert (told, offsets[:1], offsets[-1:]) == (None, [sent_to], [14])
+    assert lost.core.offsets.commit("g", "t", 0, 15, since=sent_to, epoch=epochs[NEW])
 
 
-def test_a_group_that_is_lost_as_well_is_sent_back(lost: Bench) -> None:
+@pytest.mark.parametrize("said", [OLD, UNKNOWN])
+@pytest.mark.parametrize("overrules", [False, True])
+def test_a_commit_of_what_the_log_has_lost_does_not_count(
+    lost: Bench, epochs: list[int], overrules: bool, said: int
+) -> None:
+    """Other messages have these offsets now, and nobody of the group has done them."""
+    with pytest.raises(OffsetReset) as refused:
+        lost.core.offsets.commit("g", "t", 0, 8, since=3, epoch=(*epochs, 7)[said], overrules_reset=overrules)
+    assert refused.value.offset == 3
+    assert lost.core.offsets.get("g", "t", 0) == 3
+
+
+def test_a_commit_of_what_was_kept_counts(lost: Bench, epochs: list[int]) -> None:
+    assert lost.core.offsets.commit("g", "t", 0, 5, since=3, epoch=epochs[OLD])
+    assert lost.core.offsets.get("g", "t", 0) == 5
+
+
+def test_what_a_group_had_done_is_cut_to_what_was_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    bench.append(*(Message("t", b"%d" % number) for number in range(5)))
+    kept = bench.store.max_physical_offset
+    bench.append(*(Message("t", b"%d" % number) for number in range(5, 8)))
+    bench.core.ensure_group("g")
+    bench.core.offsets.commit("g", "t", 0, 7)
+    before = bench.store.epoch
+    bench.store._flusher.stop()
+    bench.store._abandon()
+    machine.lose_power(bench.directory, kept)
+    bench.open()
+    bench.append(*(Message("t", b"new") for _ in range(10)))
+    assert asked(bench, 8, before, "g") == (5, [])
+    assert bench.core.offsets.get("g", "t", 0) == 5
+
+
+def test_a_group_that_is_lost_as_well_is_sent_back(lost: Bench, epochs: list[int]) -> None:
     assert lost.store.group_configs.get("lost") is None
-    assert asked(lost, 8, 1, "lost") == (5, [])
-    assert asked(lost, 8, 2, "lost") == (5, [])
+    for _ in range(2):
+        assert asked(lost, 8, epochs[OLD], "lost") == (5, [])
 
 
-def test_a_topic_that_is_gone_is_no_reason_to_fail(lost: Bench) -> None:
+def test_a_topic_that_is_gone_is_no_reason_to_fail(lost: Bench, epochs: list[int]) -> None:
     lost.core.topics.delete("t")
-    parts = Fetch(lost.core, [Wanted("t", 0, 8, epoch=1)], 100, 1 << 20, "g").look()
+    parts = Fetch(lost.core, [Wanted("t", 0, 8, epoch=epochs[OLD])], 100, 1 << 20, "g").look()
     assert [part.error is not None for part in parts] == [True]
 
 

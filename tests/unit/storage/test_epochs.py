@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage import store as store_module
-from raymq.storage.epochs import FIRST, Epochs
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.epochs import Epochs
 from raymq.storage.store import Store
 from tests.machine import Machine
 from tests.stored import SMALL, append, make_record
@@ -28,42 +27,84 @@ def vanish(store: Store) -> None:
 
 def test_a_cut_is_told_to_who_read_before_it(tmp_path: Path) -> None:
     epochs = Epochs(tmp_path / "epochs.json")
-    assert (epochs.current, epochs.was_cut, epochs.cut_since(FIRST)) == (FIRST, False, None)
+    known = [epochs.current]
+    assert (epochs.cut_at_open, epochs.cut_since(known[0])) == (None, None)
     epochs.cut(500)
-    assert (epochs.current, epochs.was_cut) == (2, True)
-    Epochs(tmp_path / "epochs.json").cut(300)
-    epochs = Epochs(tmp_path / "epochs.json")
-    epochs.cut(900)
+    known.append(epochs.current)
+    assert epochs.cut_at_open == 500
+    for log_end in (300, 900):
+        epochs = Epochs(tmp_path / "epochs.json")
+        assert (epochs.current, epochs.cut_at_open) == (known[-1], None)
+        epochs.cut(log_end)
+        known.append(epochs.current)
     # Who read in the first epoch has lost all behind the smallest cut since, who read in the third behind its end.
-    assert [epochs.cut_since(epoch) for epoch in (1, 2, 3, 4)] == [300, 300, 900, None]
+    assert [epochs.cut_since(epoch) for epoch in known] == [300, 300, 900, None]
 
 
-def test_who_comes_from_before_all_that_is_known_is_sent_back_the_furthest(tmp_path: Path) -> None:
+def test_who_comes_from_before_all_that_is_known_can_rely_on_nothing(tmp_path: Path) -> None:
     epochs = Epochs(tmp_path / "epochs.json")
+    known = [epochs.current]
     for number in range(200):
         epochs.cut(1000 + number)
-    assert epochs.cut_since(1) == 1136
-    assert len(epochs._cuts) == 64
+        known.append(epochs.current)
+    epochs = Epochs(tmp_path / "epochs.json")
+    assert [epochs.cut_since(known[number]) for number in (0, 135, 136, 199, 200)] == [0, 0, 1136, 1199, None]
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    (tmp_path / "epochs.json").write_text("{")
-    with pytest.raises(StoreCorrupt):
-        Epochs(tmp_path / "epochs.json")
+@pytest.mark.parametrize("left", [None, b"", b"{", b"[]", b'{"epoch":7,"first":6,"cuts":[[5,400]]}'])
+def test_an_epoch_is_never_given_twice_whatever_becomes_of_the_file(tmp_path: Path, left: bytes | None) -> None:
+    """Who has read in an epoch that is forgotten reads again, also if the log was cut since."""
+    path = tmp_path / "epochs.json"
+    epochs = Epochs(path)
+    known = [epochs.current]
+    epochs.cut(500)
+    known.append(epochs.current)
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(left)
+    anew = Epochs(path).current
+    assert anew not in known
+    epochs = Epochs(path)
+    assert [epochs.cut_since(epoch) for epoch in (*known, 1, anew)] == [0, 0, 0, None]
+    epochs.cut(300)
+    assert [epochs.cut_since(epoch) for epoch in (*known, 1, anew, epochs.current)] == [0, 0, 0, 300, None]
+
+
+def test_an_older_file_than_the_last_is_not_taken_for_it(tmp_path: Path) -> None:
+    """As if the newest content was lost: who read in the newest epoch is told, and not only from the next cut on."""
+    path = tmp_path / "epochs.json"
+    epochs = Epochs(path)
+    first, before = epochs.current, path.read_bytes()
+    epochs.cut(500)
+    newest = epochs.current
+    assert not path.with_name("epochs.json.bak").exists()
+    path.write_bytes(before)
+    epochs = Epochs(path)
+    assert epochs.cut_since(newest) == 0
+    epochs.cut(900)
+    assert epochs.current not in (first, newest)
+    assert epochs.cut_since(newest) == 0
+
+
+def test_epochs_that_were_counted_are_still_known(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.json"
+    path.write_text('{"epoch":3,"cuts":[[2,500],[3,700]]}')
+    assert [Epochs(path).cut_since(epoch) for epoch in (1, 2, 3, 4)] == [500, 700, None, 0]
 
 
 def test_neither_a_clean_stop_nor_a_kill_raises_the_epoch(tmp_path: Path, machine: Machine) -> None:
     with Store.open(tmp_path / "s", SMALL) as store:
         append(store, make_record())
         cut = store.max_physical_offset
-        assert store.epoch == FIRST
+        first = store.epoch
     machine.lose_power(tmp_path / "s", cut)
     store = Store.open(tmp_path / "s", SMALL)
     append(store, make_record())
     vanish(store)
     with Store.open(tmp_path / "s", SMALL) as store:
-        assert store.epoch == FIRST
-        assert store.kept_to("orders", 0, FIRST) is store.kept_at_open("orders", 0) is None
+        assert store.epoch == first
+        assert store.kept_to("orders", 0, first) is store.kept_at_open("orders", 0) is None
 
 
 def test_a_loss_of_power_raises_the_epoch_and_tells_what_each_queue_kept(tmp_path: Path, machine: Machine) -> None:
@@ -72,18 +113,20 @@ def test_a_loss_of_power_raises_the_epoch_and_tells_what_each_queue_kept(tmp_pat
     cut = store.max_physical_offset
     append(store, *(make_record(b"%d" % n, queue_id=n % 2) for n in range(6, 10)))
     append(store, make_record(queue_id=2))
+    first = store.epoch
     vanish(store)
     machine.lose_power(tmp_path / "s", cut)
     store = Store.open(tmp_path / "s", SMALL)
-    assert store.epoch == FIRST + 1
+    newest = store.epoch
+    assert newest != first
     append(store, *(make_record(b"new %d" % n, queue_id=n % 2) for n in range(10)))
     assert store.max_offset("orders", 0) == 8
-    assert [store.kept_to("orders", queue_id, FIRST) for queue_id in range(3)] == [3, 3, 0]
+    assert [store.kept_to("orders", queue_id, first) for queue_id in range(3)] == [3, 3, 0]
     assert [store.kept_at_open("orders", queue_id) for queue_id in range(3)] == [3, 3, 0]
     assert store.kept_to("orders", 0, store.epoch) is None
     store.close()
     with Store.open(tmp_path / "s", SMALL) as store:  # A clean start changes nothing for who comes only now.
-        assert (store.epoch, store.kept_to("orders", 0, FIRST)) == (FIRST + 1, 3)
+        assert (store.epoch, store.kept_to("orders", 0, first)) == (newest, 3)
         assert store.kept_at_open("orders", 0) is None
 
 
@@ -95,6 +138,7 @@ def test_the_epoch_is_written_before_the_state_says_that_this_boot_has_seen_the_
     append(store, make_record())
     cut = store.max_physical_offset
     append(store, make_record())
+    first = store.epoch
     vanish(store)
     machine.lose_power(tmp_path / "s", cut)
 
@@ -110,8 +154,8 @@ def test_the_epoch_is_written_before_the_state_says_that_this_boot_has_seen_the_
         with pytest.raises(Died):
             Store.open(tmp_path / "s", SMALL)
     with Store.open(tmp_path / "s", SMALL) as store:
-        assert store.epoch > FIRST
-        assert store.kept_to("orders", 0, FIRST) == 1
+        assert store.epoch != first
+        assert store.kept_to("orders", 0, first) == 1
 
 
 def test_looking_at_a_directory_changes_nothing(tmp_path: Path, machine: Machine) -> None:
@@ -121,5 +165,6 @@ def test_looking_at_a_directory_changes_nothing(tmp_path: Path, machine: Machine
     vanish(store)
     machine.lose_power(tmp_path / "s", end)
     shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    (tmp_path / "copy" / "raymq" / "epochs.json").unlink()
     Store.open(tmp_path / "copy", SMALL, read_only=True).close()
     assert not (tmp_path / "copy" / "raymq" / "epochs.json").exists()
