@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from raymq.actors.core import sql_filter
 from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.core.arrivals import Arrivals
 from raymq.actors.core.broker import BrokerCore
@@ -200,6 +201,7 @@ class BrokerService:
         # pyarrow's first conversion imports pandas where it is installed: half a second in which a broker that serves
         # already would stand still.
         pa.array([0]).to_numpy()
+        sql_filter.make_ready()
         directory = Path(spec.directory)
         identity_file = directory / "raymq" / "broker.json"
         known = json_file.load(identity_file)

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from raymq.actors.core.request_limits import MAX_MESSAGES
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.protocol import Placed
 from raymq.actors.sending import Sends, Sent, Sizes, Terms
@@ -63,10 +64,12 @@ class PooledSends:
         try:
             while waiting:
                 entries = [waiting.popleft()]
-                octets = len(entries[0].records)
+                octets, count = len(entries[0].records), len(entries[0].sizes)
                 # Delayed ones go alone: some wait for a level and some for a time, which no append may mix.
-                while waiting and not terms.delayed and octets + len(waiting[0].records) <= PART_BYTES:
-                    octets += len(waiting[0].records)
+                while waiting and not terms.delayed:
+                    octets, count = octets + len(waiting[0].records), count + len(waiting[0].sizes)
+                    if octets > PART_BYTES or count > MAX_MESSAGES:
+                        break
                     entries.append(waiting.popleft())
                 await self._send_together(topic, entries, terms)
         finally:

@@ -28,6 +28,7 @@ from raymq.client.committing import Committing
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.delivery import Delivery
+from raymq.client.fetch_shares import FetchShares, Share
 from raymq.client.fetching import EarlyAnswers, fetch
 from raymq.client.health import Aside
 from raymq.client.listener import ListenerRunner
@@ -110,8 +111,9 @@ class Consuming:
         #: Queues that went away with their broker, before it knew how far they were done.
         self._unsaved: dict[MessageQueue, ProcessQueue] = {}
         self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._fetchers: dict[str, asyncio.Task[None]] = {}
-        self._changed: dict[str, asyncio.Event] = {}
+        self._shares = FetchShares()
+        self._fetchers: dict[Share, asyncio.Task[None]] = {}
+        self._changed: dict[Share, asyncio.Event] = {}
         self._backoffs = QueueBackoffs(time.monotonic)
         #: Queues that something is found out about before more is fetched.
         self._examined: dict[ProcessQueue, asyncio.Task[None]] = {}
@@ -225,7 +227,8 @@ class Consuming:
         if self._locking and may_take:
             may_take = await self._locks.lock(may_take)
         taken = await asyncio.gather(*(self._take(queue) for queue in sorted(may_take)))
-        self._wake_fetchers({queue.broker for queue in mine})
+        self._shares.keep_only(self._queues.keys())
+        self._wake_fetchers({self._shares.of(queue) for queue in self._queues})
         return settled and all(taken) and may_take == new
 
     async def _take(self, queue: MessageQueue) -> bool:
@@ -285,61 +288,68 @@ class Consuming:
     # -- fetching -------------------------------------------------------------------------------------------------
 
     def _has_room(self, process: ProcessQueue) -> None:
-        if process.queue.broker in self._changed:
-            self._changed[process.queue.broker].set()
+        self._fetch_anew(process.queue)
 
-    def _wake_fetchers(self, brokers: set[str]) -> None:
-        for broker in brokers | set(self._fetchers):
-            if broker not in self._fetchers and not self._stopping:
-                self._changed[broker] = asyncio.Event()
-                self._fetchers[broker] = self._begin_fetching(broker)
-            self._changed[broker].set()
+    def _fetch_anew(self, queue: MessageQueue) -> None:
+        """End the fetch that a queue is part of; the next one is made of what is known then."""
+        changed = self._changed.get(self._shares.of(queue))
+        if changed is not None:
+            changed.set()
 
-    def _begin_fetching(self, broker: str) -> asyncio.Task[None]:
-        return self.supervisor.keep(f"fetches from {broker}", lambda: self._keep_fetching(broker))
+    def _wake_fetchers(self, shares: set[Share]) -> None:
+        for share in shares | set(self._fetchers):
+            if share not in self._fetchers and not self._stopping:
+                self._changed[share] = asyncio.Event()
+                self._fetchers[share] = self._begin_fetching(share)
+            self._changed[share].set()
 
-    async def _keep_fetching(self, broker: str) -> None:
-        """Fetch all queues of one broker, again and again; a change of the queues ends the fetch under way."""
-        changed = self._changed[broker]
+    def _begin_fetching(self, share: Share) -> asyncio.Task[None]:
+        return self.supervisor.keep(f"fetches from {share}", lambda: self._keep_fetching(share))
+
+    async def _keep_fetching(self, share: Share) -> None:
+        """Fetch a share of a broker's queues again and again; a change of the queues ends the fetch under way."""
+        changed = self._changed[share]
         backoff = Backoff(first=0.1, cap=1.0)
         while True:
-            processes = self._with_room(broker)
+            processes = self._with_room(share)
             changed.clear()
             if not processes:
                 await changed.wait()
                 continue
-            call = asyncio.ensure_future(self._fetch(broker, processes))
+            call = asyncio.ensure_future(self._fetch(share, processes))
             change = asyncio.ensure_future(changed.wait())
             try:
                 await asyncio.wait((call, change), return_when=asyncio.FIRST_COMPLETED)
                 if call.done():
                     call.result()
                     backoff.reset()
-                    self.supervisor.succeeded(f"fetches from {broker}")
+                    self.supervisor.succeeded(f"fetches from {share}")
             except RayMQError as error:
-                _log.debug("fetch from %s: %s", broker, error)
+                _log.debug("fetch from %s: %s", share, error)
                 await asyncio.sleep(backoff.next_delay())
             finally:
                 call.cancel()
                 change.cancel()
 
-    def _with_room(self, broker: str) -> list[ProcessQueue]:
-        """The queues of a broker of which more may be fetched; of the others `_has_room` will tell."""
+    def _with_room(self, share: Share) -> list[ProcessQueue]:
+        """The queues of a share of which more may be fetched; of the others `_has_room` will tell."""
         processes = [
             process
             for process in self._queues.values()
-            if process.queue.broker == broker and self._backoffs.is_due(process.queue) and process not in self._examined
+            if self._shares.of(process.queue) == share
+            and self._backoffs.is_due(process.queue)
+            and process not in self._examined
         ]
         for process in processes:
             process.waits_for_room = not process.has_room
         self.delivery.settle()
         return [process for process in processes if not process.waits_for_room]
 
-    async def _fetch(self, broker: str, processes: list[ProcessQueue]) -> None:
+    async def _fetch(self, share: Share, processes: list[ProcessQueue]) -> None:
         """One fetch; what it brings goes on its way at once, before anybody is told that it is done."""
         settings = self._settings
         group = settings.group if self._clustering else None
-        session = f"{self._client_id}:{settings.group}:{broker}"
+        session = f"{self._client_id}:{settings.group}:{share}"
         #: Queues of which this fetch may bring more, although they could not take what it brought before that.
         unread: set[ProcessQueue] = set()
 
@@ -372,7 +382,7 @@ class Consuming:
         on_early = EarlyAnswers(arrived, one_arrived)
         limits = (settings.fetched_messages, MAX_ANSWER_BYTES, _PARK_SECONDS)
         member = self._client_id
-        last = fetch(self._mq, broker, session, wanted, *limits, group, member, on_early=on_early, on_epoch=learn)
+        last = fetch(self._mq, share.broker, session, wanted, *limits, group, member, on_early=on_early, on_epoch=learn)
         arrived(await last)
 
     def _wanted(self, process: ProcessQueue) -> Wanted:
@@ -404,7 +414,7 @@ class Consuming:
         if messages:  # other queues take their turn first: this one goes behind them
             self._queues[process.queue] = self._queues.pop(process.queue)
         elif not process.has_room:  # what is filtered out uses up no limit of the fetch, which goes on without it
-            self._changed[process.queue.broker].set()
+            self._fetch_anew(process.queue)
 
     def _one_arrived(self, process: ProcessQueue, record: memoryview) -> None:
         """Of a queue of which all is wanted."""
@@ -432,15 +442,13 @@ class Consuming:
             if not isinstance(error, StoreCorrupt):
                 self.supervisor.report("fetch of a queue", error)
             self._examine(process, lambda: self._read_singly(process))
-        if queue.broker in self._changed:  # what is still to come of this fetch is not what has to come next
-            self._changed[queue.broker].set()
+        self._fetch_anew(queue)  # what is still to come of this fetch is not what has to come next
 
     def _leave_alone(self, queue: MessageQueue, error: Exception) -> float:
         """Do without a queue for a while, longer each time; the others go on. Returns the seconds."""
         seconds = self._backoffs.failed(queue)
         _log.info("%s cannot be read, again in %.1f s: %s", queue, seconds, error)
-        if queue.broker in self._changed:
-            asyncio.get_running_loop().call_later(seconds, self._changed[queue.broker].set)
+        asyncio.get_running_loop().call_later(seconds, self._fetch_anew, queue)
         return seconds
 
     def _gone(self, queue: MessageQueue, error: Exception) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.actors.core.request_limits import MAX_MESSAGES
 from raymq.client import arguments, unique_key
 from raymq.client.message import Message
 from raymq.storage import compiled
@@ -97,7 +98,7 @@ def table_parts(
     """
     arguments.instance("table", table, pa.Table)
     row_bytes = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
-    count = max(1, _STEP_BYTES // row_bytes)
+    count = min(MAX_MESSAGES, max(1, _STEP_BYTES // row_bytes))
     check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
     steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
     if pa.types.is_struct(table.column(body).type):  # what these are packed into would be a second table in memory
@@ -117,11 +118,14 @@ def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterat
 
 
 def _cut(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
-    """Parts of at most `MAX_PART_BYTES`: (which records, which bytes). A single larger record is one of its own."""
+    """Parts of at most `MAX_PART_BYTES` and `MAX_MESSAGES`: (which records, which bytes). A single larger record is
+    one of its own.
+    """
     ends = np.cumsum(sizes, dtype=np.int64)
     first = begin = 0
     while first < len(sizes):
         last = max(first + 1, int(np.searchsorted(ends, begin + MAX_PART_BYTES, side="right")))
+        last = min(last, first + MAX_MESSAGES)
         end = int(ends[last - 1])
         yield slice(first, last), slice(begin, end)
         first, begin = last, end

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
+from raymq.actors.core.request_limits import MAX_LOCKED
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import is_meant
@@ -109,19 +110,23 @@ class QueueLocks:
         try:
             address = await address_among(self._mq, (queue.topic for queue in queues), broker)
             connection = await self._mq.pool.get(address, _REQUEST_SECONDS)
-            command = wire_lock.lock_command(self._client_id, self._group, queues)
-            asked_at = boottime()
-            terms = wire_lock.read_terms(await connection.request(command, _REQUEST_SECONDS))
+            grants: dict[MessageQueue, Grant] = {}
+            for piece in _pieces(queues):
+                command = wire_lock.lock_command(self._client_id, self._group, piece)
+                asked_at = boottime()
+                terms = wire_lock.read_terms(await connection.request(command, _REQUEST_SECONDS))
+                grants |= {queue: Grant(asked_at, terms[queue], connection) for queue in piece if queue in terms}
         except RayMQError as error:
             _log.debug("locks at %s: %s", broker, error)
             return None
-        return {queue: Grant(asked_at, terms[queue], connection) for queue in queues if queue in terms}
+        return grants
 
     async def _unlock(self, broker: str, queues: list[MessageQueue]) -> None:
         try:
             address = await address_among(self._mq, (queue.topic for queue in queues), broker)
-            command = wire_lock.unlock_command(self._client_id, self._group, queues)
-            await self._mq.pool.request(address, command, _REQUEST_SECONDS)
+            for piece in _pieces(queues):
+                command = wire_lock.unlock_command(self._client_id, self._group, piece)
+                await self._mq.pool.request(address, command, _REQUEST_SECONDS)
         except RayMQError as error:
             _log.debug("unlock at %s: %s", broker, error)
 
@@ -131,3 +136,8 @@ def _by_broker(queues: Iterable[MessageQueue]) -> list[tuple[str, list[MessageQu
     for queue in sorted(queues):
         grouped[queue.broker].append(queue)
     return list(grouped.items())
+
+
+def _pieces(queues: list[MessageQueue]) -> Iterator[list[MessageQueue]]:
+    """No more at a time than a request may name."""
+    return (queues[at : at + MAX_LOCKED] for at in range(0, len(queues), MAX_LOCKED))

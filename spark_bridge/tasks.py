@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raymq.actors.core.request_limits import MAX_MESSAGES
 from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
 from raymq.client.errors import RayMQError
@@ -151,5 +152,6 @@ def _cuts(ends: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> I
     while begin < len(ends):
         base = int(ends[begin - 1]) if begin else 0
         end = max(begin + 1, int(np.searchsorted(ends, base + _CHUNK_BYTES, "right")))
+        end = min(end, begin + MAX_MESSAGES)
         yield begin, end
         begin = end

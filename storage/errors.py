@@ -26,6 +26,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, TypeVar
 
 _E = TypeVar("_E", bound="RayMQError")
+#: Of a list, in a message.
+_MOST_SHOWN = 100
 
 
 def _rebuild(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
@@ -67,14 +69,21 @@ class RayMQError(Exception):
         return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
+def _shown(value: Any) -> str:
+    """A value in a message. A long list is not written out to be cut afterwards: how long it is, others decide."""
+    if isinstance(value, list | tuple | dict | set) and len(value) > _MOST_SHOWN:
+        return f"{type(value).__name__} of {len(value)}"
+    shown = repr(value)
+    return shown if len(shown) <= 200 else shown[:200] + "..."
+
+
 class InvalidInput(RayMQError, ValueError):
     """An argument breaks a rule; nothing was sent or stored. `.field` broke `.limit` with `.actual`."""
 
     wire_code = "INVALID_PARAMETER"
 
     def __init__(self, field: str, limit: object, actual: object, *, remedy: str | None = None) -> None:
-        shown = repr(actual)
-        super().__init__(f"{field}: {limit}; got {shown if len(shown) <= 200 else shown[:200] + '...'}", remedy=remedy)
+        super().__init__(f"{field}: {limit}; got {_shown(actual)}", remedy=remedy)
         self.field = field
         self.limit = limit
         self.actual = actual

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.core import batch_body
-from raymq.actors.core.batch_body import Member
-from raymq.actors.core.batch_records import encode_all
+from raymq.actors.core.batch_body import AT_ONCE, Member
+from raymq.actors.core.batch_records import encoding
 from raymq.actors.core.draft import TIMER_NAMES, Detour, Draft, Kind, kind_of
 from raymq.actors.core.redelivery import Redelivery
 from raymq.actors.core.retry import counted
@@ -29,6 +29,7 @@ from raymq.storage import properties as names
 from raymq.storage import record as layout
 from raymq.storage.config import split_host
 from raymq.storage.record import decode_properties, encode, encode_properties
+from raymq.storage.steps import Steps, finish, mapped
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
 from raymq.storage.unique_keys import UniqueKeys
@@ -137,22 +138,32 @@ class Accepting:
         Each keeps its own unique key. What the batch says of all of them is added, where a message does not say
         otherwise.
         """
+        return finish(self.reading_batch(draft))()
+
+    def reading_batch(self, draft: Draft) -> Steps[Callable[[], Accepted]]:
+        """`accept_batch` up to the append, in steps; the result, called, stores the batch. Both raise as `accept`."""
         self._check(draft)
         if draft.topic.startswith(RETRY_PREFIX):
             raise MessageIllegal("batch", "no retries", draft.topic)
         if draft.kind is not Kind.NORMAL:
             raise MessageIllegal("batch", "messages that come at once", draft.kind.value)
-        new_topic = self._destination(draft)
+        self._destination(draft)
         _strip(draft)
         common = draft.properties
         unique_key = common.pop(names.UNIQ_KEY, "")
-        members = batch_body.split(draft.body)
+        members = yield from batch_body.splitting(draft.body)
+        completed = yield from self._completing(members, common)
         try:
-            records, sizes = encode_all(draft, self._completed(members, common))
+            records, sizes = yield from encoding(draft, completed)
         except InvalidInput as error:
             raise _illegal(error) from error
-        offset, message_ids = self._put(draft, records, sizes, new_topic)
-        return Accepted(draft.topic, draft.queue_id, offset, message_ids, unique_key, len(members), len(records))
+
+        def store() -> Accepted:
+            new_topic = self._destination(draft)  # the topic may have been changed between two steps
+            offset, ids = self._put(draft, records, sizes, new_topic)
+            return Accepted(draft.topic, draft.queue_id, offset, ids, unique_key, len(sizes), len(records))
+
+        return store
 
     def _check(self, draft: Draft) -> None:
         """What can be said without a look at the topics."""
@@ -205,13 +216,18 @@ class Accepting:
             draft.queue_id = 0
             draft.properties[names.DELAY] = "0"
 
-    def _completed(self, members: Sequence[Member], common: Mapping[str, str]) -> list[Member]:
+    def _completing(self, members: Sequence[Member], common: Mapping[str, str]) -> Steps[list[Member]]:
         """The messages of a batch with all the properties that they are stored with."""
         told = b"".join([member.properties for member in members])
         if any(mark in told for mark in _WATCHED):
-            members = [Member(member.flag, member.body, _checked(member.properties)) for member in members]
+            members = yield from mapped(_checked, members, AT_ONCE)
         before, after = encode_properties(common), encode_properties({names.CLUSTER: self._cluster})
-        return [Member(member.flag, member.body, before + self._keyed(member.properties) + after) for member in members]
+
+        def completed(member: Member) -> Member:
+            return Member(member.flag, member.body, before + self._keyed(member.properties) + after)
+
+        completed_members = yield from mapped(completed, members, AT_ONCE)
+        return completed_members
 
     def _keyed(self, properties: bytes) -> bytes:
         """Properties that end as they must and have a unique key."""
@@ -245,13 +261,13 @@ def _unreserved(told: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in told.items() if not names.is_reserved(name)}
 
 
-def _checked(properties: bytes) -> bytes:
-    """The properties of a batch's message without what only brokers may say; it must come at once."""
-    told = _unreserved(decode_properties(properties))
+def _checked(member: Member) -> Member:
+    """A batch's message without the properties that only brokers may say; it must come at once."""
+    told = _unreserved(decode_properties(member.properties))
     kind = kind_of(told, reconsume_times=0)
     if kind is not Kind.NORMAL:
         raise MessageIllegal("batch", "messages that come at once", kind.value)
-    return encode_properties(told)
+    return Member(member.flag, member.body, encode_properties(told))
 
 
 def _illegal(error: InvalidInput) -> MessageIllegal:

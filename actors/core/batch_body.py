@@ -8,13 +8,17 @@ one behind the other. Magic and CRC are 0 from RocketMQ's clients and mean nothi
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from raymq.actors.core.request_limits import check_batch
 from raymq.actors.errors import MessageIllegal
+from raymq.storage.steps import Steps, finish
 
 _HEAD = struct.Struct(">iiiii")
 _PROPERTIES_LENGTH = struct.Struct(">H")
 _LEAST = _HEAD.size + _PROPERTIES_LENGTH.size
+#: So many messages are one step of work.
+AT_ONCE: Final = 1_000
 
 
 class Member(NamedTuple):
@@ -29,11 +33,19 @@ def split(batch: bytes) -> list[Member]:
     """The messages of a batch, at least one.
 
     Raises:
-        MessageIllegal: the lengths contradict each other or the size of the whole.
+        MessageIllegal: the lengths contradict each other or the size of the whole, or there are too many.
     """
+    return finish(splitting(batch))
+
+
+def splitting(batch: bytes) -> Steps[list[Member]]:
+    """`split` in steps."""
     members: list[Member] = []
     position, end = 0, len(batch)
     while position < end:
+        if members and len(members) % AT_ONCE == 0:
+            check_batch(len(members) + 1)
+            yield None
         if end - position < _LEAST:
             raise _illegal("a whole message", position, end)
         size, _magic, _crc, flag, body_bytes = _HEAD.unpack_from(batch, position)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.batch_body import Member
+from raymq.actors.core.batch_body import AT_ONCE, Member
 from raymq.actors.core.draft import Draft
 from raymq.storage import crc
 from raymq.storage import record as layout
 from raymq.storage.errors import InvalidInput
+from raymq.storage.steps import Steps
 
 #: The fields in front of those that are the same in all records of a batch: size, magic, CRC, queue id, flag.
 _FIRST = struct.Struct(">iiiii")
@@ -20,8 +21,8 @@ _INT = struct.Struct(">i")
 _PROPERTIES_LENGTH = struct.Struct(">H")
 
 
-def encode_all(batch: Draft, members: Sequence[Member]) -> tuple[bytes, npt.NDArray[np.int32]]:
-    """The members as records for the batch's queue, in one buffer, and their sizes.
+def encoding(batch: Draft, members: Sequence[Member]) -> Steps[tuple[bytes, npt.NDArray[np.int32]]]:
+    """The members as records for the batch's queue, in one buffer, and their sizes; in steps.
 
     Raises:
         InvalidInput: properties too long, or a number of the batch out of its field's range.
@@ -44,6 +45,8 @@ def encode_all(batch: Draft, members: Sequence[Member]) -> tuple[bytes, npt.NDAr
     sizes = np.empty(len(members), np.int32)
     parts: list[bytes] = []
     for number, (flag, body, properties) in enumerate(members):
+        if number and number % AT_ONCE == 0:
+            yield None
         if len(properties) > layout.MAX_PROPERTIES_BYTES:
             raise InvalidInput("properties", f"at most {layout.MAX_PROPERTIES_BYTES} bytes", len(properties))
         sizes[number] = size = len(empty) + len(body) + len(properties)

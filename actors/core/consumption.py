@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.groups import GroupTable
 from raymq.actors.core.statistics import MINUTE, Statistics
-from raymq.actors.errors import GroupNotFound, InvalidInput, StoreCorrupt
+from raymq.actors.errors import GroupNotFound, InvalidInput, QueueNotFound, StoreCorrupt, TopicNotFound
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.protocol import MessageQueue
+from raymq.storage.steps import Steps, finish
+
+#: So many queues are one step of work.
+_QUEUES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +71,24 @@ class Consumption:
 
     def progress(self, group: str, topic: str | None = None) -> dict[MessageQueue, Progress]:
         """Each queue of a topic, or of all topics of the group; GroupNotFound, TopicNotFound."""
+        return finish(self.reading_progress(group, topic))
+
+    def reading_progress(self, group: str, topic: str | None = None) -> Steps[dict[MessageQueue, Progress]]:
+        """`progress` in steps; a topic that is deleted between two of them is left out."""
         self._check_group(group)
         if topic is not None:
             self._core.topics.get(topic)
         owners = self._groups.owners(group)
-        return {
-            MessageQueue(name, self._core.name, queue_id): self._of_queue(
-                group, name, queue_id, owners.get((name, queue_id))
-            )
-            for name in ([topic] if topic is not None else self.topics_of(group))
-            for queue_id in range(self._core.topics.get(name).read_queues)
-        }
+        found: dict[MessageQueue, Progress] = {}
+        for name in [topic] if topic is not None else self.topics_of(group):
+            with contextlib.suppress(TopicNotFound, QueueNotFound):
+                for queue_id in range(self._core.topics.get(name).read_queues):
+                    if found and len(found) % _QUEUES_AT_ONCE == 0:
+                        yield None
+                    owner = owners.get((name, queue_id))
+                    progress = self._of_queue(group, name, queue_id, owner)
+                    found[MessageQueue(name, self._core.name, queue_id)] = progress
+        return found
 
     def messages_per_second(self, group: str, topics: list[str]) -> float:
         """What a group was given of topics, as the mean of the last minute."""

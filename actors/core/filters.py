@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.actors.core.kept_texts import KeptTexts
-from raymq.actors.core.sql_filter import SqlFilter, compile_sql
+from raymq.actors.core.sql_filter import SqlFilter, compiling
 from raymq.actors.errors import BadSubscription, InvalidInput
 from raymq.storage.java_hash import tags_code
+from raymq.storage.steps import Steps, finish
 
 ALL = "*"
 TAG = "TAG"
@@ -32,10 +33,9 @@ class Subscription:
     kind: str = TAG
     version: int = 0
 
-    @property
-    def filter(self) -> Filter:
-        """What the broker applies. Raises BadSubscription."""
-        return filter_of(self.kind, self.expression)
+    def reading_filter(self) -> Steps[Filter]:
+        """What the broker applies, see below. Raises BadSubscription."""
+        return reading_filter(self.kind, self.expression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,15 @@ def filter_of(kind: str, expression: str) -> Filter:
     Raises:
         BadSubscription: the expression has no tag or cannot be read or is too long, or its language is not served.
     """
+    return finish(reading_filter(kind, expression))
+
+
+def reading_filter(kind: str, expression: str) -> Steps[Filter]:
+    """`filter_of` in steps; one, unless it is an SQL92 expression that comes for the first time."""
     if kind == SQL92:
         try:
-            return Filter(None, compile_sql(expression))
+            sql = yield from compiling(expression)
+            return Filter(None, sql)
         except InvalidInput as error:
             raise BadSubscription(str(error)) from None
     if kind not in ("", TAG):

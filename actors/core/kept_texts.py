@@ -23,12 +23,18 @@ class KeptTexts(Generic[_Value]):
         #: Of all that is kept.
         self.characters = 0
 
-    def get(self, text: str, make: Callable[[str], _Value]) -> _Value:
-        """What `make` makes of a text, or made of it before; what it raises is not kept."""
+    def find(self, text: str) -> _Value | None:
+        """What is kept of a text."""
         with self._lock:
             if text in self._values:
                 self._values.move_to_end(text)
-                return self._values[text]
+            return self._values.get(text)
+
+    def get(self, text: str, make: Callable[[str], _Value]) -> _Value:
+        """What `make` makes of a text, or made of it before; what it raises is not kept."""
+        known = self.find(text)
+        if known is not None:
+            return known
         value = make(text)
         with self._lock:
             if text not in self._values:

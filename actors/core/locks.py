@@ -90,8 +90,13 @@ class QueueLocks:
 
     def unlock(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
         """Give back those of `queues` that the client holds."""
-        wanted = set(queues)
-        self._drop(group, lambda queue, lock: queue in wanted and lock.client_id == client_id)
+        locks = self._groups.get(group, {})
+        for queue in queues:
+            if queue in locks and locks[queue].client_id == client_id:
+                del locks[queue]
+                self._count -= 1
+        if not locks:
+            self._groups.pop(group, None)
 
     def leave(self, group: str, client_id: str) -> None:
         """The client left the group: all its locks there end."""

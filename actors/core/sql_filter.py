@@ -28,10 +28,13 @@ from raymq.actors.core.kept_texts import KeptTexts
 from raymq.storage.errors import InvalidInput
 from raymq.storage.property_columns import PropertyColumns, properties_of_records
 from raymq.storage.record import Buffer
+from raymq.storage.steps import Steps, finish
 
 MAX_CHARACTERS: Final = 8_192
 #: Of all expressions that are kept as they were read.
 _KEPT_CHARACTERS: Final = 32 * MAX_CHARACTERS
+#: So many words of an expression are read in one step.
+_TOKENS_AT_ONCE: Final = 200
 #: How deep conditions may be nested in each other.
 MAX_DEPTH: Final = 64
 
@@ -124,16 +127,34 @@ def compile_sql(expression: str) -> SqlFilter:
     Raises:
         InvalidInput: it cannot be read, compares what cannot be compared, is too long or nested too deep.
     """
+    return finish(compiling(expression))
+
+
+def compiling(expression: str) -> Steps[SqlFilter]:
+    """`compile_sql` in steps; what is known already is one."""
     if len(expression) > MAX_CHARACTERS:
         raise InvalidInput("expression", f"at most {MAX_CHARACTERS} characters", len(expression))
-    return _known.get(expression, _compile)
+    known = _known.find(expression)
+    if known is None:
+        compiled = yield from _reading(expression)
+        known = _known.get(expression, lambda _: compiled)
+    return known
 
 
-def _compile(expression: str) -> SqlFilter:
+def make_ready() -> None:
+    """Make the parser, which takes longer than most expressions: for who must not stand still later."""
+    _parser()
+
+
+def _reading(expression: str) -> Steps[SqlFilter]:
     if any(character in expression for character in "\x00\x01\x02"):
         raise InvalidInput("expression", "none of the characters \\x00 \\x01 \\x02", expression)
     try:
-        return SqlFilter(expression, _as_condition(_parser().parse(expression)))  # type: ignore[arg-type]
+        parsing = _parser().parse_interactive(expression)
+        for number, _ in enumerate(parsing.iter_parse(), 1):
+            if number % _TOKENS_AT_ONCE == 0:
+                yield None
+        return SqlFilter(expression, _as_condition(parsing.feed_eof()))  # type: ignore[no-untyped-call]
     except UnexpectedInput as error:
         place = f"at character {error.column}" if error.column > 0 else "at its end"
         raise InvalidInput("expression", f"an SQL92 condition; this cannot be read {place}", expression) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
-from raymq.actors.wire.admin_topics import MAX_LISTED
+from raymq.actors.wire.admin_topics import AT_ONCE, MAX_LISTED
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
@@ -14,6 +14,8 @@ from raymq.actors.wire.headers.admin import (
     UpdateAndGetGroupForbidden,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps
+from raymq.storage.steps import Steps
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -46,14 +48,14 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         await context.settings_durable()
         return request.response(ResponseCode.SUCCESS)
 
-    def all_configs(_: ServerConnection, request: Command) -> Command:
+    def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
         configs = context.core.store.group_configs
-        body = {
-            "dataVersion": configs.version.to_json(),
-            "forbiddenTable": configs.forbidden,
-            "subscriptionGroupTable": {name: config.to_json() for name, config in groups.all().items()},
-        }
-        return json_body.answer(request, body)
+        version = json_body.text_of(configs.version.to_json())
+        forbidden = yield from json_body.entries(list(configs.forbidden.items()), AT_ONCE)
+        told = ((name, config.to_json()) for name, config in groups.all().items())
+        table = yield from json_body.entries(told, AT_ONCE)
+        members = {"dataVersion": version, "forbiddenTable": forbidden, "subscriptionGroupTable": table}
+        return json_body.answer_of(request, members)
 
     def config(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, groups.get(GetSubscriptionGroupConfig.read(request).group).to_json())
@@ -70,7 +72,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_many,
         RequestCode.DELETE_SUBSCRIPTIONGROUP: delete,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: all_configs,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: in_steps(all_configs),
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config,
         RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbidden,
     }

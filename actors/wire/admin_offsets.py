@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from raymq.actors.core.consumption import Consumption, Progress
 from raymq.actors.core.filters import Subscription
+from raymq.actors.errors import GroupNotFound, TopicNotFound
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -22,6 +24,12 @@ from raymq.actors.wire.headers.admin import (
     ResetOffset,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps
+from raymq.storage.steps import Steps
+
+#: So much is one step of work: groups, and queues of one of them.
+_GROUPS_AT_ONCE = 20
+_QUEUES_AT_ONCE = 100
 
 
 def subscription_object(subscription: Subscription) -> dict[str, Any]:
@@ -46,37 +54,46 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
     core = context.core
 
-    def of_group(_: ServerConnection, request: Command) -> Command:
+    def of_group(_: ServerConnection, request: Command) -> Steps[Command]:
         header = GetConsumeStats.read(request)
         if not header.strict and header.consumer_group not in core.group_settings:
             return json_body.answer(request, {"consumeTps": 0.0, "offsetTable": {}})
-        return json_body.answer(request, stats(header.consumer_group, header.topic or None)[0])
+        told, _behind = yield from stats(header.consumer_group, header.topic or None)
+        return json_body.answer_of(request, told)
 
-    def of_broker(_: ServerConnection, request: Command) -> Command:
+    def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:
         ordered_only = GetBrokerConsumeStats.read(request).is_order
-        listed: list[dict[str, list[Any]]] = []
+        listed: list[str] = []
         behind = 0
-        for group in sorted(core.group_settings.all()):
+        for number, group in enumerate(sorted(core.group_settings.all()), 1):
+            if number % _GROUPS_AT_ONCE == 0:
+                yield None
             of_topics = []
-            for topic in consumption.topics_of(group):
-                if not ordered_only or core.topics.get(topic).order:
-                    told, behind_here = stats(group, topic)
-                    of_topics.append(told)
-                    behind += behind_here
-            listed.append({group: of_topics})
-        address = context.status().address
-        return json_body.answer(
-            request,
-            {"brokerAddr": address, "consumeStatsList": listed, "totalDiff": behind, "totalInflightDiff": 0},
-        )
-
-    def stats(group: str, topic: str | None) -> tuple[dict[str, Any], int]:
-        """RocketMQ's object, and how many messages are behind in all."""
-        table = consumption.progress(group, topic)
-        told = {
-            "consumeTps": consumption.messages_per_second(group, sorted({queue.topic for queue in table})),
-            "offsetTable": {json_body.queue_key(queue): _progress_object(each) for queue, each in table.items()},
+            with contextlib.suppress(GroupNotFound):  # deleted between two steps
+                for topic in consumption.topics_of(group):
+                    with contextlib.suppress(TopicNotFound):
+                        if not ordered_only or core.topics.get(topic).order:
+                            told, behind_here = yield from stats(group, topic)
+                            of_topics.append(
+                                f'{{"consumeTps":{told["consumeTps"]},"offsetTable":{told["offsetTable"]}}}'
+                            )
+                            behind += behind_here
+            listed.append(f"{{{json_body.text_of(group)}:[{','.join(of_topics)}]}}")
+        members = {
+            "brokerAddr": json_body.text_of(context.status().address),
+            "consumeStatsList": f"[{','.join(listed)}]",
+            "totalDiff": str(behind),
+            "totalInflightDiff": "0",
         }
+        return json_body.answer_of(request, members)
+
+    def stats(group: str, topic: str | None) -> Steps[tuple[dict[str, str], int]]:
+        """The members of RocketMQ's object as JSON, and how many messages are behind in all."""
+        table = yield from consumption.reading_progress(group, topic)
+        rate = consumption.messages_per_second(group, sorted({queue.topic for queue in table}))
+        objects = ((json_body.queue_key(queue), _progress_object(each)) for queue, each in table.items())
+        offsets = yield from json_body.entries(objects, _QUEUES_AT_ONCE)
+        told = {"consumeTps": json_body.text_of(rate), "offsetTable": offsets}
         return told, sum(each.behind for each in table.values())
 
     def time_spans(_: ServerConnection, request: Command) -> Command:
@@ -94,8 +111,8 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
         return json_body.answer(request, {"consumeTimeSpanSet": spans})
 
     return {
-        RequestCode.GET_CONSUME_STATS: of_group,
-        RequestCode.GET_BROKER_CONSUME_STATS: of_broker,
+        RequestCode.GET_CONSUME_STATS: in_steps(of_group),
+        RequestCode.GET_BROKER_CONSUME_STATS: in_steps(of_broker),
         RequestCode.QUERY_CONSUME_TIME_SPAN: time_spans,
     }
 

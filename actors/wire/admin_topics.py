@@ -15,10 +15,13 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import stepwise
+from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.storage.steps import Steps
 
 #: Topics or groups that one request changes.
 MAX_LISTED = 10_000
+#: So many settings are written in one step.
+AT_ONCE = 200
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -73,10 +76,11 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
 def _lists(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
-    def all_configs(_: ServerConnection, request: Command) -> Command:
-        table = {name: config.to_json() for name, config in core.topics.all().items()}
-        version = core.store.topic_configs.version.to_json()
-        return json_body.answer(request, {"dataVersion": version, "topicConfigTable": table})
+    def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
+        version = json_body.text_of(core.store.topic_configs.version.to_json())
+        told = ((name, config.to_json()) for name, config in core.topics.all().items())
+        table = yield from json_body.entries(told, AT_ONCE)
+        return json_body.answer_of(request, {"dataVersion": version, "topicConfigTable": table})
 
     def config(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, core.topics.get(GetTopicConfig.read(request).topic).to_json())
@@ -99,7 +103,7 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, {"offsetTable": table, "topicPutTps": rate})
 
     return {
-        RequestCode.GET_ALL_TOPIC_CONFIG: all_configs,
+        RequestCode.GET_ALL_TOPIC_CONFIG: in_steps(all_configs),
         RequestCode.GET_TOPIC_CONFIG: config,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system,
         RequestCode.GET_TOPIC_STATS_INFO: stats,

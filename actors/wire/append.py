@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.core.request_limits import MAX_MESSAGES, check_count
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Placed, SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -88,8 +89,10 @@ def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: np.dtype[A
 
 
 def read_sizes(request: Command) -> npt.NDArray[np.int32]:
-    """The field `sizes`: how long each record of the body is; InvalidInput where there is none."""
+    """The field `sizes`: how long each record of the body is; InvalidInput where there is none, or too many."""
     packed = request.fields.get("sizes")
     if not isinstance(packed, bytes) or len(packed) % 4 or not packed:
         raise InvalidInput("sizes", "the records' sizes, 4 bytes each, at least one", packed)
-    return np.frombuffer(packed, INT32)
+    sizes = np.frombuffer(packed, INT32)
+    check_count("sizes", "records", len(sizes), MAX_MESSAGES)
+    return sizes

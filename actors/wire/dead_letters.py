@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
+from raymq.actors.core.request_limits import MAX_REDRIVEN, check_count
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Redriven
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -30,6 +31,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         offsets = request.fields.get("offsets")
         if not isinstance(offsets, list) or not all(isinstance(offset, int) for offset in offsets):
             raise InvalidInput("offsets", "a list of queue offsets", offsets)
+        check_count("offsets", "dead letters", len(offsets), MAX_REDRIVEN)
         told = context.core.dead_letters.redrive(
             text(request, "group"),
             offsets,

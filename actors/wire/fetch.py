@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from raymq.actors.core.fetching import Fetch, Part, Wanted
 from raymq.actors.core.long_poll import QueueKey
-from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql
+from raymq.actors.core.request_limits import MAX_FETCHED, check_count
+from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql, compiling
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.naming import check_group
 from raymq.actors.wire import bare, faults
@@ -30,8 +31,10 @@ from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.turns import Turns
 from raymq.storage.record import OFFSET_QUEUE_OFFSET
+from raymq.storage.steps import Steps
 
 #: A fetch is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 30.0
@@ -140,8 +143,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     core, turns = context.core, Turns()
 
-    def fetch_queues(connection: ServerConnection, request: Command) -> Command | asyncio.Future[Command]:
-        wanted = _wanted(request)
+    def fetch_queues(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        wanted = yield from _reading_wanted(request)
         session, group = text(request, "session"), _group(request)
         limits = (
             max(1, integer(request, "max_messages")),
@@ -159,7 +162,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         goes_on = bool(request.fields.get("goes_on")) and connection.takes_early_answers
         return asked.begin(session, wait, goes_on=goes_on, singly=goes_on and bool(request.fields.get("singly")))
 
-    return {RequestCode.FETCH: without_body(fetch_queues)}
+    return {RequestCode.FETCH: without_body(in_steps(fetch_queues))}
 
 
 class _Asked:
@@ -282,15 +285,19 @@ def _group(request: Command) -> str | None:
     return None if request.fields.get("group") is None else check_group(text(request, "group"))
 
 
-def _wanted(request: Command) -> list[Wanted]:
+def _reading_wanted(request: Command) -> Steps[list[Wanted]]:
     queues: Any = request.fields.get("queues")
     try:
+        check_count("queues", "queues", len(queues), MAX_FETCHED)
         incarnations: Any = request.fields.get("incarnations") or [None] * len(queues)
         if len({(topic, queue_id) for topic, queue_id, *_ in queues}) < len(queues):
             raise InvalidInput("queues", "each queue once", f"{len(queues)} queues")
-        characters = sum(map(len, {filtered for _, _, _, filtered, *_ in queues if isinstance(filtered, str)}))
+        expressions = {filtered for _, _, _, filtered, *_ in queues if isinstance(filtered, str)}
+        characters = sum(map(len, expressions))
         if characters > MAX_SQL_CHARACTERS:
             raise InvalidInput("queues", f"at most {MAX_SQL_CHARACTERS} characters of SQL92 expressions", characters)
+        for expression in expressions:
+            yield from compiling(expression)
         return [
             _one_wanted(
                 str(topic),

@@ -38,8 +38,10 @@ FLAG_EARLY = 4
 
 #: What a header may hold. Each field costs far more than its bytes; no command has more than a few dozen.
 _MAX_FIELDS = 1_000
-#: A JSON header is shorter: the longest, of a message of 32,767 bytes of properties, takes 200,000 bytes at worst.
-_MAX_JSON_BYTES = 256 * 1024
+#: A request's JSON header is shorter: the longest, of a message of 32,767 bytes of properties, takes 200,000 bytes at
+#: worst. An answer's has the ids of a whole batch.
+MAX_JSON_REQUEST_BYTES = 256 * 1024
+MAX_JSON_ANSWER_BYTES = 1024 * 1024
 #: Elements of one list in a header of ours: queues of a fetch.
 _MAX_ELEMENTS = 65_536
 #: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
@@ -159,7 +161,9 @@ def encode(command: Command) -> bytes:
     return _LENGTHS.pack(length, (command.serialization << 24) | len(header)) + header
 
 
-def decode(frame: bytes | memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -> Command:
+def decode(
+    frame: bytes | memoryview, max_header_bytes: int = MAX_FRAME_BYTES, max_json_bytes: int = MAX_JSON_ANSWER_BYTES
+) -> Command:
     """The command in `frame` (what follows the length field). Its body is a view if the frame is one, all else a copy.
 
     Raises:
@@ -174,6 +178,8 @@ def decode(frame: bytes | memoryview, max_header_bytes: int = MAX_FRAME_BYTES) -
         raise ProtocolError(f"header of {header_bytes} bytes in a frame of {len(frame)}")
     if header_bytes > max_header_bytes:
         raise ProtocolError(f"a header of {header_bytes} bytes is above the limit of {max_header_bytes}")
+    if form == Serialization.JSON and header_bytes > max_json_bytes:
+        raise ProtocolError(f"a JSON header of {header_bytes} bytes is above the limit of {max_json_bytes}")
     try:
         command = _DECODERS[form](frame[LENGTH.size : end])
     except ProtocolError:
@@ -208,8 +214,6 @@ def _text(value: Any) -> str:
 
 
 def _decode_json(header: bytes | memoryview) -> Command:
-    if len(header) > _MAX_JSON_BYTES:
-        raise ProtocolError(f"a JSON header of {len(header)} bytes is above the limit of {_MAX_JSON_BYTES}")
     data = json.loads(bytes(header))
     if not isinstance(data, dict):
         raise ProtocolError("the header is no JSON object")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from raymq.actors.core.filters import ALL, TAG, Subscription, filter_of
+from raymq.actors.core.filters import ALL, TAG, Subscription
 from raymq.actors.core.groups import Consumer, GroupTable
 from raymq.actors.errors import GroupNotFound, InvalidInput
 from raymq.actors.naming import check_group
@@ -25,6 +25,8 @@ from raymq.actors.wire.headers.group import (
 )
 from raymq.actors.wire.json_body import answer, read_object
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps
+from raymq.storage.steps import Steps
 
 #: What every heartbeat is answered with: the second heartbeat form is understood, and bodies without subscriptions are
 #: not wanted, so that a broker that restarted knows all of them from the first heartbeat on.
@@ -166,16 +168,15 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
             told["raymqOwners"] = [[topic, context.core.name, queue_id, owner] for (topic, queue_id), owner in owned]
         return answer(request, told)
 
-    def check_client(_: ServerConnection, request: Command) -> Command:
+    def check_client(_: ServerConnection, request: Command) -> Steps[Command]:
         told = read_object(request.body).get("subscriptionData")
         if isinstance(told, dict):
-            subscription = _subscription(told)
-            filter_of(subscription.kind, subscription.expression)  # raises what the client is told
+            yield from _subscription(told).reading_filter()  # raises what the client is told
         return request.response(ResponseCode.SUCCESS)
 
     return {
         RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
-        RequestCode.CHECK_CLIENT_CONFIG: check_client,
+        RequestCode.CHECK_CLIENT_CONFIG: in_steps(check_client),
     }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
+from raymq.storage.steps import Steps, mapped
 
 #: What a request's body may be. A value costs up to a hundred bytes and half a microsecond of the loop, however few
 #: bytes say it: a list of 10,000 topics or groups fits.
@@ -49,8 +50,28 @@ def read_answer(body: Buffer) -> dict[str, Any]:
 
 def answer(request: Command, value: Mapping[str, Any], fields: dict[str, Any] | None = None) -> Command:
     """SUCCESS with `value` as body."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return request.response(ResponseCode.SUCCESS, fields, body)
+    return request.response(ResponseCode.SUCCESS, fields, text_of(value).encode())
+
+
+def entries(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[str]:
+    """A JSON object of many members, written in steps of `at_once` of them."""
+
+    def entry(item: tuple[str, Any]) -> str:
+        return f"{text_of(item[0])}:{text_of(item[1])}"
+
+    written = yield from mapped(entry, items, at_once)
+    return "{" + ",".join(written) + "}"
+
+
+def text_of(value: Any) -> str:
+    """Strict JSON, as short as it can be."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def answer_of(request: Command, members: Mapping[str, str]) -> Command:
+    """SUCCESS with an object of these members as body, whose values are JSON already."""
+    body = ",".join([f"{text_of(name)}:{value}" for name, value in members.items()])
+    return request.response(ResponseCode.SUCCESS, body=f"{{{body}}}".encode())
 
 
 def queue_object(queue: MessageQueue) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raymq.actors.wire.frame import MAX_FRAME_BYTES
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, MAX_JSON_REQUEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,8 @@ class ServerLimits:
     """Limits of a server. A connection at a limit is not read from until it is below; none is answered with less.
 
     Attributes:
-        frame_bytes, header_bytes: a longer frame, or one with a longer header, closes the connection.
+        frame_bytes, header_bytes, json_header_bytes: a longer frame, or one with a longer header, closes the
+            connection.
         connections: one more is closed at once, and so is one that takes one of the last descriptors of the process.
         connection_request_bytes: of requests of one connection that are not answered yet; each counts with its body
             and 1 KiB.
@@ -29,6 +30,7 @@ class ServerLimits:
 
     frame_bytes: int = MAX_FRAME_BYTES
     header_bytes: int = 1024 * 1024
+    json_header_bytes: int = MAX_JSON_REQUEST_BYTES
     connections: int = 10_000
     connection_request_bytes: int = 64 * 1024 * 1024
     total_request_bytes: int = 512 * 1024 * 1024

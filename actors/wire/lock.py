@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
+from raymq.actors.core.request_limits import MAX_LOCKED, check_count
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
@@ -16,6 +17,11 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.group import greet
 from raymq.actors.wire.json_body import answer, queue_object, read_object
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.storage.steps import Steps, mapped
+
+#: So many queues are one step of work.
+_AT_ONCE = 500
 
 
 def lock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -> Command:
@@ -43,33 +49,46 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     locks = context.core.locks
 
-    def lock(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+    def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         told = read_object(request.body)
-        group, client_id, queues = _read(told)
+        group, client_id, queues = yield from _reading(told)
         # A lock falls with the client's last connection, so the broker has to know the one that this came over.
         greet(context.groups, client_id, connection, request)
 
-        def give() -> Command:
-            known = [(q.topic, q.queue_id) for q in queues if context.core.has_queue(q.topic, q.queue_id)]
-            held = locks.lock(group, client_id, known)
-            granted = [queue for queue in queues if (queue.topic, queue.queue_id) in held]
+        def give() -> Steps[Command]:
+            granted: list[MessageQueue] = []
+            terms: list[int] = []
+            for at in range(0, len(queues), _AT_ONCE):
+                if at:
+                    yield None
+                piece = queues[at : at + _AT_ONCE]
+                known = [(q.topic, q.queue_id) for q in piece if context.core.has_queue(q.topic, q.queue_id)]
+                held = locks.lock(group, client_id, known)
+                granted += [queue for queue in piece if (queue.topic, queue.queue_id) in held]
+                terms += [held[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
             body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
             if told.get("raymqTerms"):
-                body["raymqTerms"] = [held[queue.topic, queue.queue_id] for queue in granted]
+                body["raymqTerms"] = terms
             return answer(request, body)
 
         async def give_later() -> Command:
             await asyncio.sleep(locks.rest_seconds)
-            return give()
+            return await stepwise(give())
 
-        return give_later() if locks.rest_seconds > 0 else give()
+        if locks.rest_seconds > 0:
+            return give_later()
+        given = yield from give()
+        return given
 
-    def unlock(_: ServerConnection, request: Command) -> Command:
-        group, client_id, queues = _read(read_object(request.body))
-        locks.unlock(group, client_id, [(queue.topic, queue.queue_id) for queue in queues])
+    def unlock(_: ServerConnection, request: Command) -> Steps[Command]:
+        group, client_id, queues = yield from _reading(read_object(request.body))
+        for at in range(0, len(queues), _AT_ONCE):
+            if at:
+                yield None
+            locks.unlock(group, client_id, [(q.topic, q.queue_id) for q in queues[at : at + _AT_ONCE]])
         return request.response(ResponseCode.SUCCESS)
 
-    return {RequestCode.LOCK_BATCH_MQ: lock, RequestCode.UNLOCK_BATCH_MQ: unlock}
+    return {RequestCode.LOCK_BATCH_MQ: in_steps(lock), RequestCode.UNLOCK_BATCH_MQ: in_steps(unlock)}
 
 
 def _body(client_id: str, group: str, queues: Iterable[MessageQueue], **ours: bool) -> bytes:
@@ -78,13 +97,20 @@ def _body(client_id: str, group: str, queues: Iterable[MessageQueue], **ours: bo
     return json.dumps(body).encode()
 
 
-def _read(body: Mapping[str, Any]) -> tuple[str, str, list[MessageQueue]]:
+def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue]]]:
     """Group, client id and queues of a request's body."""
     client_id, items = body.get("clientId"), body.get("mqSet") or []
     if not isinstance(client_id, str) or not client_id:
         raise InvalidInput("clientId", "a client's id", client_id)
     try:
-        queues = [MessageQueue(str(item["topic"]), str(item["brokerName"]), int(item["queueId"])) for item in items]
+        check_count("mqSet", "queues", len(items), MAX_LOCKED)
+        queues = yield from mapped(_queue, items, _AT_ONCE)
+    except InvalidInput:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput("mqSet", "a list of queues", items) from error
     return check_group(body.get("consumerGroup")), client_id, queues
+
+
+def _queue(item: Mapping[str, Any]) -> MessageQueue:
+    return MessageQueue(str(item["topic"]), str(item["brokerName"]), int(item["queueId"]))

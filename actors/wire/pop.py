@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from raymq.actors.core.filters import ALL, TAG, filter_of
+from raymq.actors.core.filters import ALL, TAG, Filter, reading_filter
 from raymq.actors.core.long_poll import QueueKey
 from raymq.actors.core.pop import MAX_INVISIBLE_MS
 from raymq.actors.core.pop_request import Popped, PopRequest
@@ -29,6 +29,8 @@ from raymq.actors.wire.headers.pop import (
     retry_mark,
 )
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.stepwise import in_steps
+from raymq.storage.steps import Steps
 
 #: One pop gives at most so many messages, whatever it asks for, and about so many bytes of them.
 MAX_MESSAGES = 1024
@@ -53,9 +55,10 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 def _taking(context: BrokerContext) -> dict[int, Handler]:
     core, pop = context.core, context.core.pop
 
-    def pop_message(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+    def pop_message(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = PopMessage.read(request)
-        asked = _pop_request(context, header)
+        wanted = yield from reading_filter(header.exp_type or TAG, header.exp or ALL)
+        asked = _pop_request(context, header, wanted)
         is_new = core.ensure_group(header.consumer_group)
         popped = pop.receive(asked)
         if not is_new and (popped.queues or (not header.poll_time and not popped.unseen)):
@@ -96,7 +99,7 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"hasMsg": has, "pollingFull": full})
 
     return {
-        RequestCode.POP_MESSAGE: without_body(pop_message),
+        RequestCode.POP_MESSAGE: without_body(in_steps(pop_message)),
         RequestCode.NOTIFICATION: without_body(notification),
     }
 
@@ -163,7 +166,7 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
     }
 
 
-def _pop_request(context: BrokerContext, header: PopMessage) -> PopRequest:
+def _pop_request(context: BrokerContext, header: PopMessage, wanted: Filter) -> PopRequest:
     config = context.core.group(header.consumer_group)
     if not config.consume_enable:
         raise PermissionDenied(f"group {header.consumer_group} may not consume")
@@ -183,7 +186,7 @@ def _pop_request(context: BrokerContext, header: PopMessage) -> PopRequest:
         max_bytes=MAX_ANSWER_BYTES,
         invisible_ms=_invisible_ms(header.invisible_time),
         max_reconsume_times=config.retry_max_times if limit is None else limit,
-        wanted=filter_of(header.exp_type or TAG, header.exp or ALL),
+        wanted=wanted,
         from_end=header.init_mode == FROM_MAX,
         ordered=header.order,
         attempt_id=header.attempt_id,

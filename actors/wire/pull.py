@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,9 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.turns import Turns
+from raymq.storage.steps import Steps
 
 #: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -41,12 +44,13 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     turns = Turns()
 
-    def pull_message(connection: ServerConnection, request: Command) -> Command | asyncio.Future[Command]:
+    def pull_message(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = PullMessage.read(request)
         refusal, subscription = _subscription(context, header)
         if refusal is not None:
             return request.response(refusal, remark=f"no subscription of {header.consumer_group} to {header.topic}")
-        asked = _Pull(context, turns, request, header, subscription.filter)
+        wanted = yield from subscription.reading_filter()
+        asked = _Pull(context, turns, request, header, wanted)
         found = asked.attempt()  # raises where there is no such queue
         context.groups.fetched_over(header.consumer_group, connection, (header.topic, header.queue_id))
         if header.sys_flag & COMMIT_OFFSET and found.status is not PullStatus.OFFSET_MOVED:
@@ -55,7 +59,9 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             return asked.park(connection.park_seconds)
         return asked.answer(found)
 
-    return dict.fromkeys((RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE), without_body(pull_message))
+    return dict.fromkeys(
+        (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE), without_body(in_steps(pull_message))
+    )
 
 
 class _Pull:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from raymq.actors.errors import ProtocolError
-from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, Buffer, Command, decode
+from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, MAX_JSON_ANSWER_BYTES, Buffer, Command, decode
 
 #: A frame above this that has not arrived whole is a large one.
 _LARGE_BYTES = 16 * 1024
@@ -53,9 +53,11 @@ class FrameReader:
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_header_bytes: int = MAX_FRAME_BYTES,
         scratch: memoryview | None = None,
+        max_json_bytes: int = MAX_JSON_ANSWER_BYTES,
     ) -> None:
+        """`max_json_bytes` is of a header, too: of one in JSON."""
         self._max_frame_bytes = max_frame_bytes
-        self._max_header_bytes = max_header_bytes
+        self._header_limits = max_header_bytes, max_json_bytes
         self._scratch = make_scratch() if scratch is None else scratch
         #: A frame that came alone and whole, as most do where requests are small.
         self._whole: bytes | None = None
@@ -133,12 +135,12 @@ class FrameReader:
         """
         if self._whole is not None:
             whole, self._whole = self._whole, None
-            return decode(whole, self._max_header_bytes)
+            return decode(whole, *self._header_limits)
         if self._large is not None:
             if self._filled < self.large_bytes:
                 return None
             large, self._large, self.large_bytes = self._large, None, 0
-            return decode(large, self._max_header_bytes)
+            return decode(large, *self._header_limits)
         start = self._position + LENGTH.size
         if len(self._pending) >= start:
             (length,) = LENGTH.unpack_from(self._pending, self._position)
@@ -147,7 +149,7 @@ class FrameReader:
             if len(self._pending) >= start + length:
                 self._position, self.large_bytes = start + length, 0
                 with memoryview(self._pending) as view, view[start : start + length] as frame:
-                    command = decode(frame, self._max_header_bytes)
+                    command = decode(frame, *self._header_limits)
                     command.body = bytes(command.body)
                 return command
             if length > _LARGE_BYTES:

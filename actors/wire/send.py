@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from raymq.actors.core.accepting import Accepted
+from raymq.actors.core.admission import cause_of
 from raymq.actors.core.draft import Draft
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SendStatus
@@ -15,8 +17,10 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage, SendMessageV2
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps
 from raymq.storage import properties as names
 from raymq.storage.record import decode_properties, pack_host
+from raymq.storage.steps import Steps
 
 #: What every answer to a send says, errors too: clients' tracing reads it.
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -65,27 +69,37 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     core = context.core
 
-    def send(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+    def send(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         try:
-            return _accept(connection, request, _HEADERS[request.code].read(request))
+            answer = yield from _accepting(connection, request, _HEADERS[request.code].read(request))
         except RayMQError as error:
             return refusal(request, error)
+        return answer
 
-    def _accept(connection: ServerConnection, request: Command, header: SendMessage) -> Command | Awaitable[Command]:
+    def _accepting(
+        connection: ServerConnection, request: Command, header: SendMessage
+    ) -> Steps[Command | Awaitable[Command]]:
         draft = draft_of(header, bytes(request.body), connection.peer)
         asker = draft.properties.get(names.REPLY_TO_CLIENT)
         if asker is not None and context.askers.asked(asker, connection):
             connection.at_end(functools.partial(context.askers.connection_closed, connection))
-        batch = header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
+        if header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
+            try:
+                accept = yield from core.accepting.reading_batch(draft)
+            except RayMQError as error:
+                context.statistics.refused(cause_of(error))
+                raise
+        else:
+            accept = partial(core.accepting.accept, draft)
 
         def store() -> Callable[[SendStatus], Command]:
-            accepted = core.accepting.accept_batch(draft) if batch else core.accepting.accept(draft)
+            accepted = accept()
             context.statistics.put(accepted.topic, accepted.messages, accepted.size)
             return lambda status: request.response(_STATUS_CODES[status], _fields(accepted))
 
         return context.append(len(request.body), store)
 
-    return dict.fromkeys(_HEADERS, send)
+    return dict.fromkeys(_HEADERS, in_steps(send))
 
 
 _HEADERS: dict[int, type[SendMessage]] = {

@@ -116,7 +116,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         #: Whether a request that allows it may have several answers.
         self.takes_early_answers = takes_early_answers
         self._server = server
-        self._reader = FrameReader(server.limits.frame_bytes, server.limits.header_bytes, server.scratch)
+        limits = server.limits
+        self._reader = FrameReader(limits.frame_bytes, limits.header_bytes, server.scratch, limits.json_header_bytes)
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()

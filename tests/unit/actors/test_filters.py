@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core.filters import Subscription, filter_of
+from raymq.actors.core.filters import filter_of
 from raymq.actors.errors import BadSubscription
 from raymq.storage.java_hash import tags_code
 
@@ -27,7 +27,7 @@ def test_all(expression: str) -> None:
 )
 def test_tags(expression: str, tags: list[str]) -> None:
     assert filter_of("TAG", expression).tags_codes == set(map(tags_code, tags))
-    assert Subscription("t", expression, "").filter.tags_codes == set(map(tags_code, tags))
+    assert filter_of("", expression).tags_codes == set(map(tags_code, tags))
 
 
 def test_equal_hashes_both_pass() -> None:

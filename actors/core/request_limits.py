@@ -1,0 +1,35 @@
+"""How much one request may ask for by naming it: the one table of counts, which both ends of a connection use.
+
+What one item costs a broker's loop is known (two to ten microseconds each, as measured); so is how long a request may
+hold the loop, which is 20 ms. Whatever our own clients have more of they ask for in several requests. A foreign client
+is told the limit, and what to do. What takes longer than a step although it is within its limit is done in steps, see
+`raymq.actors.wire.stepwise`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from raymq.actors.errors import InvalidInput, MessageIllegal
+
+#: Messages that are stored together: an append or a batch. The ids of so many, 33 bytes each, fit into a header.
+MAX_MESSAGES: Final = 30_000
+#: Queues of a fetch: each is looked at, and waited for.
+MAX_FETCHED: Final = 1_000
+#: Queues whose locks are asked for, or given back.
+MAX_LOCKED: Final = 10_000
+#: Dead letters that are sent to their group again: each is read, copied and stored, all copies with one append.
+MAX_REDRIVEN: Final = 1_000
+
+
+def check_count(field: str, what: str, count: int, most: int) -> None:
+    """InvalidInput if a request names more of something than it may."""
+    if count > most:
+        raise InvalidInput(field, f"at most {most:,} {what} in one request", count, remedy="ask in several requests")
+
+
+def check_batch(count: int) -> None:
+    """MessageIllegal if a batch has more messages than may be stored together."""
+    if count > MAX_MESSAGES:
+        limit = f"at most {MAX_MESSAGES:,} messages"
+        raise MessageIllegal("batch", limit, count, remedy="send smaller batches")
