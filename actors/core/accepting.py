@@ -157,6 +157,8 @@ class Accepting:
             records, sizes = yield from encoding(draft, completed)
         except InvalidInput as error:
             raise _illegal(error) from error
+        if len(members) > AT_ONCE:
+            yield None
 
         def store() -> Accepted:
             new_topic = self._destination(draft)  # the topic may have been changed between two steps

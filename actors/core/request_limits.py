@@ -12,12 +12,14 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput, MessageIllegal
 
-#: Messages that are stored together: an append or a batch. The ids of so many, 33 bytes each, fit into a header.
+#: Records that are stored together, as our clients make them;
 MAX_MESSAGES: Final = 30_000
+#: messages of a batch that RocketMQ's clients make, of which the broker makes records. The answer has all their ids.
+MAX_BATCH: Final = 15_000
 #: Queues of a fetch: each is looked at, and waited for.
 MAX_FETCHED: Final = 1_000
 #: Queues whose locks are asked for, or given back.
-MAX_LOCKED: Final = 10_000
+MAX_LOCKED: Final = 5_000
 #: Dead letters that are sent to their group again: each is read, copied and stored, all copies with one append.
 MAX_REDRIVEN: Final = 1_000
 
@@ -30,6 +32,6 @@ def check_count(field: str, what: str, count: int, most: int) -> None:
 
 def check_batch(count: int) -> None:
     """MessageIllegal if a batch has more messages than may be stored together."""
-    if count > MAX_MESSAGES:
-        limit = f"at most {MAX_MESSAGES:,} messages"
+    if count > MAX_BATCH:
+        limit = f"at most {MAX_BATCH:,} messages"
         raise MessageIllegal("batch", limit, count, remedy="send smaller batches")

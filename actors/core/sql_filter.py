@@ -253,8 +253,12 @@ class _Compiler(Transformer[Token, _Node]):
 
     def among(self, node: _Node, negation: Token | None, *constants: _Constant) -> _Node:
         name = _as_property(node).name
-        texts = pa.array([c.value for c in constants if isinstance(c.value, str)], pa.string())
-        others = [_compare(_Property(name), "=", c) for c in constants if not isinstance(c.value, str)]
+        values = [constant.value for constant in constants]
+        texts = pa.array([value for value in values if isinstance(value, str)], pa.string())
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        others = [_compare_with(name, "=", truth) for truth in (True, False) if any(truth is value for value in values)]
+        if numbers:
+            others.append(_Condition(partial(_among_numbers, name, *_sets_of(numbers))))
 
         def is_text(columns: _Columns) -> Truths:
             text = columns.text(name)
@@ -359,6 +363,20 @@ def _compare_with(name: str, sign: str, value: str | float | bool) -> _Condition
 def _with_integer(name: str, compare: Callable[..., Truths], value: int, columns: _Columns) -> Truths:
     whole, any_ = columns.numbers(name)
     return pc.coalesce(compare(whole, value), compare(any_, float(value)))
+
+
+def _sets_of(numbers: Sequence[int | float]) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Whole numbers of 64 bits, those as doubles and all others as doubles."""
+    whole = [number for number in numbers if isinstance(number, int) and abs(number) < _MAX_INTEGER]
+    others = [float(number) for number in numbers if not (isinstance(number, int) and abs(number) < _MAX_INTEGER)]
+    return pa.array(whole, pa.int64()), pa.array(list(map(float, whole)), pa.float64()), pa.array(others, pa.float64())
+
+
+def _among_numbers(name: str, whole: pa.Array, as_doubles: pa.Array, others: pa.Array, columns: _Columns) -> Truths:
+    """As `=` beside each of them: one look, however many they are."""
+    integers, doubles = columns.numbers(name)
+    found = pc.if_else(integers.is_valid(), pc.is_in(integers, whole), pc.is_in(doubles, as_doubles))
+    return pc.if_else(doubles.is_valid(), pc.or_(found, pc.is_in(doubles, others)), pa.scalar(None, pa.bool_()))
 
 
 def _two_properties(left: str, sign: str, right: str, columns: _Columns) -> Truths:

@@ -50,11 +50,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
         configs = context.core.store.group_configs
-        version = json_body.text_of(configs.version.to_json())
-        forbidden = yield from json_body.entries(list(configs.forbidden.items()), AT_ONCE)
+        version = json_body.text_of(configs.version.to_json()).encode()
+        forbidden = yield from json_body.written(list(configs.forbidden.items()), AT_ONCE)
         told = ((name, config.to_json()) for name, config in groups.all().items())
-        table = yield from json_body.entries(told, AT_ONCE)
-        members = {"dataVersion": version, "forbiddenTable": forbidden, "subscriptionGroupTable": table}
+        table = yield from json_body.written(told, AT_ONCE)
+        members = {"dataVersion": [version], "forbiddenTable": forbidden, "subscriptionGroupTable": table}
         return json_body.answer_of(request, members)
 
     def config(_: ServerConnection, request: Command) -> Command:

@@ -63,37 +63,38 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:
         ordered_only = GetBrokerConsumeStats.read(request).is_order
-        listed: list[str] = []
+        listed: list[bytes] = []
         behind = 0
-        for number, group in enumerate(sorted(core.group_settings.all()), 1):
-            if number % _GROUPS_AT_ONCE == 0:
+        for number, group in enumerate(sorted(core.group_settings.all())):
+            if number and number % _GROUPS_AT_ONCE == 0:
                 yield None
-            of_topics = []
+            of_topics: list[bytes] = []
             with contextlib.suppress(GroupNotFound):  # deleted between two steps
                 for topic in consumption.topics_of(group):
                     with contextlib.suppress(TopicNotFound):
                         if not ordered_only or core.topics.get(topic).order:
                             told, behind_here = yield from stats(group, topic)
                             of_topics.append(
-                                f'{{"consumeTps":{told["consumeTps"]},"offsetTable":{told["offsetTable"]}}}'
+                                b'{"consumeTps":%b,"offsetTable":%b}' % tuple(map(b"".join, told.values()))
                             )
                             behind += behind_here
-            listed.append(f"{{{json_body.text_of(group)}:[{','.join(of_topics)}]}}")
+            before = b"," if number else b"["
+            listed.append(b"%b{%b:[%b]}" % (before, json_body.text_of(group).encode(), b",".join(of_topics)))
         members = {
-            "brokerAddr": json_body.text_of(context.status().address),
-            "consumeStatsList": f"[{','.join(listed)}]",
-            "totalDiff": str(behind),
-            "totalInflightDiff": "0",
+            "brokerAddr": [json_body.text_of(context.status().address).encode()],
+            "consumeStatsList": [*(listed or [b"["]), b"]"],
+            "totalDiff": [b"%d" % behind],
+            "totalInflightDiff": [b"0"],
         }
         return json_body.answer_of(request, members)
 
-    def stats(group: str, topic: str | None) -> Steps[tuple[dict[str, str], int]]:
+    def stats(group: str, topic: str | None) -> Steps[tuple[dict[str, list[bytes]], int]]:
         """The members of RocketMQ's object as JSON, and how many messages are behind in all."""
         table = yield from consumption.reading_progress(group, topic)
         rate = consumption.messages_per_second(group, sorted({queue.topic for queue in table}))
         objects = ((json_body.queue_key(queue), _progress_object(each)) for queue, each in table.items())
-        offsets = yield from json_body.entries(objects, _QUEUES_AT_ONCE)
-        told = {"consumeTps": json_body.text_of(rate), "offsetTable": offsets}
+        offsets = yield from json_body.written(objects, _QUEUES_AT_ONCE)
+        told = {"consumeTps": [json_body.text_of(rate).encode()], "offsetTable": offsets}
         return told, sum(each.behind for each in table.values())
 
     def time_spans(_: ServerConnection, request: Command) -> Command:

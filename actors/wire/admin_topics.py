@@ -77,10 +77,10 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
-        version = json_body.text_of(core.store.topic_configs.version.to_json())
+        version = json_body.text_of(core.store.topic_configs.version.to_json()).encode()
         told = ((name, config.to_json()) for name, config in core.topics.all().items())
-        table = yield from json_body.entries(told, AT_ONCE)
-        return json_body.answer_of(request, {"dataVersion": version, "topicConfigTable": table})
+        table = yield from json_body.written(told, AT_ONCE)
+        return json_body.answer_of(request, {"dataVersion": [version], "topicConfigTable": table})
 
     def config(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, core.topics.get(GetTopicConfig.read(request).topic).to_json())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
-from raymq.storage.steps import Steps, mapped
+from raymq.storage.steps import Steps
 
 #: What a request's body may be. A value costs up to a hundred bytes and half a microsecond of the loop, however few
 #: bytes say it: a list of 10,000 topics or groups fits.
@@ -53,14 +53,19 @@ def answer(request: Command, value: Mapping[str, Any], fields: dict[str, Any] | 
     return request.response(ResponseCode.SUCCESS, fields, text_of(value).encode())
 
 
-def entries(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[str]:
-    """A JSON object of many members, written in steps of `at_once` of them."""
+def written(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[list[bytes]]:
+    """A JSON object of many members, in steps of `at_once` of them and in as many pieces.
 
-    def entry(item: tuple[str, Any]) -> str:
-        return f"{text_of(item[0])}:{text_of(item[1])}"
-
-    written = yield from mapped(entry, items, at_once)
-    return "{" + ",".join(written) + "}"
+    A long text that is put together from pieces, and again, takes longer than the pieces.
+    """
+    pieces, texts = [b"{"], list[str]()
+    for number, (name, value) in enumerate(items):
+        if number and number % at_once == 0:
+            pieces.append("".join(texts).encode())
+            texts.clear()
+            yield None
+        texts.append(f"{',' if number else ''}{text_of(name)}:{text_of(value)}")
+    return [*pieces, ("".join(texts) + "}").encode()]
 
 
 def text_of(value: Any) -> str:
@@ -68,10 +73,12 @@ def text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def answer_of(request: Command, members: Mapping[str, str]) -> Command:
-    """SUCCESS with an object of these members as body, whose values are JSON already."""
-    body = ",".join([f"{text_of(name)}:{value}" for name, value in members.items()])
-    return request.response(ResponseCode.SUCCESS, body=f"{{{body}}}".encode())
+def answer_of(request: Command, members: Mapping[str, Sequence[bytes]]) -> Command:
+    """SUCCESS with an object of these members as body, the value of each JSON already, in pieces."""
+    pieces: list[bytes] = []
+    for name, value in members.items():
+        pieces += (f"{',' if pieces else '{'}{text_of(name)}:".encode(), *value)
+    return request.response(ResponseCode.SUCCESS, pieces=[*pieces, b"}"])
 
 
 def queue_object(queue: MessageQueue) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from raymq.storage.steps import Steps, mapped
 
 #: So many queues are one step of work.
 _AT_ONCE = 500
+#: Of as many queues as may be named, and of some more, so that these are told so.
+_MAX_VALUES = 5 * MAX_LOCKED
 
 
 def lock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -> Command:
@@ -50,7 +52,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     locks = context.core.locks
 
     def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        told = read_object(request.body)
+        told = read_object(request.body, max_values=_MAX_VALUES)
         group, client_id, queues = yield from _reading(told)
         # A lock falls with the client's last connection, so the broker has to know the one that this came over.
         greet(context.groups, client_id, connection, request)
@@ -81,7 +83,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return given
 
     def unlock(_: ServerConnection, request: Command) -> Steps[Command]:
-        group, client_id, queues = yield from _reading(read_object(request.body))
+        group, client_id, queues = yield from _reading(read_object(request.body, max_values=_MAX_VALUES))
         for at in range(0, len(queues), _AT_ONCE):
             if at:
                 yield None
