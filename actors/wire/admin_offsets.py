@@ -63,10 +63,12 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
 
     def of_broker(_: ServerConnection, request: Command) -> Steps[Command]:
         ordered_only = GetBrokerConsumeStats.read(request).is_order
-        listed: list[bytes] = []
+        pieces, listed = [b"["], list[bytes]()
         behind = 0
         for number, group in enumerate(sorted(core.group_settings.all())):
             if number and number % _GROUPS_AT_ONCE == 0:
+                pieces.append(b"".join(listed))
+                listed.clear()
                 yield None
             of_topics: list[bytes] = []
             with contextlib.suppress(GroupNotFound):  # deleted between two steps
@@ -74,15 +76,14 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
                     with contextlib.suppress(TopicNotFound):
                         if not ordered_only or core.topics.get(topic).order:
                             told, behind_here = yield from stats(group, topic)
-                            of_topics.append(
-                                b'{"consumeTps":%b,"offsetTable":%b}' % tuple(map(b"".join, told.values()))
-                            )
+                            rate, table = map(b"".join, told.values())
+                            of_topics.append(b'{"consumeTps":%b,"offsetTable":%b}' % (rate, table))
                             behind += behind_here
-            before = b"," if number else b"["
+            before = b"," if number else b""
             listed.append(b"%b{%b:[%b]}" % (before, json_body.text_of(group).encode(), b",".join(of_topics)))
         members = {
             "brokerAddr": [json_body.text_of(context.status().address).encode()],
-            "consumeStatsList": [*(listed or [b"["]), b"]"],
+            "consumeStatsList": [*pieces, *listed, b"]"],
             "totalDiff": [b"%d" % behind],
             "totalInflightDiff": [b"0"],
         }
