@@ -149,14 +149,16 @@ def make_ready() -> None:
 def _reading(expression: str) -> Steps[SqlFilter]:
     if any(character in expression for character in "\x00\x01\x02"):
         raise InvalidInput("expression", "none of the characters \\x00 \\x01 \\x02", expression)
+    at_end = False
     try:
         parsing = _parser().parse_interactive(expression)
         for number, _ in enumerate(parsing.iter_parse(), 1):
             if number % _TOKENS_AT_ONCE == 0:
                 yield None
+        at_end = True
         return SqlFilter(expression, _as_condition(parsing.feed_eof()))  # type: ignore[no-untyped-call]
     except UnexpectedInput as error:
-        place = f"at character {error.column}" if error.column > 0 else "at its end"
+        place = "at its end" if at_end or error.column < 1 else f"at character {error.column}"
         raise InvalidInput("expression", f"an SQL92 condition; this cannot be read {place}", expression) from None
 
 

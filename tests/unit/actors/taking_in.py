@@ -23,14 +23,14 @@ UNIQUE_KEY = "7F00000156E5251AAF1C0B0A00000000"
 class Intake:
     """A core with the topic "t" of 4 queues; any queue is the last one."""
 
-    def __init__(self, directory: Path, *, auto_create_topics: bool = False) -> None:
+    def __init__(self, directory: Path, *, auto_create_topics: bool = False, max_message_bytes: int = 4_000) -> None:
         config = StoreConfig(
             commitlog_file_bytes=1 << 20,
             consume_queue_file_entries=1_000,
             index_slots=100,
             index_entries=1_000,
             delay_levels="1s 5s 10s 30s",
-            max_message_bytes=4_000,
+            max_message_bytes=max_message_bytes,
             store_host="10.9.8.7:10911",
         )
         self.clock = FakeClock(1_700_000_000.0)

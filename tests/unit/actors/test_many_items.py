@@ -1,0 +1,270 @@
+"""What a request names many of is done in steps, and what it may name stands in one table.
+
+Fault 13.21: a batch of 180,000 one-byte messages held the loop for 1.8 s, a fetch of 65,000 queues for 0.9 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from raymq.actors.core import batch_body
+from raymq.actors.core.batch_body import AT_ONCE
+from raymq.actors.core.consumption import Consumption
+from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.locks import QueueLocks
+from raymq.actors.core.request_limits import MAX_BATCH, MAX_FETCHED, check_count
+from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql, compiling
+from raymq.actors.core.statistics import Statistics
+from raymq.actors.errors import InvalidInput, MessageIllegal, ProtocolError, TopicNotFound
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import frame, json_body
+from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
+from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.client.fetch_shares import FetchShares
+from raymq.storage.steps import Steps, mapped
+from tests.unit.actors.bench import Bench
+from tests.unit.actors.clock import FakeClock
+from tests.unit.actors.taking_in import Intake, draft, member
+
+NOBODY = cast("ServerConnection", None)
+
+
+@pytest.fixture
+def intake(tmp_path: Path) -> Iterator[Intake]:
+    made = Intake(tmp_path, max_message_bytes=1 << 20)
+    yield made
+    made.store.close()
+
+
+def steps_of(steps: Steps[Any]) -> tuple[int, Any]:
+    """How many times others had their turn, and the result."""
+    turns = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return turns, end.value
+        turns += 1
+
+
+# -- the mechanism -------------------------------------------------------------------------------------------------
+
+
+def test_a_step_has_so_many_items_and_few_items_are_one_step() -> None:
+    assert steps_of(mapped(str, range(100), 100)) == (0, [str(n) for n in range(100)])
+    assert steps_of(mapped(str, range(101), 100))[0] == 1
+    assert steps_of(mapped(str, [], 100)) == (0, [])
+
+
+async def test_what_is_done_with_the_first_step_is_answered_at_once() -> None:
+    def serve(_: ServerConnection, request: Command) -> Steps[Command]:
+        done = yield from mapped(str, range(request.opaque), 10)
+        return request.response(0, {"done": len(done)})
+
+    handler = in_steps(serve)
+    assert isinstance(handler(NOBODY, Command(1, opaque=10)), Command)
+    later = handler(NOBODY, Command(1, opaque=11))
+    assert not isinstance(later, Command)
+    assert later is not None
+    answer = await later
+    assert answer is not None
+    assert answer.fields == {"done": 11}
+
+
+async def test_an_answer_that_has_to_be_waited_for_may_come_out_of_steps() -> None:
+    def serve(_: ServerConnection, request: Command) -> Steps[Command | asyncio.Future[Command]]:
+        yield None
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        future.set_result(request.response(0))
+        return future
+
+    later = in_steps(serve)(NOBODY, Command(1, opaque=7))
+    assert not isinstance(later, Command)
+    assert later is not None
+    answer = await later
+    assert answer is not None
+    assert answer.opaque == 7
+
+
+async def test_the_long_works_of_all_requests_have_one_step_of_a_turn() -> None:
+    """However many there are, who waits for the loop waits for one step of them."""
+    steps = 0
+
+    def work() -> Generator[None, None, None]:
+        nonlocal steps
+        for _ in range(20):
+            steps += 1
+            yield None
+
+    works = [asyncio.ensure_future(stepwise(work())) for _ in range(10)]
+    most = 0
+    while not all(each.done() for each in works):
+        before = steps
+        await asyncio.sleep(0)
+        most = max(most, steps - before)
+    assert steps == 200
+    assert most == 1
+
+
+# -- batches of RocketMQ's clients ---------------------------------------------------------------------------------
+
+
+def batch(count: int) -> bytes:
+    return member(b"x", b"") * count
+
+
+def test_a_batch_is_made_into_records_in_steps_and_stored_whole(intake: Intake) -> None:
+    count = 3 * AT_ONCE + 1
+    turns, store = steps_of(intake.core.accepting.reading_batch(draft(body=batch(count))))
+    assert turns == 3 * 3 + 1, "it is taken apart, completed and encoded, and stored in a step of its own"
+    assert intake.records() == []
+    accepted = store()
+    assert accepted.messages == count
+    assert len(accepted.message_id.split(",")) == count
+    assert intake.store.max_offset("t", 0) == count
+
+
+def test_a_batch_of_few_messages_is_one_step(intake: Intake) -> None:
+    turns, store = steps_of(intake.core.accepting.reading_batch(draft(body=batch(AT_ONCE))))
+    assert turns == 0
+    assert store().messages == AT_ONCE
+
+
+def test_a_batch_of_too_many_messages_is_refused_with_the_limit_and_what_to_do(intake: Intake) -> None:
+    before = intake.state()
+    with pytest.raises(MessageIllegal, match=r"at most 15,000 messages.*smaller batches"):
+        intake.accept_batch(batch(MAX_BATCH + 1))
+    assert intake.state() == before
+    assert len(batch_body.split(batch(MAX_BATCH))) == MAX_BATCH
+
+
+def test_a_topic_that_goes_while_its_batch_is_read_takes_nothing(intake: Intake) -> None:
+    _, store = steps_of(intake.core.accepting.reading_batch(draft(body=batch(AT_ONCE + 1))))
+    intake.core.topics.delete("t")
+    with pytest.raises(TopicNotFound):
+        store()
+
+
+@pytest.mark.parametrize("serialization", [Serialization.JSON, Serialization.ROCKETMQ])
+def test_our_client_can_read_the_answer_to_the_largest_batch(serialization: Serialization) -> None:
+    """The ids of 20,000 messages were a header that our server wrote and our own client refused."""
+    ids = ",".join(["0A09080700002A9F0000000000000000"] * MAX_BATCH)
+    answer = Command(0, {"msgId": ids, "transactionId": "x" * 32_767}, flag=FLAG_RESPONSE, serialization=serialization)
+    assert frame.decode(frame.encode(answer)[frame.LENGTH.size :]).fields["msgId"] == ids
+
+
+def test_a_request_may_not_have_such_a_header_in_json() -> None:
+    request = frame.encode(Command(10, {"x": "y" * frame.MAX_JSON_REQUEST_BYTES}))[frame.LENGTH.size :]
+    with pytest.raises(ProtocolError, match="JSON header"):
+        frame.decode(request, max_json_bytes=frame.MAX_JSON_REQUEST_BYTES)
+
+
+# -- lists of queues -----------------------------------------------------------------------------------------------
+
+
+def test_a_list_that_is_too_long_is_refused_with_the_limit_and_what_to_do() -> None:
+    check_count("queues", "queues", MAX_FETCHED, MAX_FETCHED)
+    with pytest.raises(InvalidInput, match=r"at most 1,000 queues in one request; got 1001.*several requests"):
+        check_count("queues", "queues", MAX_FETCHED + 1, MAX_FETCHED)
+
+
+def test_a_long_list_is_not_written_out_in_the_error_that_refuses_it() -> None:
+    error = InvalidInput("offsets", "a list of numbers", ["x"] * 1_000_000)
+    assert "list of 1000000" in str(error)
+    assert "['x']" in str(InvalidInput("offsets", "a list of numbers", ["x"]))
+
+
+def test_our_consumer_shares_its_queues_out_over_requests() -> None:
+    queues = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(7)]
+    shares = FetchShares(most=3)
+    found = [shares.of(queue) for queue in queues]
+    assert [str(share) for share in found[:7]] == [*["a"] * 3, *["a, part 2"] * 3, "a, part 3"]
+    assert [share.number for share in found[7:]] == [0, 0, 0, 1, 1, 1, 2]
+    assert [shares.of(queue) for queue in queues] == found, "a queue stays where it is"
+    shares.keep_only(queues[1:])
+    assert shares.of(MessageQueue("t", "a", 99)) == found[0], "a place that is free is taken"
+    assert shares.of(queues[0]).number == 2
+
+
+def test_giving_locks_back_touches_the_locks_that_are_given_back(bench: Bench) -> None:
+    """Each of them went through all locks of its group."""
+    locks = QueueLocks(FakeClock(0.0))
+    locks.lock("g", "c", [("t", n) for n in range(10)])
+    looked: list[object] = []
+
+    class Watched(dict[Any, Any]):
+        def items(self) -> Any:
+            looked.append("all")
+            return super().items()
+
+    locks._groups["g"] = Watched(locks._groups["g"])
+    locks.unlock("g", "c", [("t", 3), ("t", 99)])
+    locks.unlock("g", "other", [("t", 4)])
+    assert not looked
+    assert locks.holder("g", "t", 3) is None
+    assert locks.holder("g", "t", 4) == "c"
+    locks.validate()
+    locks.unlock("g", "c", [("t", n) for n in range(10)])
+    locks.validate()
+
+
+# -- what grows with what there is ---------------------------------------------------------------------------------
+
+
+def test_the_progress_of_many_queues_is_read_in_steps(bench: Bench) -> None:
+    bench.core.topics.create("wide", 250)
+    bench.core.make_group("g")
+    consumption = Consumption(bench.core, GroupTable(FakeClock(0.0)), Statistics())
+    turns, found = steps_of(consumption.reading_progress("g", "wide"))
+    assert (turns, len(found)) == (2, 250)
+    assert consumption.progress("g", "wide") == found
+
+
+@pytest.mark.parametrize("count", [0, 1, 199, 200, 201, 1_000])
+def test_a_long_table_is_written_in_steps_and_pieces(count: int) -> None:
+    table = {f"näme {n}": {"n": n} for n in range(count)}
+    turns, pieces = steps_of(json_body.written(table.items(), 200))
+    assert turns == max(0, count - 1) // 200
+    assert len(pieces) == turns + 2
+    answer = json_body.answer_of(Command(1), {"table": pieces, "other": [b"[", b"]"]})
+    assert json.loads(b"".join(answer.pieces)) == {"table": table, "other": []}
+
+
+# -- expressions ---------------------------------------------------------------------------------------------------
+
+
+def test_an_expression_that_comes_for_the_first_time_is_read_in_steps() -> None:
+    expression = f"n in ({','.join(['1'] * 4_000)})"
+    assert len(expression) <= MAX_CHARACTERS
+    turns, compiled = steps_of(compiling(expression))
+    assert turns == 2 * 4_000 // 200
+    assert steps_of(compiling(expression)) == (0, compiled), "and is known then"
+    with pytest.raises(InvalidInput, match="at its end"):
+        steps_of(compiling(expression[:-1]))
+
+
+def test_a_list_of_numbers_is_one_look_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 numbers were 4,000 comparisons of each batch of records: 100 ms."""
+    from raymq.actors.core import sql_filter
+    from tests.unit.actors.test_sql_filter import records_of
+
+    looks = 0
+    is_in = sql_filter.pc.is_in
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return is_in(*arguments, **options)
+
+    monkeypatch.setattr(sql_filter.pc, "is_in", counted)
+    records = records_of([{"n": "7"}, {"n": "7.0"}, {"n": "1e20"}, {"n": "x"}, {}])
+    found = compile_sql(f"n in ({','.join(map(str, range(1_000)))}, 100000000000000000000)").mask(*records)
+    assert found.tolist() == [True, True, True, False, False]
+    assert looks <= 4
