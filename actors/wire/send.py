@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from raymq.actors.core.accepting import Accepted
 from raymq.actors.core.admission import cause_of
@@ -90,7 +89,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
                 context.statistics.refused(cause_of(error))
                 raise
         else:
-            accept = partial(core.accepting.accept, draft)
+            accept = functools.partial(core.accepting.accept, draft)
 
         def store() -> Callable[[SendStatus], Command]:
             accepted = accept()
