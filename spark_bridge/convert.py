@@ -76,14 +76,19 @@ def _integer(kind: pa.DataType) -> Convert:
 def _double(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("no number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all doubles: as such a number with a point is read
+        return math.inf if value > 0 else -math.inf
 
 
 def _string(value: Any) -> str:
     if isinstance(value, str):
         value.encode()  # a lone surrogate cannot be stored
         return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text.encode()
+    return text
 
 
 def _binary(value: Any) -> bytes:
@@ -104,7 +109,7 @@ def _timestamp(kind: pa.DataType) -> Convert:
             raise ValueError("no time")
         if kind.tz is None:
             return moment.replace(tzinfo=None)
-        return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment
+        return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
 
     return convert
 
@@ -122,7 +127,10 @@ def _decimal(kind: pa.DataType) -> Convert:
     def convert(value: Any) -> decimal.Decimal:
         if isinstance(value, bool):
             raise ValueError("no number")
-        return decimal.Decimal(repr(value) if isinstance(value, float) else value).quantize(exponent, context=context)
+        made = decimal.Decimal(repr(value) if isinstance(value, float) else value)
+        if not made.is_finite():
+            raise ValueError("no number")
+        return made.quantize(exponent, context=context)
 
     return convert
 

@@ -5,12 +5,14 @@ hold) gives nulls in all decoded columns and itself in `_corrupt`. A field that 
 does not name is ignored.
 
 JSON goes through Arrow's own parser, block by block. What that refuses is halved down to small blocks, and those are
-decoded value by value: so one bad message costs its neighbours little, and both ways agree (tests compare them).
+decoded value by value: so one bad message costs its neighbours little, and both ways agree (tests compare them). A
+block of which a body is not UTF-8 or nests deep is not given to Arrow's parser, which would take both.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, NoReturn
 
 import msgpack
@@ -19,8 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from raymq.spark_bridge.convert import Convert, converter
-from raymq.storage.property_columns import gather, spans
+from raymq.client.errors import InvalidInput
+from raymq.spark_bridge.arrow_row import row_of_stream
+from raymq.spark_bridge.convert import converter
+from raymq.storage.property_columns import Int64s, gather, spans
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -33,6 +37,24 @@ FORMATS: Final = {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}
 _SMALL_BLOCK: Final = 64
 #: What Arrow's parser takes for a number and JSON does not know. It may also be text in a string: then it is only slow.
 _CONSTANT: Final = r"[:,\[]\s*[-+]?(NaN|Inf)"
+#: How deep a body may nest for Arrow's parser: it has no limit, Python's has one of somewhat less than 1,000.
+_DEEPEST: Final = 500
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+#: Makes "{" of "[" and "}" of "]".
+_CASE: Final = 0x20
+_OPENING: Final = ord("{")
+_CLOSING: Final = ord("}")
+#: Python reads no integer of more digits, so that nobody can keep it busy with one.
+_MOST_DIGITS: Final = 4_300
+#: What a value that its column cannot hold may raise, where it is parsed, converted or put into an array.
+_NO_VALUE: Final = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+    pa.ArrowException,
+    msgpack.UnpackException,
+)
 #: A field that is put into every JSON object to prove that object n came from body n.
 _ROW: Final = "\ufdd0row"
 
@@ -41,11 +63,18 @@ class BodyDecoder:
     """Decodes bodies into the columns of one schema. Picklable; not for use by several threads."""
 
     def __init__(self, schema: pa.Schema, default: str) -> None:
-        """`default` is the content type of messages that do not say one."""
+        """`default` is the content type of messages that do not say one.
+
+        Raises:
+            InvalidInput: `schema` has a type that messages cannot hold.
+        """
         self._type = pa.struct(list(schema))
+        try:
+            self._convert = converter(self._type)
+        except TypeError as error:
+            raise InvalidInput("schema", "types that messages can hold", str(error)) from None
         self._default = default
         self._direct = all(_is_plain(field.type) for field in schema) and _ROW not in schema.names
-        self._convert: Convert | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BodyDecoder, (pa.schema(list(self._type)), self._default)
@@ -76,7 +105,7 @@ class BodyDecoder:
         if media_type == MSGPACK:
             return self._one_by_one(bodies, _from_msgpack)
         if media_type == ARROW:
-            return self._one_by_one(bodies, _from_arrow)
+            return self._one_by_one(bodies, row_of_stream)
         return pa.nulls(len(bodies), self._type)
 
     def _decode_json(self, bodies: pa.Array) -> pa.Array:
@@ -92,9 +121,11 @@ class BodyDecoder:
 
     def _parse_block(self, bodies: pa.Array) -> pa.Array | None:
         """All bodies by Arrow's parser, or None if it refuses one or takes them for other objects than they are."""
-        if not pc.all(pc.starts_with(bodies, b"{")).as_py():
+        if not pc.all(pc.starts_with(bodies, b"{")).as_py() or not _is_utf8(bodies):
             return None
         starts, ends, data = spans(bodies)
+        if _nests_deep(starts, ends, data):
+            return None
         # A line break can only stand between a JSON object's parts; here it ends an object.
         lines = pc.replace_substring(gather(data, starts + 1, ends, pa.binary()), b"\n", b" ")
         numbers = pa.array(np.arange(len(bodies))).cast(pa.string()).cast(pa.binary())
@@ -120,16 +151,48 @@ class BodyDecoder:
         return pa.StructArray.from_arrays(columns, fields=list(self._type))
 
     def _one_by_one(self, bodies: pa.Array, parse: Any) -> pa.Array:
-        if self._convert is None:
-            self._convert = converter(self._type)
         rows: list[Any] = []
         for body in bodies.to_pylist():
             try:
                 value = parse(body)
                 rows.append(self._convert(value) if isinstance(value, dict) else None)
-            except (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException, msgpack.UnpackException):
+            except _NO_VALUE:
                 rows.append(None)
-        return pa.array(rows, self._type)
+        try:
+            return pa.array(rows, self._type)
+        except _NO_VALUE:  # Arrow knows a limit that the conversion does not
+            return pa.array([row if self._fits(row) else None for row in rows], self._type)
+
+    def _fits(self, row: Any) -> bool:
+        try:
+            pa.array([row], self._type)
+        except _NO_VALUE:
+            return False
+        return True
+
+
+def _is_utf8(bodies: pa.Array) -> bool:
+    try:
+        bodies.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _nests_deep(starts: Int64s, ends: Int64s, data: pa.Buffer) -> bool:
+    """Whether one of the JSON texts [start, end) nests deeper than _DEEPEST; they lie one behind the other."""
+    long = np.flatnonzero(ends - starts > 2 * _DEEPEST)  # a shorter one has no room for as many brackets
+    if not len(long):
+        return False
+    octets = np.frombuffer(data, np.uint8)
+    for at in long.tolist():
+        text = octets[starts[at] : ends[at]]
+        if np.count_nonzero(text | _CASE == _OPENING) > _DEEPEST:
+            bare = np.frombuffer(_STRINGS.sub(b"", text.tobytes()), np.uint8) | _CASE
+            depths = np.cumsum((bare == _OPENING).astype(np.int32) - (bare == _CLOSING))
+            if int(depths.max(initial=0)) > _DEEPEST:
+                return True
+    return False
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -137,20 +200,16 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _from_json(body: bytes) -> Any:
-    return json.loads(body, parse_constant=_refuse_constant)
+    return json.loads(body, parse_constant=_refuse_constant, parse_int=_whole)
+
+
+def _whole(digits: str) -> int | float:
+    """What a JSON integer is: beyond _MOST_DIGITS an infinite double, as Arrow's parser takes it."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)
 
 
 def _from_msgpack(body: bytes) -> Any:
     return msgpack.unpackb(body, timestamp=3)
-
-
-def _from_arrow(body: bytes) -> Any:
-    """The one row of an Arrow stream."""
-    with pa.ipc.open_stream(body) as reader:
-        table = reader.read_all()
-    if table.num_rows != 1:
-        raise ValueError(f"one message is one row, not {table.num_rows}")
-    return table.to_pylist()[0]
 
 
 def _is_plain(kind: pa.DataType) -> bool:

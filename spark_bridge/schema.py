@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -50,15 +52,15 @@ def message_schema(decoded: StructType | None = None) -> StructType:
         if field.name.lower() in taken:  # Spark's column names do not mind case
             raise InvalidInput("schema", "column names that are not taken and not repeated", field.name)
         taken.add(field.name.lower())
-    # A body may lack any field, whatever the schema says: all decoded columns can be null.
-    columns = [StructField(field.name, field.dataType) for field in decoded.fields]
-    schema = StructType([*_ENVELOPE, *columns, StructField(CORRUPT, BinaryType())])
+    schema = StructType([*_ENVELOPE, *decoded.fields, StructField(CORRUPT, BinaryType())])
     arrow_schema(schema)
     return schema
 
 
 def parse_schema(schema: str | DataType) -> StructType:
     """A schema given as DDL text ("id INT, name STRING") or as a StructType.
+
+    A body may lack any value, whatever the schema says: in what is returned, all can be null, at every depth.
 
     Raises:
         InvalidInput: neither, or text that Spark cannot parse.
@@ -73,7 +75,19 @@ def parse_schema(schema: str | DataType) -> StructType:
             raise InvalidInput("schema", "DDL such as 'id INT, name STRING'", str(error)) from None
     if not isinstance(schema, StructType) or not schema.fields:
         raise InvalidInput("schema", "DDL text or a StructType with at least one field", schema)
-    return schema
+    relaxed: StructType = _nullable(schema)
+    return relaxed
+
+
+def _nullable(kind: Any) -> Any:
+    """The type with nulls allowed everywhere but for a map's keys."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    return kind
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

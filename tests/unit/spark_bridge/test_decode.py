@@ -6,6 +6,9 @@ import base64
 import datetime as dt
 import json
 import pickle
+import struct
+import subprocess
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raymq.client.errors import InvalidInput
 from raymq.spark_bridge import decode
 from raymq.spark_bridge.decode import ARROW, JSON, MSGPACK, BodyDecoder
 
@@ -28,6 +32,12 @@ SCHEMA = pa.schema(
         ("o", pa.struct([("x", pa.int64()), ("y", pa.string())])),
     ]
 )
+
+
+def with_ignored(written: str, value: str) -> str:
+    """The object with one more field, which no schema names."""
+    return f'{{"ignored": {value}' + (", " if written != "{}" else "") + written[1:]
+
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=6)
 values = st.recursive(
@@ -54,8 +64,14 @@ written = st.one_of(
     objects.map(json.dumps),
     st.text('{}[]":,1 \nabil', max_size=12),
     st.lists(good.map(json.dumps), min_size=2, max_size=2).map("".join),
+    st.tuples(good.map(json.dumps), st.integers(0, 9_000)).map(lambda v: with_ignored(v[0], "[" * v[1] + "]" * v[1])),
+    st.tuples(good.map(json.dumps), st.integers(1, 9_000)).map(lambda v: with_ignored(v[0], "7" * v[1])),
+    st.integers(1, 9_000).map(lambda digits: '{"d": -' + "7" * digits + "}"),
 )
-bodies_of_json = st.lists(written.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=8))
+broken_texts = st.binary(max_size=4).map(lambda octets: b'{"s": "' + octets + b'", "i": 3}')
+bodies_of_json = st.lists(
+    written.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=8) | broken_texts
+)
 
 
 def decoded(rows: list[bytes], kind: str | None = None, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
@@ -168,6 +184,91 @@ def test_a_decoder_survives_pickle_and_takes_nothing() -> None:
     columns = decoder.decode(pa.array([], pa.binary()), pa.array([], pa.string()))
     assert [len(column) for column in columns] == [0] * 7
     assert columns[-1].type == pa.binary()
+
+
+GOOD = b'{"a": "good", "i": 1, "p": "1.5"}'
+SMALL = pa.schema([("a", pa.string()), ("i", pa.int64()), ("p", pa.decimal128(10, 2))])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"p": "NaN"}', id="a decimal that is no number"),
+        pytest.param(b'{"p": "sNaN"}', id="a decimal that signals"),
+        pytest.param(b'{"p": "Infinity"}', id="an endless decimal"),
+        pytest.param(b'{"a": ["\\ud800"]}', id="half of a surrogate pair within a value"),
+        pytest.param(b'{"a": "\xff\xfe"}', id="text that is not UTF-8"),
+        pytest.param(b'{"a": 1e400}', id="a number beyond all doubles as text"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", id="a number of too many digits as text"),
+    ],
+)
+@pytest.mark.parametrize("schema", [SMALL, pa.schema([("n", pa.struct(list(SMALL)))])], ids=["flat", "nested"])
+def test_a_value_that_no_column_can_hold_is_corrupt_and_harms_no_other(schema: pa.Schema, body: bytes) -> None:
+    nested = schema.names == ["n"]
+    rows = [b'{"n": ' + each + b"}" if nested else each for each in (GOOD, body, GOOD)]
+    found = decoded(rows, schema=schema)
+    assert [row["_corrupt"] for row in found] == [None, rows[1], None]
+    values = [row["n"] if nested else row for row in found]
+    assert [values[n]["a"] for n in (0, 2)] == ["good", "good"]
+    assert decoded([rows[1]], schema=schema)[0]["_corrupt"] == rows[1]
+
+
+def test_a_row_that_only_arrow_refuses_is_corrupt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lenient(value: dict[str, Any]) -> dict[str, Any]:
+        return {"p": Decimal(value["p"])}
+
+    decoder = BodyDecoder(pa.schema([("p", pa.decimal128(4, 2))]), JSON)
+    monkeypatch.setattr(decoder, "_convert", lenient)
+    rows = [b'{"p": "1.5"}', b'{"p": "NaN"}', b'{"p": "12345.6"}', b'{"p": "2.5"}']
+    columns = decoder.decode(pa.array(rows), pa.nulls(4, pa.string()))
+    assert columns[0].to_pylist() == [Decimal("1.5"), None, None, Decimal("2.5")]
+    assert columns[1].to_pylist() == [None, rows[1], rows[2], None]
+
+
+def stream_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0x7FFFFFFF), (0, 4000), (-4000, 40), (40, 0)])
+def test_arrow_with_forged_offsets_is_corrupt_and_not_read(first: int, last: int) -> None:
+    good = stream_of(pa.table({"a": ["Z" * 40]}))
+    at = good.rindex(struct.pack("<ii", 0, 40))
+    forged = good[:at] + struct.pack("<ii", first, last) + good[at + 8 :]
+    # In a process of its own: what reads the forged one may end it.
+    program = """
+import sys
+import pyarrow as pa
+from raymq.spark_bridge.decode import ARROW, BodyDecoder
+bodies = pa.array([bytes.fromhex(each) for each in sys.stdin.read().split()])
+columns = BodyDecoder(pa.schema([("a", pa.string())]), ARROW).decode(bodies, pa.nulls(len(bodies), pa.string()))
+print(columns[0].to_pylist() == ["Z" * 40, None, "Z" * 40], columns[1].is_valid().to_pylist())
+"""
+    given = "\n".join(each.hex() for each in (good, forged, good))
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=given, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "[False,", "True,", "False]"]), done.stderr
+
+
+def test_arrow_that_claims_more_values_than_it_has_bytes_is_corrupt() -> None:
+    # A column of nulls has no bytes, however long it is.
+    many = pa.table({"a": pa.ListArray.from_arrays(pa.array([0, 50_000_000], pa.int32()), pa.nulls(50_000_000))})
+    body = stream_of(many)
+    assert len(body) < 1000
+    schema = pa.schema([("a", pa.list_(pa.int64()))])
+    assert decoded([body], ARROW, schema)[0]["_corrupt"] == body
+    few = stream_of(pa.table({"a": pa.array([[1, None, 3]]), "t": pa.array(["x"]).dictionary_encode()}))
+    (row,) = decoded([few], ARROW, pa.schema([("a", pa.list_(pa.int64())), ("t", pa.string())]))
+    assert row == {"a": [1, None, 3], "t": "x", "_corrupt": None}
+
+
+def test_a_decoder_of_a_type_that_messages_cannot_hold_is_not_made() -> None:
+    for kind in (pa.duration("us"), pa.list_(pa.duration("us"))):
+        with pytest.raises(InvalidInput, match="schema"):
+            BodyDecoder(pa.schema([("a", kind)]), JSON)
 
 
 def test_sliced_bodies_are_their_own_rows_only() -> None:

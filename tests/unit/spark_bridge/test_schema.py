@@ -1,0 +1,62 @@
+"""Spark's schemas: what a read's columns are, and that bodies may lack what a schema says is always there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
+
+from raymq.spark_bridge.decode import JSON, BodyDecoder
+from raymq.spark_bridge.schema import arrow_schema, message_schema, parse_schema
+
+INNER = StructType([StructField("b", IntegerType(), nullable=False)])
+#: Every place of a schema that can say "never null".
+STRICT = {
+    "struct": INNER,
+    "array": ArrayType(IntegerType(), containsNull=False),
+    "map": MapType(StringType(), IntegerType(), valueContainsNull=False),
+    "deeper": ArrayType(MapType(StringType(), INNER, valueContainsNull=False), containsNull=False),
+}
+
+
+def has_required(kind: pa.DataType) -> bool:
+    """Whether anything within `kind` but a map's keys must not be null."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or has_required(kind.item_type)
+    fields = [kind.field(n) for n in range(kind.num_fields)]
+    return any(not field.nullable or has_required(field.type) for field in fields)
+
+
+@pytest.mark.parametrize("kind", STRICT.values(), ids=STRICT.keys())
+def test_all_that_is_decoded_can_be_null_at_every_depth(kind: Any) -> None:
+    decoded = parse_schema(StructType([StructField("a", kind, nullable=False)]))
+    for schema in (arrow_schema(decoded), arrow_schema(message_schema(decoded))):
+        field = schema.field("a")
+        assert field.nullable
+        assert not has_required(field.type)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "expected"),
+    [
+        ("struct", b'{"a": {"b": 1}}', {"b": 1}),
+        ("struct", b'{"a": {}}', {"b": None}),
+        ("struct", b'{"a": {"b": null}}', {"b": None}),
+        ("struct", b"{}", None),
+        ("array", b'{"a": [1]}', [1]),
+        ("array", b'{"a": [1, null]}', [1, None]),
+        ("map", b'{"a": {"x": 1}}', [("x", 1)]),
+        ("map", b'{"a": {"x": null}}', [("x", None)]),
+        ("deeper", b'{"a": [null, {"x": null}, {"y": {}}]}', [None, [("x", None)], [("y", {"b": None})]]),
+    ],
+)
+def test_a_body_may_lack_what_the_schema_says_is_there(kind: str, body: bytes, expected: Any) -> None:
+    decoded = parse_schema(StructType([StructField("a", STRICT[kind])]))
+    value, corrupt = BodyDecoder(arrow_schema(decoded), JSON).decode(pa.array([body]), pa.nulls(1, pa.string()))
+    assert value.cast(arrow_schema(message_schema(decoded)).field("a").type).to_pylist() == [expected]
+    assert corrupt.to_pylist() == [None]
