@@ -83,7 +83,7 @@ def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int],
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
     sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
     sizes += MIN_RECORD_BYTES + len(messages[0].topic) + PAIR_BYTES
-    for which, _ in _cut(sizes):
+    for which, _ in cut_parts(sizes):
         records, exact = encode_messages(messages[which], key_numbers[which], born_host)
         yield Part(which, records, exact)
 
@@ -97,8 +97,7 @@ def table_parts(
         InvalidInput: by the call itself, as `records_from_table`; no part was made.
     """
     arguments.instance("table", table, pa.Table)
-    row_bytes = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
-    count = min(MAX_MESSAGES, max(1, _STEP_BYTES // row_bytes))
+    count = rows_of_a_part(table, topic)
     check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
     steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
     if pa.types.is_struct(table.column(body).type):  # what these are packed into would be a second table in memory
@@ -107,17 +106,23 @@ def table_parts(
     return _encoded(iter(steps), topic, host)
 
 
+def rows_of_a_part(table: pa.Table, topic: str) -> int:
+    """How many rows of `table` make about one part, if they are as large as each other: at least 1."""
+    row_bytes: int = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
+    return min(MAX_MESSAGES, max(1, _STEP_BYTES // row_bytes))
+
+
 def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterator[Part]:
     """The parts of checked rows; each step begins at a row of the table."""
     keys = unique_key.process_unique_keys()
     for start, rows in steps:
         records, sizes = rows.encode(topic, 0, unique_keys=keys, born_host=(host, 0))
-        for which, octets in _cut(sizes):
+        for which, octets in cut_parts(sizes):
             part = records if octets.stop - octets.start == len(records) else records[octets]
             yield Part(slice(start + which.start, start + which.stop), part, sizes[which])
 
 
-def _cut(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
+def cut_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
     """Parts of at most `MAX_PART_BYTES` and `MAX_MESSAGES`: (which records, which bytes). A single larger record is
     one of its own.
     """

@@ -6,29 +6,26 @@ Both talk to the brokers' sockets directly. Nothing here imports Ray, and nothin
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.actors.core.request_limits import MAX_MESSAGES
 from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
+from raymq.client.encoding import cut_parts, rows_of_a_part
 from raymq.client.errors import RayMQError
 from raymq.client.fetching import RangeReader
 from raymq.client.staging import StagedWriter
 from raymq.spark_bridge.decode import BodyDecoder
 from raymq.spark_bridge.envelope import envelope_columns
 from raymq.spark_bridge.ranges import Range
-from raymq.storage.record_table import CONTENT_TYPE, records_from_table
+from raymq.storage.record_table import CONTENT_TYPE, Rows, checked_rows
 from raymq.storage.unique_keys import UniqueKeys
 
-#: Bytes of one staged chunk; the brokers take at most 8 MiB.
-_CHUNK_BYTES = 4 << 20
-#: What a record has beside its body, for cutting chunks. Properties of 32 KiB are rare: a chunk is checked again.
-_ROW_OVERHEAD_BYTES = 512
+#: What a row's message says of its sender's address.
+_NO_HOST = ("127.0.0.1", 0)
 _STAGED = pa.schema([("part", pa.string()), ("broker", pa.string()), ("rows", pa.int64())])
 
 
@@ -100,58 +97,35 @@ class StageRows:
         number = 0
         with StagedWriter(self.name_servers, self.tls) as writer:
             for batch in batches:
-                for rows in _chunks(pa.Table.from_batches([batch])):
+                for rows in self._chunks(pa.Table.from_batches([batch])):
                     # Partitions begin at different queues and go round: brokers share even a single partition.
                     queue = self.queues[(partition + number) % len(self.queues)]
-                    self._stage(writer, part, number, queue, rows, unique_keys)
-                    staged[queue.broker] = staged.get(queue.broker, 0) + rows.num_rows
+                    records, sizes = rows.encode(
+                        queue.topic, queue.queue_id, unique_keys=unique_keys, born_host=_NO_HOST
+                    )
+                    writer.stage(self.transaction, part, number, queue, records, sizes)
+                    staged[queue.broker] = staged.get(queue.broker, 0) + len(sizes)
                     number += 1
         columns = [[part] * len(staged), list(staged), list(staged.values())]
         yield pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, _STAGED, strict=True)], schema=_STAGED
         )
 
-    def _stage(
-        self,
-        writer: StagedWriter,
-        part: str,
-        number: int,
-        queue: MessageQueue,
-        rows: pa.Table,
-        unique_keys: UniqueKeys,
-    ) -> None:
-        records, sizes = records_from_table(
-            rows,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            body="body",
-            keys="keys" if "keys" in self.columns else None,
-            tags="tags" if "tags" in self.columns else None,
-            properties="properties" if "properties" in self.columns else None,
-            unique_keys=unique_keys,
-        )
-        writer.stage(self.transaction, part, number, queue, records, sizes)
+    def _chunks(self, table: pa.Table) -> Iterator[Rows]:
+        """The rows of `table` in pieces that a broker takes; a piece has at least one row.
 
-
-def _chunks(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut `table` into pieces whose records have about _CHUNK_BYTES; a piece has at least one row."""
-    weights = np.full(table.num_rows, _ROW_OVERHEAD_BYTES, np.int64)
-    body = table.column("body").combine_chunks()
-    if isinstance(body, pa.ChunkedArray):
-        body = pa.concat_arrays(body.chunks) if body.num_chunks else pa.array([], body.type)
-    if pa.types.is_struct(body.type):
-        weights += body.nbytes // max(1, table.num_rows)
-    else:
-        weights += np.asarray(pc.binary_length(body).fill_null(0))
-    for begin, end in _cuts(np.cumsum(weights)):
-        yield table.slice(begin, end - begin)
-
-
-def _cuts(ends: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Iterator[tuple[int, int]]:
-    begin = 0
-    while begin < len(ends):
-        base = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, base + _CHUNK_BYTES, "right")))
-        end = min(end, begin + MAX_MESSAGES)
-        yield begin, end
-        begin = end
+        They are cut by the sizes of their records: how large a row is in Arrow says little, since a struct is packed
+        and several keys become one text. That would need the whole table a second time in memory, so it goes by steps.
+        """
+        topic = self.queues[0].topic
+        step = rows_of_a_part(table, topic)
+        for start in range(0, table.num_rows, step):
+            rows = checked_rows(
+                table.slice(start, step),
+                body="body",
+                keys="keys" if "keys" in self.columns else None,
+                tags="tags" if "tags" in self.columns else None,
+                properties="properties" if "properties" in self.columns else None,
+            )
+            for which, _ in cut_parts(rows.record_sizes(topic)):
+                yield rows.slice(which.start, which.stop)

@@ -161,6 +161,21 @@ class Rows:
     bodies: pa.Array
     texts: pa.Array | pa.Scalar | None
 
+    def slice(self, start: int, stop: int) -> Rows:
+        """The rows from `start` to `stop` (not included), not copied."""
+        count = stop - start
+        texts = self.texts.slice(start, count) if isinstance(self.texts, pa.Array) else self.texts
+        return Rows(self.bodies.slice(start, count), texts)
+
+    def record_sizes(self, topic: str) -> npt.NDArray[np.int64]:
+        """How many bytes the record of each row will have."""
+        sizes = lengths_of(self.bodies) + (record.MIN_RECORD_BYTES + len(topic) + PAIR_BYTES)
+        if isinstance(self.texts, pa.Array):
+            sizes += lengths_of(self.texts)
+        elif self.texts is not None:
+            sizes += len(self.texts.as_py())
+        return sizes
+
     def encode(
         self,
         topic: str,

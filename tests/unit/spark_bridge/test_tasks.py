@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -116,6 +117,50 @@ def test_rows_are_staged_in_chunks_over_all_queues(monkeypatch: pytest.MonkeyPat
     rows = {each.broker: sum(len(chunk) for *_, queue, chunk in Writer.staged if queue == each) for each in (A, B)}
     assert result.to_pylist() == [{"part": part, "broker": broker, "rows": count} for broker, count in rows.items()]
     assert sum(result.column("rows").to_pylist()) == 11
+
+
+WIDE = pa.map_(pa.string(), pa.string())
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(
+            {"body": pa.array([{"v": "y" * 1_500_000}] * 12 + [{"v": "s"}] * 2_036)}, id="large structs among small"
+        ),
+        pytest.param({"body": pa.array([b"x"] * 2_048), "keys": pa.array([["k" * 200] * 40] * 2_048)}, id="wide keys"),
+        pytest.param(
+            {"body": pa.array([b"x"] * 2_048), "properties": pa.array([[("k", "v" * 30_000)]] * 2_048, WIDE)},
+            id="wide properties",
+        ),
+        pytest.param({"body": pa.array([b"x" * (4 << 20), b"y"] * 3)}, id="the largest bodies"),
+        pytest.param({"body": pa.array([{"v": b"x" * ((4 << 20) - 9)}] * 3)}, id="the largest structs"),
+    ],
+)
+def test_rows_of_any_sizes_are_staged_in_chunks_that_brokers_take(
+    monkeypatch: pytest.MonkeyPatch, batch: dict[str, pa.Array]
+) -> None:
+    sizes_of_chunks = []
+
+    class Writer(FakeWriter):
+        staged: ClassVar[list[Any]] = []
+
+        def stage(
+            self, transaction: str, part: str, number: int, queue: MessageQueue, records: Any, sizes: Any
+        ) -> None:
+            super().stage(transaction, part, number, queue, records, sizes)
+            assert len(records) == int(sizes.sum())
+            assert len(records) <= 4 << 20 or len(sizes) == 1
+            sizes_of_chunks.append(len(records))
+
+    monkeypatch.setattr(tasks, "StagedWriter", Writer)
+    rows = pa.RecordBatch.from_pydict(batch)
+    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch))(iter([rows]))
+    bodies = [body for *_, chunk in Writer.staged for body in chunk]
+    assert bodies == [msgpack.packb(row) if isinstance(row, dict) else row for row in batch["body"].to_pylist()]
+    assert result.column("rows").to_pylist() == [rows.num_rows]
+    full = sum(sizes_of_chunks) // (4 << 20)
+    assert len(sizes_of_chunks) <= 2 * full + 2, "a chunk is as full as the next row lets it be"
 
 
 def test_no_rows_stage_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from raymq.storage import compression, record, record_columns, record_table
 from raymq.storage import properties as names
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.property_columns import split_properties
-from raymq.storage.record_table import records_from_table, table_from_records
+from raymq.storage.record_table import checked_rows, records_from_table, table_from_records
 from raymq.storage.unique_keys import UniqueKeys
 
 pytestmark = pytest.mark.usefixtures("batch_code")
@@ -303,6 +303,15 @@ def test_slices_and_chunks_are_their_own_rows_only() -> None:
     )
     found = [{n: v for n, v in record.decode(d).properties.items() if n != "UNIQ_KEY"} for d in split(buffer, sizes)]
     assert found == [{"a": "1"}, {"b": "2"}]
+
+
+def test_the_sizes_of_records_are_known_before_they_are_made() -> None:
+    table = pa.table({"b": [b"a", b"bb" * 500, b"ccc"], "k": [["1"], None, ["22", "333"]]})
+    for columns in ({"keys": "k"}, {}, {"content_type": "text/plain"}):
+        rows = checked_rows(table, body="b", **columns)
+        for part in (rows, rows.slice(1, 3), rows.slice(2, 2)):
+            _, sizes = part.encode("topic", 0, unique_keys=UniqueKeys(), born_host=HOST)
+            assert part.record_sizes("topic").tolist() == sizes.tolist()
 
 
 def test_empty_and_null_tags_and_keys_are_none() -> None:
