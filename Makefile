@@ -20,13 +20,14 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-interop lint fix types bench bench-age bench-consume bench-produce bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-store soak lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
+	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
@@ -134,6 +135,10 @@ bench-produce: env
 # RocketMQ's own clients and tools against a cluster of ours; Maven and a JDK are needed, and Go for rocketmq-client-go.
 test-interop: env
 	@$(PYTEST) tests/interop/test_java_suite.py tests/interop/test_go_client.py -m interop -s $(ARGS)
+
+# RocketMQ's own test module against a cluster of ours, a JVM for each of its 59 classes; see tests/interop/rocketmq.
+test-rocketmq: env
+	@$(PY) -m tests.interop.rocketmq.run $(ARGS)
 
 bench-store: env
 	@$(PY) tests/bench/bench_store.py $(ARGS)
