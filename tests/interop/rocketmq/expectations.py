@@ -1,4 +1,4 @@
-"""Which methods of RocketMQ's own tests do not pass on a cluster of ours, and why. One that passes has to leave them."""
+"""Which methods of RocketMQ's own tests do not pass on a cluster of ours, and why. One that passes has to leave."""
 
 from __future__ import annotations
 
