@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import ray
 
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.idempotent_sending import IdempotentSender
@@ -21,23 +24,34 @@ from raymq.actors.sending import Sent, Terms, make_sender
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.tls import client_context
 
+#: A shared producer that nobody used for so long ends; who sends next starts another.
+IDLE_SECONDS: Final = 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpec:
-    """What a producer actor is started with."""
+    """What a producer actor is started with; `idle_seconds` without a send end it."""
 
     group: str
     name_servers: tuple[str, ...]
     isolation: str | None = "latency"
     tls: Tls | None = None
+    idle_seconds: float = IDLE_SECONDS
 
 
 class Producer:
-    """Ray restarts it with the same spec; what it had acknowledged lies in the brokers' logs."""
+    """Ray restarts it with the same spec; what it had acknowledged lies in the brokers' logs.
+
+    One that nobody uses ends itself: a group's name that is used once costs no process for as long as the cluster runs.
+    """
 
     def __init__(self, spec: ProducerSpec) -> None:
         self._loop = EventLoopThread("producer")
+        self._under_way = 0
+        self._used_at = time.monotonic()
+        self._idle_seconds = spec.idle_seconds
         self._plain, self._numbered = self._loop.run(self._open(spec))
+        self._loop.submit(self._end_idle())
 
     def pid(self) -> int:
         """Its process."""
@@ -52,7 +66,17 @@ class Producer:
             idempotent: number the batch that they travel in, so that a lost answer makes no duplicate.
         """
         sends = self._numbered if idempotent else self._plain
-        return await asyncio.wrap_future(self._loop.submit(sends.send(topic, bytearray(records), sizes, terms)))
+        self._under_way += 1
+        try:
+            return await asyncio.wrap_future(self._loop.submit(sends.send(topic, bytearray(records), sizes, terms)))
+        finally:
+            self._used_at = time.monotonic()
+            self._under_way -= 1
+
+    async def _end_idle(self) -> None:
+        while self._under_way or time.monotonic() - self._used_at < self._idle_seconds:  # noqa: ASYNC110 - of time
+            await asyncio.sleep(self._idle_seconds / 10)
+        ray.kill(ray.get_runtime_context().current_actor)  # for good: Ray starts it no more
 
     def stop(self) -> None:
         """Close its sockets; the actor is killed next."""

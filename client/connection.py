@@ -36,6 +36,8 @@ _T = TypeVar("_T")
 #: Gets a request that a broker sent by itself; returns the answer, or None: it is one-way, or for another listener.
 PushListener = Callable[[WireConnection, Command], Command | None]
 
+#: What a listener's call that has closed its connection may take to end, and to be committed.
+_LAST_CALLS_SECONDS = 60.0
 #: What callbacks of sends that were answered may take when the connection is closed.
 _CALLBACK_SECONDS = 5.0
 
@@ -175,11 +177,31 @@ class Connection:
             self._push_listeners.remove(listener)
 
     def close(self) -> None:
-        """Close the clients, then the sockets. The cluster goes on."""
+        """Close the clients, then the sockets. The cluster goes on.
+
+        From inside the listener of one of its consumers it returns at once, as `PushConsumer.shutdown` does: the call
+        that runs ends like any other, what it answers counts, and the rest is done behind it.
+        """
         if self._closed:
             return
-        for client in list(self._clients):
+        clients = list(self._clients)
+        calling = [client for client in clients if getattr(client, "is_calling", False)]
+        for client in clients:
             client.close()
+        if calling:
+            threading.Thread(target=self._close_behind, args=(calling,), name="raymq-close").start()
+        else:
+            self._close()
+
+    def _close_behind(self, clients: list[Any]) -> None:
+        """Once these consumers, of which one asked for it, have ended."""
+        for client in clients:
+            client.wait(_LAST_CALLS_SECONDS)
+        self._close()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self.callbacks.close(_CALLBACK_SECONDS)
         self.channels.close()

@@ -122,7 +122,9 @@ class Message:
         key = self._key
         if key is None:
             key = self.__dict__.setdefault("_key", unique_keys.reserve(1))
-        return key if isinstance(key, str) else unique_keys.text(key)
+        if not isinstance(key, str):  # kept as it was told: in a forked child the number would stand for another key
+            key = self.__dict__["_key"] = unique_keys.text(key)
+        return key
 
     def encode(self, born_timestamp_ms: int, born_host: bytes) -> bytearray:
         """Its record, ready for a broker's store; the queue id is filled in when a queue is chosen."""

@@ -106,6 +106,8 @@ class PullConsumer(ClientBase):
         Raises:
             OffsetOutOfRange: the position is below the minimum or beyond the maximum. Also if the broker's disk has
                 lost what was read last: the queue ended at `max_offset` then, and what is there now is new.
+            StoreCorrupt: the message at `.queue_offset` is damaged in the broker's file; what lies before it was
+                returned. `seek(queue, error.queue_offset + 1)` passes over it.
             BrokerUnavailable: it could not be reached within the time-out.
         """
         return self._read(queue, max_messages, timeout, received) or []

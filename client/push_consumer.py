@@ -111,6 +111,7 @@ class PushConsumer(ClientBase):
         self._consuming: Consuming | None = None
         self._last_consuming: Consuming | None = None
         self._paused = False
+        self._ending = threading.Lock()
         self._ended = threading.Event()
         #: Set when something failed unexpectedly, or the consumer has ended: what `wait` waits for.
         self._news = threading.Event()
@@ -149,15 +150,18 @@ class PushConsumer(ClientBase):
         if self._consuming is None:
             for wanted in self._settings.filters.values():
                 wanted.check()
-            runner = ListenerRunner(self._listener)
+            self._runner = runner = ListenerRunner(self._listener)
             try:
-                self._consuming = self._mq.run(self._begin(runner))
+                consuming = self._mq.run(self._begin(runner))
             except BaseException:
+                self._runner = None
                 runner.close()
                 raise
-            self._runner = runner
             self._mq.hold(self)
-            if self._paused:
+            self._consuming = consuming
+            if self._closed:  # by the listener, of which the first call has begun by now
+                self.shutdown()
+            elif self._paused:
                 self.pause()
 
     async def astart(self) -> None:
@@ -205,6 +209,11 @@ class PushConsumer(ClientBase):
         """`wait` for asyncio code."""
         return await asyncio.to_thread(self.wait, timeout)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether who asks is its listener, in one of its calls, which cannot wait for its own end."""
+        return self._runner is not None and self._runner.is_caller
+
     def pause(self) -> None:
         """Call the listener no more until `resume`; running calls end, the queues stay this member's.
 
@@ -239,10 +248,11 @@ class PushConsumer(ClientBase):
         """
         arguments.duration("timeout", timeout)
         self._closed = True
-        consuming, self._consuming = self._consuming, None
+        with self._ending:
+            consuming, self._consuming = self._consuming, None
         if consuming is not None:
             self._last_consuming = consuming
-            if self._runner is not None and self._runner.is_caller:
+            if self.is_calling:
                 name = f"raymq-shutdown-{self.group}"
                 threading.Thread(target=self._stop, args=(consuming, timeout), name=name).start()
             else:

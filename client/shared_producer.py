@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import ray
 
 from raymq.actors import handles
 from raymq.actors.core.producing import SendPlan, is_unknown
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.naming import producer_name
-from raymq.actors.producer import ProducerSpec
+from raymq.actors.producer import IDLE_SECONDS, ProducerSpec
 from raymq.actors.sending import Sent, Terms
 from raymq.actors.spec import make_producer
 from raymq.client.connection import Connection
@@ -31,7 +33,9 @@ class SharedSends:
             raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
         self._name = producer_name(group)
         self._idempotent = idempotent
-        self._handle = make_producer(ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls), mq.namespace)
+        self._spec = ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls, IDLE_SECONDS)
+        self._namespace = mq.namespace
+        self._handle = make_producer(self._spec, mq.namespace)
 
     async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         """As `Sender.send`.
@@ -50,8 +54,16 @@ class SharedSends:
                 again = plan.failed(None, error, time.monotonic() - began) is not None
                 if not again or not plan.remaining or (self._idempotent and is_unknown(error)):
                     raise plan.outcome() from error
-                await asyncio.sleep(plan.try_timeout() / 2)
+                if not await self._began_anew():
+                    await asyncio.sleep(plan.try_timeout() / 2)
                 left = replace(terms, timeout=plan.remaining)
+
+    async def _began_anew(self) -> bool:
+        """Whether there is another actor than before: one that ended since nobody used it is not started by Ray."""
+        before = self._handle
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is just ending: looked at again
+            self._handle = await asyncio.to_thread(make_producer, self._spec, self._namespace)
+        return bool(self._handle != before)
 
     async def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         timeout = terms.timeout + _MARGIN_SECONDS

@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from raymq.actors.wire.connection import NameOf
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.reader import FrameReader
 from raymq.actors.wire.same_host import end_pacing
+from raymq.actors.wire.tls import RenewedContext
 
 #: Threads beyond this that send to one address at the same time share the loop's connection, where frames gather.
 CHANNELS_PER_ADDRESS: Final = 4
@@ -210,7 +210,7 @@ class Channel:
 class ChannelPool:
     """Up to `CHANNELS_PER_ADDRESS` channels per address, opened when they are needed. Thread-safe."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, name_of: NameOf = lambda _: None) -> None:
+    def __init__(self, tls: RenewedContext | None = None, name_of: NameOf = lambda _: None) -> None:
         self._tls = tls
         self._name_of = name_of
         self._closed = False
@@ -375,7 +375,7 @@ class ChannelPool:
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end_pacing(connected)
-            return connected if self._tls is None else self._tls.wrap_socket(connected, server_hostname=host)
+            return connected if self._tls is None else self._tls.now().wrap_socket(connected, server_hostname=host)
         except BaseException:
             connected.close()
             raise

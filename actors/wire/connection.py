@@ -22,6 +22,7 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader, make_scratch
 from raymq.actors.wire.same_host import end_pacing
+from raymq.actors.wire.tls import RenewedContext
 from raymq.actors.wire.writing import FrameWriter
 
 #: An attempt to connect is given this long before it is called failed, unless the caller's budget ends first.
@@ -223,7 +224,7 @@ class ConnectionPool:
         self,
         on_push: PushHandler | None = None,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: RenewedContext | None = None,
         second_door: SecondDoor | None = None,
         name_of: NameOf = lambda _: None,
     ) -> None:
@@ -374,7 +375,7 @@ class ConnectionPool:
                     lambda: Connection(address, self._scratch, self._on_push),
                     host.strip("[]"),
                     int(port),
-                    ssl=self._tls,
+                    ssl=None if self._tls is None else self._tls.now(),
                 )
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # the last of a port that none is
             peer.not_before = loop.time() + peer.backoff.next_delay()

@@ -1,22 +1,94 @@
-"""TLS of sockets: the contexts that asyncio takes, made of a `Tls`.
+"""TLS of sockets: the contexts that asyncio takes, made of a `Tls`, and made anew when its files change.
 
-Both raise InvalidInput where a file is missing or cannot be used.
+A certificate is renewed by replacing its files: the next handshake takes the new ones, and connections that are open
+stay. Files that cannot be used yet, such as a new certificate beside the old key, leave what was there in use.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Tls
 
+#: How often it is looked whether the files have changed, at most.
+LOOK_SECONDS: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class RenewedContext:
+    """The context of the files as they are. Thread-safe."""
+
+    def __init__(self, tls: Tls, make: Callable[[], ssl.SSLContext]) -> None:
+        """Raises what `make` raises, InvalidInput; later failures leave the former context in use."""
+        self._tls = tls
+        self._make = make
+        self._lock = threading.Lock()
+        self._stamps = self._look()
+        self._looked_at = time.monotonic()
+        self._context = make()
+
+    def now(self) -> ssl.SSLContext:
+        """For the next handshake."""
+        with self._lock:
+            if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                self._looked_at = time.monotonic()
+                self._renew()
+            return self._context
+
+    def _renew(self) -> None:
+        stamps = self._look()
+        if stamps == self._stamps:
+            return
+        try:
+            self._context = self._make()
+        except InvalidInput as error:  # they are being replaced: looked at again
+            _log.warning("the files of TLS have changed and cannot be used yet: %s", error)
+        else:
+            self._stamps = stamps
+            _log.info("the files of TLS have changed: new connections use them")
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(path) for path in (self._tls.ca_file, self._tls.cert_file, self._tls.key_file) if path]
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """For who listens."""
+    """For who listens; InvalidInput where a file is missing or cannot be used."""
     if tls.cert_file is None or tls.key_file is None:
         raise InvalidInput("tls_cert_file", "a certificate, and its key as tls_key_file", tls.cert_file)
     if tls.client_auth and tls.ca_file is None:
         raise InvalidInput("tls_ca_file", "who signs the certificates of clients, for tls_client_auth", tls.ca_file)
+    renewed = RenewedContext(tls, lambda: _server_context(tls))
+    context = _server_context(tls)
+
+    def begin(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = renewed.now()
+
+    context.sni_callback = begin  # OpenSSL asks at each handshake, whether the client names a server or not
+    return context
+
+
+def client_context(tls: Tls) -> RenewedContext:
+    """For who connects; InvalidInput where a file is missing or cannot be used."""
+    return RenewedContext(tls, lambda: _client_context(tls))
+
+
+def _server_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(context, tls)
     if tls.client_auth:
@@ -24,8 +96,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def client_context(tls: Tls) -> ssl.SSLContext:
-    """For who connects."""
+def _client_context(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = tls.check_host
     if tls.ca_file is None:

@@ -322,7 +322,8 @@ def test_a_flipped_bit_of_a_running_broker_is_an_error_of_its_offset(
     with pytest.raises(StoreCorrupt) as caught:
         pull.poll(queue, timeout=5.0)
     assert caught.value.file == str(log)
-    with pytest.raises(StoreCorrupt):
+    with pytest.raises(StoreCorrupt) as of_table:
         pull.fetch_table(queue, timeout=5.0)
-    pull.seek(queue, 43)
+    assert (caught.value.queue_offset, of_table.value.queue_offset) == (42, 42)
+    pull.seek(queue, 42 + 1)  # what docs/consuming.md says: one call passes over exactly what is damaged
     assert [message.queue_offset for message in pull.poll(queue, 100, timeout=5.0)] == list(range(43, 60))

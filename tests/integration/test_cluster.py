@@ -32,8 +32,9 @@ from raymq.client import (
     RayMQError,
     SendResult,
     StoreLocked,
+    shared_producer,
 )
-from raymq.cluster import Cluster
+from raymq.cluster import Cluster, launching
 from raymq.cluster.cli import main_group
 from raymq.storage.store import Store
 from tests.chaos.actors import await_restart, kill, pid_of
@@ -186,6 +187,18 @@ def test_the_shared_producer_is_one_actor_and_comes_back(mq: Cluster) -> None:
     await_restart("producer:shared", NAMESPACE, pid)
     admin = Admin(mq)
     assert {admin.query_by_id(result.message_id).unique_key for result in sent} == {r.unique_key for r in sent}
+
+
+def test_a_shared_producer_that_nobody_uses_ends_and_comes_back(mq: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 14.14: one process per group name that was ever used, as long as the cluster ran."""
+    monkeypatch.setattr(shared_producer, "IDLE_SECONDS", 1.0)
+    producer = Producer(mq, "once", shared=True)
+    producer.send(Message("t", b"x"))
+    pid = pid_of("producer:once", NAMESPACE)
+    poll_until(lambda: "producer:once" not in launching.names(NAMESPACE), 30)
+    poll_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30)
+    assert producer.send(Message("t", b"y"), timeout=20.0).status.name == "SEND_OK"
+    assert pid_of("producer:once", NAMESPACE) != pid
 
 
 def test_the_shared_producer_numbers_what_it_is_asked_to(mq: Cluster) -> None:

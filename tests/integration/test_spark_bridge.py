@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 import psutil
@@ -374,6 +374,22 @@ def living(mark: str) -> list[str]:
     return found
 
 
+class Lent:
+    """A bridge that who has it for a while does not end."""
+
+    def __init__(self, bridge: SparkBridge) -> None:
+        self._bridge = bridge
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bridge, name)
+
+
 def test_the_demo_on_own_data_counts_every_row(
     mq: cluster.Cluster,
     bridge: SparkBridge,
@@ -383,7 +399,7 @@ def test_the_demo_on_own_data_counts_every_row(
 ) -> None:
     """`raymq demo --json` on this module's cluster and Spark, in place of those that it would start and end."""
     monkeypatch.setattr(demo_flow, "_cluster", lambda *_: contextlib.nullcontext(mq))
-    monkeypatch.setattr("raymq.spark_bridge.SparkBridge", lambda *_, **__: contextlib.nullcontext(bridge))
+    monkeypatch.setattr("raymq.spark_bridge.SparkBridge", lambda *_, **__: Lent(bridge))
     path = json_lines(tmp_path)
     options = ["--input", str(path), "--key", "id", "--tag", "state", "--measure", "amount", "--json"]
     demo_command.main(options, standalone_mode=False)

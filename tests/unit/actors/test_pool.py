@@ -227,7 +227,7 @@ def test_client_auth_needs_to_know_who_signs(tls: tuple[Tls, Tls]) -> None:
     server, _ = tls
     with pytest.raises(InvalidInput, match="tls_ca_file"):
         server_context(Tls(None, server.cert_file, server.key_file, client_auth=True))
-    context = client_context(server)
+    context = client_context(server).now()
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
 

@@ -1,0 +1,78 @@
+"""A listener that closes the very connection that its consumer uses."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, ReceivedMessage
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["plain", "async", "awaits aclose"])
+def test_closing_the_connection_from_inside_the_listener_returns_at_once_and_its_call_counts(
+    services: Services, admin: Admin, kind: str
+) -> None:
+    """Fault 14.21: it waited for its own end, and what the call answered was forgotten."""
+    mq = Connection([services.name_server.address])
+    sent = Producer(mq, "p").send(Message("t", b"1"))
+    got: list[bytes] = []
+    closed = threading.Event()
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        got.extend(message.body for message in messages)
+        mq.close()
+        closed.set()
+        return ConsumeResult.SUCCESS
+
+    async def awaited(messages: list[ReceivedMessage]) -> ConsumeResult:
+        return listener(messages)
+
+    async def awaits(messages: list[ReceivedMessage]) -> ConsumeResult:
+        got.extend(message.body for message in messages)
+        await mq.aclose()
+        closed.set()
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(mq, "g", {"t": "*"}, {"plain": listener, "async": awaited, "awaits aclose": awaits}[kind])
+    consumer.start()
+    assert closed.wait(4), "it waits for nothing"
+    assert consumer.wait(20)
+    poll_until(lambda: mq._closed and not mq._loop.is_running, 20, "the connection is closed behind the call")  # type: ignore[union-attr]
+    assert got == [b"1"]
+    assert admin.group_progress("g")[sent.queue].committed_offset == sent.queue_offset + 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "raymq-close"]
+
+
+@pytest.mark.timeout(60)
+def test_a_listener_may_shut_down_before_start_has_returned(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there is delivered while `start` is still on its way back."""
+    sent = Producer(mq, "p").send(Message("t", b"1"))
+    called = threading.Event()
+
+    def listener(_: list[ReceivedMessage]) -> ConsumeResult:
+        consumer.shutdown()
+        called.set()
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(mq, "g", {"t": "*"}, listener)
+    begin = consumer._begin
+
+    async def begun(runner: object) -> object:
+        consuming = await begin(runner)  # type: ignore[arg-type]
+        assert await asyncio.to_thread(called.wait, 20)
+        return consuming
+
+    monkeypatch.setattr(consumer, "_begin", begun)
+    consumer.start()
+    assert consumer.wait(20)
+    assert not consumer.health.running
+    assert admin.group_progress("g")[sent.queue].committed_offset == sent.queue_offset + 1
