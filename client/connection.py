@@ -29,6 +29,7 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
+from raymq.client.worker_end import call_at_worker_end
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class Closable(Protocol):
 
 
 class Connection:
-    """Thread-safe. Closes its clients, its sockets and its thread with `close()`, at the latest at interpreter exit.
+    """Thread-safe. Closes its clients, its sockets and its thread with `close()`, at the latest at the process's end,
+    also where that is a worker of `multiprocessing` or of a `ProcessPoolExecutor`.
 
     It pickles to its addresses and connects anew where it is unpickled, as in a Ray or Spark task. After a fork the
     child has sockets and a thread of its own as soon as it uses them, and the parent keeps its own; consumers that run
@@ -273,7 +275,13 @@ def _after_fork() -> None:
         connection.begin_anew()
 
 
+def _close_all() -> None:
+    for connection in list(_of_this_process):
+        connection.close()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+call_at_worker_end(_close_all)
 
 
 def _reconnect(name_servers: list[str], namespace: str | None, tls: Tls | None) -> Connection:
