@@ -36,6 +36,9 @@ _IDLE_LOOKS: Final = 20
 #: A loop that was ended from within is run again at once; one that fails again and again, after a wait up to this.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
+#: What was handed over last may begin only while the loop ends, and has to be ended, too; not without end.
+_MOST_ENDINGS: Final = 10
+
 _log = logging.getLogger(__name__)
 
 
@@ -182,10 +185,12 @@ class EventLoopThread:
 
     def _end(self) -> None:
         try:
-            tasks = asyncio.all_tasks(self.loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
+            for _ in range(_MOST_ENDINGS):
+                tasks = asyncio.all_tasks(self.loop)
+                if not tasks:
+                    break
+                for task in tasks:
+                    task.cancel()
                 self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self.loop.close()
         finally:

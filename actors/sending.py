@@ -20,7 +20,14 @@ from raymq.actors.core.isolation import Outcome, make_isolation
 from raymq.actors.core.isolation.shared import Shared
 from raymq.actors.core.producing import SendPlan, is_final_refusal, is_refusal_by_broker, is_unanswered, never_arrived
 from raymq.actors.core.selection import QueuePicker
-from raymq.actors.errors import BrokerUnavailable, PermissionDenied, QueueNotFound, RayMQError, TopicNotFound
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    NotStored,
+    PermissionDenied,
+    QueueNotFound,
+    RayMQError,
+    TopicNotFound,
+)
 from raymq.actors.probing import Prober
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
@@ -63,7 +70,7 @@ class Terms:
     """How one send is made.
 
     Attributes:
-        timeout: the one budget of all tries, seconds.
+        timeout: the one budget of all tries, seconds; 0 where it is used up already.
         retries: further tries after the first.
         queue, sharding_key: fix the queue; every try goes there.
         same_broker: further tries stay on the first one's broker.
@@ -78,6 +85,11 @@ class Terms:
     same_broker: bool = False
     delayed: bool = False
     insist_on_ok: bool = False
+
+    def check_time(self) -> None:
+        """NotStored if the budget was used up before the first try."""
+        if self.timeout <= 0.0:
+            raise NotStored("its time was over before it was its turn")
 
     def without_sharding_key(self) -> Terms:
         """The same for messages of any key."""
@@ -141,6 +153,7 @@ class Sender:
                 stored.
             NotStored, OutcomeUnknown: the tries ran out.
         """
+        terms.check_time()
         return await self.go_on(
             SendPlan(time.monotonic, terms.timeout, terms.retries), None, topic, records, sizes, terms
         )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final, Literal
 
 from raymq.actors.errors import (
@@ -20,6 +22,7 @@ from raymq.actors.errors import (
     BufferFull,
     ClientClosed,
     NotStored,
+    OutcomeUnknown,
     PermissionDenied,
     ServerBusy,
     TopicNotFound,
@@ -37,6 +40,8 @@ from raymq.client.sent_results import results_of
 BATCH_BYTES: Final = 1 << 20
 #: What a record has beside its body, roughly; only for the bounds.
 _OVERHEAD_BYTES: Final = 192
+#: A send that has so much of its budget has not waited.
+_UNTOUCHED: Final = 0.99
 
 _Key = str | tuple[str, Terms]
 
@@ -73,6 +78,7 @@ class Batcher:
         #: What can travel together, a topic's messages on the same terms; by the topic alone on the usual terms.
         self._open: dict[_Key, MessageBatch] = {}
         self._taken_bytes = 0
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
@@ -85,10 +91,13 @@ class Batcher:
 
         Raises:
             BufferFull: there was no room for it, at once or within its budget.
+            ClientClosed: `close` was called.
         """
         topic = message.topic
         key = topic if terms is None else (topic, terms)
         with self._lock:
+            if self._closed:
+                raise ClientClosed("the producer is closed")
             if self._taken_bytes >= self._buffer_bytes:
                 self._wait_for_room((terms or self._usual_terms).timeout)
             batch = self._open.get(key)
@@ -112,12 +121,24 @@ class Batcher:
                 self._take(key)
             return self._answered.wait_for(lambda: not self._taken_bytes, timeout)
 
+    def close(self, timeout: float) -> bool:
+        """Take nothing more, and `flush`."""
+        with self._lock:
+            self._closed = True
+            self._answered.notify_all()
+        return self.flush(timeout)
+
     def _wait_for_room(self, timeout: float) -> None:
         """With the lock held; it is free while waiting."""
         if self._on_the_loop():
             return  # a delivery's callback: it would wait for itself
-        if not self._block or not self._answered.wait_for(lambda: self._taken_bytes < self._buffer_bytes, timeout):
+        if not self._block or not self._answered.wait_for(self._has_room, timeout):
             raise BufferFull(f"{self._taken_bytes} bytes wait for their brokers' answers")
+        if self._closed:
+            raise ClientClosed("the producer was closed")
+
+    def _has_room(self) -> bool:
+        return self._closed or self._taken_bytes < self._buffer_bytes
 
     def _on_the_loop(self) -> bool:
         try:
@@ -144,45 +165,78 @@ class Batcher:
     def _start(self, batch: MessageBatch) -> None:
         task = self._mq.loop.create_task(self._send(batch))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, batch))
 
     async def _send(self, batch: MessageBatch) -> None:
         try:
             if batch.sharding_keys:
                 await self._send_by_key(batch)
             else:
-                batch.finish(await self._send_together(batch.messages, batch.terms))
+                terms = batch.terms
+                deadline = 0.0 if terms.queue is None else time.monotonic() + terms.timeout
+                batch.finish(await self._send_together(batch.messages, terms, deadline))
         except asyncio.CancelledError:
-            batch.fail(ClientClosed("closed before an answer came"))
+            batch.fail(OutcomeUnknown("closed before an answer came"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of the batch
             batch.fail(error)
-        finally:
-            with self._lock:
-                self._taken_bytes -= batch.bytes
-                self._answered.notify_all()
 
-    async def _send_together(self, messages: Sequence[Message], terms: Terms) -> MakeOutcomes:
-        """Send messages of one topic to one queue; returns what makes their results."""
+    def _ended(self, batch: MessageBatch, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not batch.done:  # it was cancelled before it began
+            batch.fail(ClientClosed("closed before it was sent"))
+        with self._lock:
+            self._taken_bytes -= batch.bytes
+            self._answered.notify_all()
+
+    async def _send_together(self, messages: Sequence[Message], terms: Terms, deadline: float) -> MakeOutcomes:
+        """Send messages of one topic to one queue; returns what makes their results.
+
+        Args:
+            deadline: where `terms` fix a queue: the monotonic time until which they may wait and be sent.
+        """
         numbers = key_numbers(messages)
         records, sizes = encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
-        if terms.queue is None:
+        queue = terms.queue
+        if queue is None:
             sent = await self._sends.send(messages[0].topic, records, sizes, terms)
         else:
-            async with self._turns.setdefault(terms.queue, asyncio.Lock()):
+            async with self._turn(queue, deadline):
+                left = max(0.0, deadline - time.monotonic())
+                if left < _UNTOUCHED * terms.timeout:  # else they stay equal to others', which travel together
+                    terms = replace(terms, timeout=left)
                 sent = await self._sends.send(messages[0].topic, records, sizes, terms)
         return lambda: results_of(sent, numbers)
 
-    async def _queues(self, batch: MessageBatch) -> list[MessageQueue]:
+    @asynccontextmanager
+    async def _turn(self, queue: MessageQueue, deadline: float) -> AsyncIterator[None]:
+        """Behind what is sent to the queue already; not any more at the deadline, when nothing can be sent, either."""
+        turn = self._turns.setdefault(queue, asyncio.Lock())
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await turn.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            turn.release()
+
+    async def _queues(self, topic: str, deadline: float) -> list[MessageQueue]:
         """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied."""
         began = time.monotonic()
-        routes, topic, timeout = self._mq.routes, batch.topic, batch.terms.timeout
+        routes = self._mq.routes
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
         try:
             try:
-                route = await routes.get(topic, timeout=timeout)
+                route = await routes.get(topic, timeout=left())
             except TopicNotFound:
-                route = await make_topic(self._mq.pool, routes, topic, timeout)
-            queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=timeout))
+                route = await make_topic(self._mq.pool, routes, topic, left())
+            queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=left()))
         except (BrokerUnavailable, ServerBusy) as error:
             attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
             raise NotStored("there is no route", [attempt]) from error
@@ -192,12 +246,15 @@ class Batcher:
 
     async def _send_by_key(self, batch: MessageBatch) -> None:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
-        queues = await self._queues(batch)
+        deadline = time.monotonic() + batch.terms.timeout
+        queues = await self._queues(batch.topic, deadline)
         members: dict[MessageQueue, list[int]] = {}
         for index, sharding_key in enumerate(batch.sharding_keys):
             members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
         sends = [
-            self._send_together([batch.messages[index] for index in indices], replace(batch.terms, queue=queue))
+            self._send_together(
+                [batch.messages[index] for index in indices], replace(batch.terms, queue=queue), deadline
+            )
             for queue, indices in members.items()
         ]
         outcomes: list[Outcome] = [ClientClosed("not sent")] * len(batch.sharding_keys)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from raymq.actors.core.backoff import Backoff
-from raymq.actors.errors import BrokerUnavailable, RayMQError, SendError, ServerBusy
+from raymq.actors.errors import BrokerUnavailable, ClientClosed, OutcomeUnknown, RayMQError, SendError, ServerBusy
 from raymq.actors.sending import Sends, Sent, Sizes, Terms
 from raymq.client.outbox_file import KeptBatch, OutboxFile
 from raymq.storage.clock import boottime
@@ -32,7 +32,8 @@ class OutboxSends:
     """As the `Sends` that it is wrapped around, on their event loop. Until `close` it also sends what is in the file.
 
     A failed send raises what it would without an outbox, with `.kept` set: the messages go out later, and sending them
-    again would send them twice. Where the outcome was unknown they may be stored already.
+    again would send them twice. Where the outcome was unknown they may be stored already. `close` ends the sends that
+    are under way so, too.
 
     The file is only touched on a thread of its own: it may be locked by other processes for long.
     """
@@ -45,40 +46,71 @@ class OutboxSends:
         self._owner = owner
         self._thread = ThreadPoolExecutor(1, "raymq-outbox")
         self._kept = asyncio.Event()
+        self._closed = False
+        #: Sends under way; a send is busy until it has an outcome, and that is in the file where it has to be.
+        self._sending: set[asyncio.Future[Sent]] = set()
+        self._busy = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._task = asyncio.get_running_loop().create_task(self._empty())
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
-        """As `Sender.send`; NotStored and OutcomeUnknown say whether the batch is kept."""
+        """As `Sender.send`; NotStored and OutcomeUnknown say whether the batch is kept. ClientClosed after `close`."""
+        if self._closed:
+            raise ClientClosed("the outbox is closed")
+        sending = asyncio.ensure_future(self._sends.send(topic, records, sizes, terms))
+        self._sending.add(sending)
+        self._busy += 1
+        self._idle.clear()
         try:
-            return await self._sends.send(topic, records, sizes, terms)
+            return await sending
         except SendError as error:
-            try:
-                # An idempotent sender may have written its number into the records: their sizes are taken anew.
-                await self._patiently(
-                    partial(
-                        self._file.keep,
-                        topic,
-                        records,
-                        split(memoryview(records)),
-                        queue=terms.queue,
-                        sharding_key=terms.sharding_key,
-                        delayed=terms.delayed,
-                        error=_first_line(error),
-                    ),
-                    _KEEP_SECONDS,
-                )
-            except sqlite3.Error as failure:
-                error.remedy = f"send it again: the outbox could not be written ({failure})"
-                raise error from failure
-            self._kept.set()
-            error.kept = True
-            error.remedy = "it is in the outbox and will be sent from there"
+            await self._keep(topic, records, terms, error)
             raise
+        except asyncio.CancelledError:
+            if _is_given_up():
+                raise
+            ended = OutcomeUnknown("closed before an answer came")
+            await self._keep(topic, records, terms, ended)
+            raise ended from None
+        finally:
+            self._sending.discard(sending)
+            self._busy -= 1
+            if not self._busy:
+                self._idle.set()
+
+    async def _keep(self, topic: str, records: bytearray, terms: Terms, error: SendError) -> None:
+        """Put what was not sent into the file, and say so in its error."""
+        try:
+            # An idempotent sender may have written its number into the records: their sizes are taken anew.
+            await self._patiently(
+                partial(
+                    self._file.keep,
+                    topic,
+                    records,
+                    split(memoryview(records)),
+                    queue=terms.queue,
+                    sharding_key=terms.sharding_key,
+                    delayed=terms.delayed,
+                    error=_first_line(error),
+                ),
+                _KEEP_SECONDS,
+            )
+        except sqlite3.Error as failure:
+            error.remedy = f"send it again: the outbox could not be written ({failure})"
+            raise error from failure
+        self._kept.set()
+        error.kept = True
+        error.remedy = "it is in the outbox and will be sent from there"
 
     async def close(self) -> None:
-        """Send no more from the file; what is in it stays."""
+        """End the sends that are under way, which are kept, and send no more from the file; what is in it stays."""
+        self._closed = True
         self._task.cancel()
+        for sending in self._sending:
+            sending.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._idle.wait()
         await self._aside(self._file.close)
         self._thread.shutdown(wait=False)
 
@@ -156,3 +188,9 @@ class OutboxSends:
 
 def _first_line(error: RayMQError) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _is_given_up() -> bool:
+    """Whether who awaits this was cancelled itself, and not only what it awaits."""
+    caller = asyncio.current_task()
+    return caller is None or bool(caller.cancelling())

@@ -18,7 +18,7 @@ from raymq.actors.core.isolation import STRATEGIES
 from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.direct_idempotent_sending import DirectIdempotentSender
 from raymq.actors.direct_sending import DirectSender, size_of
-from raymq.actors.errors import ClientClosed, InvalidInput, QueueNotFound, RayMQError
+from raymq.actors.errors import InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
@@ -46,6 +46,8 @@ _T = TypeVar("_T")
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
 _NO_OPTIONS: Final = SendOptions()
+#: What a producer that is closed may take to write into its outbox.
+_OUTBOX_SECONDS: Final = 5.0
 _topic = attrgetter("topic")
 _is_delayed = attrgetter("is_delayed")
 
@@ -284,15 +286,22 @@ class Producer(ClientBase):
         return await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds."""
+        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds.
+
+        What has no answer by then goes into the outbox, where there is one, within a few seconds more.
+        """
         arguments.duration("timeout", timeout)
         if not self._closed:
             self._closed = True
-            self.flush(timeout)
+            deadline = time.monotonic() + timeout
+            if self._batcher is not None:
+                self._batcher.close(timeout)
+            self.flush(max(0.0, deadline - time.monotonic()))
             sends = self._sends
             if isinstance(sends, OutboxSends):
+                left = max(0.0, deadline - time.monotonic())
                 with contextlib.suppress(TimeoutError):  # its file is locked by another process
-                    self._mq.run(sends.close(), timeout)
+                    self._mq.run(sends.close(), left + _OUTBOX_SECONDS)
 
     @cached_property
     def _sends(self) -> Sends:
@@ -412,7 +421,7 @@ class Producer(ClientBase):
     def _settle(self, future: Future[_T], working: Future[_T]) -> None:
         self._under_way.discard(future)
         if working.cancelled():
-            future.set_exception(ClientClosed("closed before an answer came"))
+            future.set_exception(OutcomeUnknown("closed before an answer came"))
         elif (error := working.exception()) is not None:
             future.set_exception(error)
         else:

@@ -43,6 +43,7 @@ class SharedSends:
         An actor that dies is tried again, as a broker is, once Ray may have restarted it. Its successor does not know
         its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown.
         """
+        terms.check_time()
         plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
         # As it was given, so that the actor finds it equal to others' and lets them travel together.
         left = terms

@@ -29,7 +29,7 @@ def _begin() -> None:
 
 
 def _wait_for_threads_aside() -> None:
-    """Threads may still send after the finalizers, and the process waits for them: a thread that waits for them, too."""
+    """Threads may send after the finalizers, and the process waits for them: so does one of ours."""
     threading.Thread(target=_call_behind_threads, name="raymq-worker-end", daemon=False).start()
 
 

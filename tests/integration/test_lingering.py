@@ -9,11 +9,14 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SendResult
 from raymq.client.errors import (
     BufferFull,
     ClientClosed,
@@ -21,6 +24,7 @@ from raymq.client.errors import (
     PermissionDenied,
     QueueNotFound,
     RayMQError,
+    SendError,
     TopicNotFound,
 )
 from tests.integration.conftest import Services
@@ -347,3 +351,53 @@ assert taken.wait(20)
     assert run_script(services, lines) == ""
     for broker in services.brokers.values():
         assert "g" not in broker.groups.consumer_groups(), "it said that it leaves"
+
+
+def test_nothing_is_taken_that_nobody_sends_any_more(services: Services, admin: Admin) -> None:
+    """Threads that send while their connection is closed: what is accepted has an outcome, whatever it is."""
+    del admin
+    taken: list[Future[SendResult]] = []
+    for _ in range(5):
+        with Connection([services.name_server.address]) as mq:
+            producer = Producer(mq, "p", linger=0.01)
+            producer.send(Message("t", b"x"))
+            begun = threading.Barrier(3)
+
+            def send(producer: Producer = producer, begun: threading.Barrier = begun) -> None:
+                begun.wait()
+                with suppress(ClientClosed):
+                    while True:
+                        taken.append(producer.send_async(Message("t", b"x")))
+
+            threads = [threading.Thread(target=send) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            begun.wait()
+        for thread in threads:
+            thread.join(10)
+        assert producer._batcher is not None
+        with pytest.raises(ClientClosed):  # of a thread that had found the producer open
+            producer._batcher.add(Message("t", b"x"))
+    assert not wait(taken, 10).not_done
+
+
+@pytest.mark.parametrize("by", ["queue", "sharding_key"])
+def test_waiting_for_what_is_sent_to_the_same_queue_counts_for_the_budget(
+    services: Services, mq: Connection, admin: Admin, by: str
+) -> None:
+    del admin
+    options: Any = {by: MessageQueue("t", "broker-a", 0) if by == "queue" else "k"}
+    with Producer(mq, "p", linger=0.001, timeout=1.0) as producer:
+        producer.send_async(Message("t", b"x"), **options).result(10)
+        batcher = producer._batcher
+        assert batcher is not None
+        release = threading.Event()
+        services.loop.loop.call_soon_threadsafe(release.wait, 60.0)  # the brokers stand still
+        futures = []
+        for _ in range(12):
+            futures.append(producer.send_async(Message("t", b"x"), **options))
+            poll_until(lambda: not batcher._open, what="it is a batch of its own")
+        left = wait(futures, 8.0).not_done  # one after the other they would take 12 s
+        release.set()
+        assert not left
+        assert all(isinstance(future.exception(), SendError) for future in futures)

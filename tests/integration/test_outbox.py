@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
-from raymq.client.errors import InvalidInput, NotStored
+from raymq.client.errors import InvalidInput, NotStored, SendError
+from raymq.client.outbox import OutboxSends
 from raymq.client.outbox_file import OutboxFile
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
@@ -224,3 +226,38 @@ def test_a_file_that_is_none_is_refused(mq: Connection, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput) as caught:
             Producer(mq, "p", outbox=path)
         assert caught.value.field == "outbox"
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("linger", [0.0, 0.01])
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_closing_keeps_what_is_on_its_way(
+    services: Services, mq: Connection, file: Path, linger: float, idempotent: bool
+) -> None:
+    """The tries had time left when the program ended: the file was closed before they ended, and kept nothing."""
+    producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=linger, outbox=file, idempotent=idempotent)
+    producer.send(Message("t", b"before"))
+    stop_all(services)
+    outcomes: list[SendError] = []
+
+    def send() -> None:
+        try:
+            producer.send(Message("t", b"1"))
+        except SendError as error:
+            outcomes.append(error)
+
+    waiting = threading.Thread(target=send)
+    waiting.start()
+    future = producer.send_async(Message("t", b"2"))
+    sends = producer._sends
+    assert isinstance(sends, OutboxSends)
+    poll_until(lambda: sends._busy == 2, what="both are on their way")
+    producer.close(0.1)
+    waiting.join(10)
+    outcomes.append(future.exception(10))
+    assert [error.kept for error in outcomes] == [True, True]
+    assert kept(file) == ["waiting"] * 2
+    start_all(services)
+    with Producer(mq, "q", outbox=file):
+        poll_until(lambda: not kept(file), 20)
+    assert everything(mq) == [b"1", b"2", b"before"]
