@@ -32,6 +32,8 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 _FARTHEST: Final = 1 << 56
 #: How many entries on either side are asked for one that says nothing.
 _NEIGHBOURS: Final = 4096
+#: So many entries are looked at together, where one after the other tells of no message.
+_LOOKED_AT: Final = 4096
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
 _FIRST_LOOK: Final = 200
 #: Up to how many entries are read without mapping the file.
@@ -380,14 +382,33 @@ class ConsumeQueue:
         while low < high:
             middle = asked = (low + high) // 2
             physical_offset, size, _ = self.entry(asked)
-            while not 0 < size < FILLER_SIZE and asked > low:
-                asked -= 1
+            if not 0 < size < FILLER_SIZE and (asked := self._last_message(low, middle)) >= low:
                 physical_offset, size, _ = self.entry(asked)
-            if not 0 < size < FILLER_SIZE or physical_offset + size <= log_end:
+            if asked < low or physical_offset + size <= log_end:
                 low = middle + 1
             else:
                 high = asked
         return low
+
+    def _last_message(self, begin: int, stop: int) -> int:
+        """The newest entry of begin..stop-1 that tells of a message; below `begin` if there is none."""
+        while stop > begin:
+            first = max(begin, stop - _LOOKED_AT)
+            found = np.flatnonzero(_are_messages(self.entries(first, stop - first)))
+            if len(found):
+                return first + int(found[-1])
+            stop = first
+        return begin - 1
+
+    def first_message(self, begin: int, end: int) -> int:
+        """The oldest entry of begin..end-1 that tells of a message; `end` if there is none."""
+        while begin < end:
+            entries = self.entries(begin, min(_LOOKED_AT, end - begin))
+            found = np.flatnonzero(_are_messages(entries))
+            if len(found):
+                return begin + int(found[0])
+            begin += len(entries)
+        return end
 
     def extend(self, max_offset: int) -> None:
         """Make `max_offset` the next message's offset, behind fillers, if the queue has not reached it."""
@@ -465,3 +486,10 @@ class ConsumeQueue:
             if low > first:
                 return low
         return self._first
+
+
+def _are_messages(entries: Entries) -> npt.NDArray[np.bool_]:
+    """Which entries are neither fillers nor surely damaged."""
+    sizes = entries["size"]
+    found: npt.NDArray[np.bool_] = (sizes > 0) & (sizes < FILLER_SIZE)
+    return found

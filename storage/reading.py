@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -301,19 +300,19 @@ class Reader:
 
     def offset_at_time(self, queue: ConsumeQueue, timestamp_ms: int, boundary: Literal["lower", "upper"]) -> int:
         """See `Store.offset_at_time`."""
-        queue_end = self._confirmed.end_of(queue)
-
-        def stored_ms(offset: int) -> int:
-            for at in range(offset, queue_end):
-                position, size, _ = queue.entry(at)
-                if size != FILLER_SIZE and self._log.is_marked(position):
-                    return self._log.store_timestamp(position)
-            return 1 << 62
-
-        offsets = range(queue.min_offset, queue_end)
-        if boundary == "upper":
-            return queue.min_offset + max(0, bisect_right(offsets, timestamp_ms, key=stored_ms) - 1)
-        return queue.min_offset + bisect_left(offsets, timestamp_ms, key=stored_ms)
+        low, high = queue.min_offset, self._confirmed.end_of(queue)
+        least_ms = timestamp_ms if boundary == "lower" else timestamp_ms + 1
+        # What is no message counts with the one behind it.
+        while low < high:
+            middle = (low + high) // 2
+            asked = queue.first_message(middle, high)
+            while asked < high and not self._log.is_marked(queue.entry(asked)[0]):
+                asked = queue.first_message(asked + 1, high)
+            if asked < high and self._log.store_timestamp(queue.entry(asked)[0]) < least_ms:
+                low = asked + 1
+            else:
+                high = middle
+        return low if boundary == "lower" else max(queue.min_offset, low - 1)
 
     def record(self, physical_offset: int) -> Record:
         """See `Store.read_at`."""

@@ -1,0 +1,107 @@
+"""Where a queue's messages reach in the log and in time, by halves: what a plain loop finds, and in a few looks."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raymq.storage.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, make_record
+
+#: What an entry is: a message, a filler, zeros, a damaged size.
+KINDS = st.sampled_from("mmmmffffff0-")
+
+
+def queue_of(kinds: str) -> ConsumeQueue:
+    """A queue, in memory, of messages of 100 bytes in the log, each 150 bytes behind the last one."""
+    queue = ConsumeQueue(Path(tempfile.gettempdir(), "raymq-no-such-queue"), 1 << 20, writable=False)
+    places = 150 * np.cumsum([kind == "m" for kind in kinds], dtype=np.int64)
+    sizes = {"m": 100, "f": FILLER_SIZE, "0": 0, "-": -7}
+    entries = np.zeros(len(kinds), ENTRY)
+    entries["size"] = [sizes[kind] for kind in kinds]
+    entries["physical_offset"] = np.where(entries["size"] == 100, places, 0)
+    queue.put(0, entries)
+    return queue
+
+
+def reach_by_a_loop(queue: ConsumeQueue, log_end: int) -> int:
+    """Up to the first message that does not end at or before `log_end`."""
+    reached = 0
+    for offset in range(queue.max_offset):
+        place, size, _ = queue.entry(offset)
+        if not 0 < size < FILLER_SIZE:
+            continue
+        if place + size > log_end:
+            return reached
+        reached = offset + 1
+    return queue.max_offset
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(KINDS, max_size=60).map("".join), st.integers(0, 60), st.data())
+def test_a_queue_reaches_as_far_as_a_loop_says(kinds: str, messages: int, data: st.DataObject) -> None:
+    """Fillers behind the last message that is in reach count as reached or not; no message does that is not."""
+    queue, log_end = queue_of(kinds), 150 * messages + 100
+    expected = reach_by_a_loop(queue, log_end)
+    following = queue.first_message(expected, queue.max_offset)
+    least = data.draw(st.integers(0, expected))
+    assert expected <= queue.reach(log_end, least) <= following
+    if following < queue.max_offset:
+        assert queue.entry(following)[0] + 100 > log_end
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(KINDS, max_size=60).map("".join), st.integers(0, 60), st.integers(0, 60))
+def test_the_first_message_within_a_part_of_a_queue(kinds: str, begin: int, length: int) -> None:
+    queue, end = queue_of(kinds), min(len(kinds), begin + length)
+    found = [offset for offset in range(begin, end) if kinds[offset] == "m"]
+    assert queue.first_message(min(begin, end), end) == (found[0] if found else end)
+
+
+@pytest.mark.parametrize("at", [0, 1, 99_999])
+def test_a_long_run_of_fillers_is_passed_over_in_few_looks(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """It was gone through entry by entry, backwards, on the loop."""
+    kinds = ["f"] * 100_000
+    kinds[at] = "m"
+    queue = queue_of("".join(kinds))
+    looks = 0
+    for name in ("entry", "entries"):
+        whole = getattr(queue, name)
+
+        def looking(*arguments: int, _whole=whole):  # type: ignore[no-untyped-def]
+            nonlocal looks
+            looks += 1
+            return _whole(*arguments)
+
+        monkeypatch.setattr(queue, name, looking)
+    assert at < queue.reach(1 << 40) <= 100_000
+    assert queue.reach(0) <= at
+    assert queue.first_message(0, 100_000) == at
+    assert looks < 250
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from("mmff"), min_size=1, max_size=30).map("".join), st.integers(-1, 31))
+def test_an_offset_by_time_is_what_a_loop_says(kinds: str, second: int) -> None:
+    """Message n is stored at n seconds; where one is lost its entry is a filler, and counts with the one behind it."""
+    now_ms = [0]
+    with tempfile.TemporaryDirectory() as directory, Store.open(directory, SMALL, now_ms=lambda: now_ms[0]) as store:
+        for number in range(len(kinds)):
+            now_ms[0] = number * 1000
+            append(store, make_record())
+        queue = store._dispatcher.get("orders", 0)
+        filler = np.array((0, FILLER_SIZE, 0), ENTRY)
+        for offset, kind in enumerate(kinds):
+            if kind == "f":
+                queue.put(offset, np.full(1, filler, ENTRY))
+        keys = [next((n for n in range(at, len(kinds)) if kinds[n] == "m"), 1 << 40) for at in range(len(kinds))]
+        lower = sum(key < second for key in keys)
+        upper = max(0, sum(key <= second for key in keys) - 1)
+        assert store.offset_at_time("orders", 0, second * 1000) == lower
+        assert store.offset_at_time("orders", 0, second * 1000, boundary="upper") == upper
