@@ -76,7 +76,7 @@ class IndexExtent:
 class State:
     """Our own checkpoint; see the module.
 
-    `index` is None where its extent was not written down.
+    `index` is None where its extent was not written down; `walk_from` is 0 where no place was.
     """
 
     dispatched_to: int = 0
@@ -86,6 +86,7 @@ class State:
     deleted_topics: dict[str, int] = field(default_factory=dict)
     geometry: dict[str, int] = field(default_factory=dict)
     boot: str = ""
+    walk_from: int = 0
 
     @classmethod
     def load(cls, path: Path) -> State | None:
@@ -102,6 +103,7 @@ class State:
                 deleted_topics={t: int(p) for t, p in raw["deleted_topics"].items()},
                 geometry={k: int(v) for k, v in raw["geometry"].items()},
                 boot=str(raw["boot"]),
+                walk_from=int(raw.get("walk_from", 0)),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
@@ -130,6 +132,7 @@ class State:
             "deleted_topics": self.deleted_topics,
             "geometry": self.geometry,
             "boot": self.boot,
+            "walk_from": self.walk_from,
         }
         queues = ", ".join([f"{json.dumps(topic)}: {json.dumps(offsets)}" for topic, offsets in self.queues.items()])
         fileutil.make_folder(path.parent)

@@ -26,6 +26,7 @@ from raymq.storage.open_files import OpenFiles
 from raymq.storage.preallocation import Preallocator
 from raymq.storage.record import Record
 from raymq.storage.record_batch import Batch, stamp
+from raymq.storage.walk_start import WalkStart
 
 _ALLOCATE_STEP_BYTES: Final = 16 << 20
 #: How many files are mapped at once, 64 GiB of the usual size; leases may keep more.
@@ -65,6 +66,8 @@ class CommitLog:
         self.max_offset = self.files.start
         self.flushed_offset = self.files.start
         self.last_timestamp_ms = 0
+        #: Set by recovery, kept by who writes checkpoints.
+        self.walk_start = WalkStart(self.files.start)
         self.health = health
         self._ahead: Preallocator | None = None
         #: A small record that ends there or before fits into the newest file, where there are blocks for it.

@@ -1,8 +1,9 @@
 """What happens to a store directory before it is used: one walk over the newest part of the log.
 
-1. Decide where to begin. All before `State.dispatched_to` is on disk in log, queues and index, so the walk begins with
-   the log file in which that lies; with an earlier one if a queue or a part of the index is gone, and with the first
-   one if there is no state (a directory of RocketMQ's, or ours with the private folder lost).
+1. Decide where to begin. All before `State.dispatched_to` is on disk in log, queues and index, so the walk begins some
+   way before that (`walk_start`), with the log file in which it lies at the earliest; with an earlier one if a queue or
+   a part of the index is gone, and with the first one if there is no state (a directory of RocketMQ's, or ours with the
+   private folder lost).
 2. Walk the records in batches, check their CRC, and write their queue entries and keys where they belong. What is
    there already is written over with the same; what is missing comes back.
 3. The first thing that is no sound record is the *end* if nothing sound follows, or if an append was cut short there;
@@ -39,6 +40,7 @@ from raymq.storage.key_index import KeyIndex
 from raymq.storage.mapped_file import MappedFile
 from raymq.storage.placement import Placement
 from raymq.storage.record_batch import BadRecord, Batch, parse, strided
+from raymq.storage.walk_start import WalkStart
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_RECORDS: Final = 8192
@@ -103,6 +105,7 @@ def recover(
         dispatcher.drop_deleted(deleted)
     begin, known_end = _begin(log, dispatcher, state)
     report.walked_from = begin
+    log.walk_start = WalkStart(begin)
     # The newest record's keys may be there in part: it is indexed again, but for the entries that it has.
     index_after, indexed = dispatcher.index.end_physical - 1, dispatcher.index.newest()
     placement = Placement()
@@ -116,6 +119,7 @@ def recover(
             batch, queued, reason = _sound_part(batch, deleted, placement, known_bytes)
         if batch is not None:
             report.records += len(batch)
+            log.walk_start.note(position)
             _dispatch(dispatcher, batch, queued, index_after, indexed)
             position = end = position + len(batch.records)
             last_timestamp_ms = int(batch.store_timestamps_ms[-1])
@@ -175,8 +179,10 @@ def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple
             if queue is None or not queue.reaches(max_offset, log.files.end):
                 begin = first
     last_file = log.files.end - log.files.file_bytes
-    begin = max(first, min(begin, last_file))
-    return begin - begin % log.files.file_bytes, state.dispatched_to
+    file = max(first, min(begin - begin % log.files.file_bytes, last_file))
+    if file < state.walk_from <= begin and is_marked(log.files.file_at(file), state.walk_from - file):
+        return state.walk_from, state.dispatched_to
+    return file, state.dispatched_to
 
 
 def next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:

@@ -568,7 +568,10 @@ class Store:
             self._parts.checkpoint.save(self._parts.paths.checkpoint)
             geometry = layout_of.geometry(self.config)
             failpoint("checkpoint.before_state")
-            State(to, index.end_physical, index, queues, deleted, geometry, boot_id()).save(self._parts.paths.state)
+            self._log.walk_start.note(to)
+            walk_from = self._log.walk_start.before(to)
+            state = State(to, index.end_physical, index, queues, deleted, geometry, boot_id(), walk_from)
+            state.save(self._parts.paths.state)
             self._saved_to = to
             failpoint("checkpoint.after_state")
 
