@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.own_connection import OwnConnection
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record_table import table_from_records
+from raymq.storage.record_table import tables_from_records
 
 #: Bytes of one chunk of a range.
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -130,11 +131,18 @@ async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: f
             await asyncio.sleep(wait)
 
 
+def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Tables of which the first is made: whatever is wrong with their records has been raised."""
+    first = next(tables, None)
+    return iter(()) if first is None else chain((first,), tables)
+
+
 class RangeReader(OwnConnection):
     """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
 
     def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
-        """The messages of offsets `start` (inclusive) to `end` (exclusive), in tables of about 8 MB.
+        """The messages of offsets `start` (inclusive) to `end` (exclusive), in tables of about 8 MB of records, whose
+        bodies are at most 64 MiB (and one) when they are decompressed.
 
         Raises:
             OffsetOutOfRange: part of the range is not there (any more).
@@ -144,17 +152,18 @@ class RangeReader(OwnConnection):
         session = f"range-{id(self)}-{time.monotonic_ns()}"
         position = start
         while position < end:
-            part, table = self._table(session, queue, position, end)
-            yield table
+            part, tables = self._tables(session, queue, position, end)
+            yield from tables
             position = part.next_offset
 
-    def _table(self, session: str, queue: MessageQueue, position: int, end: int) -> tuple[Fetched, pa.Table]:
+    def _tables(self, session: str, queue: MessageQueue, position: int, end: int) -> tuple[Fetched, Iterator[pa.Table]]:
+        """What is there, and its tables: nothing but the first of them can fail, and that is made."""
         part = self._mq.run(patiently(lambda: self._part(session, queue, position, end)))
         try:
-            return part, table_from_records(part.records, part.sizes, broker=queue.broker)
+            return part, _begun(tables_from_records(part.records, part.sizes, broker=queue.broker))
         except StoreCorrupt:
             part = self._mq.run(patiently(lambda: self._part(session, queue, position, end, check_crc=True)))
-            return part, table_from_records(part.records, part.sizes, broker=queue.broker)
+            return part, _begun(tables_from_records(part.records, part.sizes, broker=queue.broker))
 
     async def _part(
         self, session: str, queue: MessageQueue, position: int, end: int, *, check_crc: bool = False

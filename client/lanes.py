@@ -9,7 +9,6 @@ The key is the sharding key that the message was sent with, else its first key.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -148,7 +147,7 @@ class OrderedLane:
         elif all(level is None for _, level in left):
             finished = [m for m, _ in left]
         else:
-            self.process.put_back([_again(m) for m, _ in left])
+            self.process.put_back([m.tried_again() for m, _ in left])
             self._retry_at = now + self.retry_seconds
         self._running, self._running_key = False, None
         self._count_parked()
@@ -205,7 +204,7 @@ class OrderedLane:
         for message, level in left:
             key = _key(message)
             if level is not None:
-                aside.setdefault(key, []).append(_again(message))
+                aside.setdefault(key, []).append(message.tried_again())
             elif key in aside:
                 aside[key].append(message)
             else:
@@ -221,10 +220,6 @@ class OrderedLane:
             else:
                 del self._parked[running]
         return finished
-
-
-def _again(message: ReceivedMessage) -> ReceivedMessage:
-    return dataclasses.replace(message, reconsume_times=message.reconsume_times + 1)
 
 
 def _key(message: ReceivedMessage) -> str:

@@ -10,7 +10,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType
@@ -282,6 +282,17 @@ class ReceivedMessage(_Late):
             _set_around(message, CompressedBody(record.body, record.sys_flag))
         return message
 
+    def tried_again(self) -> ReceivedMessage:
+        """The same message, with one more try behind it."""
+        around = getattr(self, "_around", None)
+        times = self.reconsume_times + 1
+        if not isinstance(around, CompressedBody):
+            return replace(self, reconsume_times=times)
+        message = replace(self, body=b"", reconsume_times=times)
+        _body_slot.__delete__(message)
+        _set_around(message, around)
+        return message
+
     @classmethod
     def undecoded(
         cls, queue: MessageQueue, offsets: npt.NDArray[np.int64], bodies: list[bytes], around: Around
@@ -320,9 +331,8 @@ class ReceivedMessage(_Late):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             around = self._around
             if isinstance(around, CompressedBody):
-                object.__setattr__(self, "body", around.plain())
-                object.__setattr__(self, "_around", None)
-            elif around is not None:  # else another thread has just done it
+                return around.plain()
+            if around is not None:  # else another thread has just done it
                 self._decode(around)
             return object.__getattribute__(self, name)
 

@@ -20,7 +20,7 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.pulling import CONTROL_SECONDS, Pulling, check_max_messages, refused
 from raymq.client.received import received
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record_table import SCHEMA, table_from_records
+from raymq.storage.record_table import SCHEMA, tables_from_records
 
 _T = TypeVar("_T")
 #: More messages than an answer holds.
@@ -110,16 +110,17 @@ class PullConsumer(ClientBase):
                 returned. `seek(queue, error.queue_offset + 1)` passes over it.
             BrokerUnavailable: it could not be reached within the time-out.
         """
-        return self._read(queue, max_messages, timeout, received) or []
+        return self._read(queue, max_messages, timeout, _messages) or []
 
     async def apoll(self, queue: MessageQueue, max_messages: int = 32, timeout: float = 5.0) -> list[ReceivedMessage]:
         """`poll` for asyncio code, on any event loop."""
-        return await self._aread(queue, max_messages, timeout, received) or []
+        return await self._aread(queue, max_messages, timeout, _messages) or []
 
     def fetch_table(self, queue: MessageQueue, max_messages: int | None = None, timeout: float = 5.0) -> pa.Table:
         """As `poll`, as an Arrow table with the columns of `raymq.storage.record_table.SCHEMA`.
 
-        It has at most `max_messages` rows; None: what one answer of the broker holds, 4 MiB of records.
+        It has at most `max_messages` rows; None: what one answer of the broker holds, 4 MiB of records. It has fewer
+        where bodies that producers compressed become more than 64 MiB together: the next table begins behind them.
         """
         table = self._read(queue, _ANY_NUMBER if max_messages is None else max_messages, timeout, _table)
         return SCHEMA.empty_table() if table is None else table
@@ -156,20 +157,29 @@ class PullConsumer(ClientBase):
         await self._arun(self._pulling.commit(queue, offset))
 
     def _read(
-        self, queue: MessageQueue, max_messages: int, timeout: float, decode: Callable[[Fetched, MessageQueue], _T]
+        self,
+        queue: MessageQueue,
+        max_messages: int,
+        timeout: float,
+        decode: Callable[[Fetched, MessageQueue], tuple[_T, int]],
     ) -> _T | None:
-        """What a fetch brings, decoded in this thread while the broker sends what comes next; None at the end."""
+        """What a fetch brings, decoded in this thread while the broker sends what comes next; None at the end.
+
+        `decode` also says where the next fetch begins.
+        """
         part = self._fetch(queue, max_messages, timeout)
         if part is None:
             return None
         try:
-            return decode(part, queue)
+            decoded, following = decode(part, queue)
         except StoreCorrupt:
             self._direct.forget(queue)
             part = self._run(self._pulling.fetch_again(queue, part))
-            decoded = decode(part, queue)
-            self.seek(queue, part.next_offset)
+            decoded, following = decode(part, queue)
+            self.seek(queue, following)
             return decoded
+        self._pulling.stay_at(queue, following)
+        return decoded
 
     def _fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """Over this thread's own socket; on the loop, with its patience, where that does not work."""
@@ -195,19 +205,32 @@ class PullConsumer(ClientBase):
         return self._run(self._pulling.fetch(queue, max_messages, timeout))
 
     async def _aread(
-        self, queue: MessageQueue, max_messages: int, timeout: float, decode: Callable[[Fetched, MessageQueue], _T]
+        self,
+        queue: MessageQueue,
+        max_messages: int,
+        timeout: float,
+        decode: Callable[[Fetched, MessageQueue], tuple[_T, int]],
     ) -> _T | None:
         part = await self._arun(self._pulling.fetch(queue, max_messages, timeout))
         if part is None:
             return None
         try:
-            return decode(part, queue)
+            decoded, following = decode(part, queue)
         except StoreCorrupt:
             part = await self._arun(self._pulling.fetch_again(queue, part))
-            decoded = decode(part, queue)
-            await self.aseek(queue, part.next_offset)
+            decoded, following = decode(part, queue)
+            await self.aseek(queue, following)
             return decoded
+        self._pulling.stay_at(queue, following)
+        return decoded
 
 
-def _table(part: Fetched, queue: MessageQueue) -> pa.Table:
-    return table_from_records(part.records, part.sizes, broker=queue.broker)
+def _messages(part: Fetched, queue: MessageQueue) -> tuple[list[ReceivedMessage], int]:
+    """What a fetch brought, and where the next one begins."""
+    return received(part, queue), part.next_offset
+
+
+def _table(part: Fetched, queue: MessageQueue) -> tuple[pa.Table, int]:
+    """The same as a table; what would make it too large is for the next one."""
+    table = next(tables_from_records(part.records, part.sizes, broker=queue.broker), SCHEMA.empty_table())
+    return table, part.next_offset if table.num_rows == len(part.sizes) else int(part.offsets[table.num_rows])

@@ -155,6 +155,10 @@ class Pulling:
         if self._ahead.holds(queue):
             self._mq.loop.call_soon_threadsafe(self._ahead.forget, queue)
 
+    def stay_at(self, queue: MessageQueue, offset: int) -> None:
+        """The caller has taken what the last fetch brought up to there, which may be less than all. Any thread."""
+        self._positions[queue] = offset
+
     def _move(self, queue: MessageQueue, part: Fetched) -> None:
         if isinstance(part.error, OffsetReset):  # it has read what the broker's log has lost
             raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)

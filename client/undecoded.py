@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raymq.client.kept_bodies import kept_bodies
 from raymq.storage.byte_rows import Int64s
 from raymq.storage.compression import plain_or_stored
 from raymq.storage.property_columns import gather
@@ -22,17 +23,28 @@ class Around(Protocol):
 
 
 class CompressedBody:
-    """A body as its producer compressed it."""
+    """A body as its producer compressed it, and as it was before as long as that is among the `kept_bodies`."""
 
-    __slots__ = ("_body", "_sys_flag")
+    __slots__ = ("__weakref__", "_body", "_plain", "_sys_flag")
 
     def __init__(self, body: bytes, sys_flag: int) -> None:
         self._body = body
         self._sys_flag = sys_flag
+        self._plain: bytes | None = None
 
     def plain(self) -> bytes:
         """The body as it was before; one that is not what its flag says is given as it is."""
-        return plain_or_stored(self._body, self._sys_flag)
+        plain = self._plain
+        if plain is None:
+            plain = plain_or_stored(self._body, self._sys_flag)
+            if plain is not self._body:
+                self._plain = plain
+                kept_bodies.keep(self, len(plain))
+        return plain
+
+    def forget(self) -> None:
+        """Decompress it anew when somebody looks at it again."""
+        self._plain = None
 
 
 class OneUndecoded:

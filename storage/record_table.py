@@ -6,7 +6,9 @@ a struct column is packed into bodies one by one.
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ from raymq.storage.record import Buffer
 from raymq.storage.record_columns import join_records, lengths_of
 from raymq.storage.unique_keys import PAIR_BYTES, UniqueKeys
 
-__all__ = ["SCHEMA", "Rows", "checked_rows", "records_from_table", "table_from_records"]
+__all__ = ["SCHEMA", "Rows", "checked_rows", "records_from_table", "table_from_records", "tables_from_records"]
 
 #: The columns of a table of messages.
 SCHEMA: Final = pa.schema(
@@ -49,12 +51,15 @@ SCHEMA: Final = pa.schema(
 CONTENT_TYPE: Final = "content-type"
 MSGPACK: Final = "application/msgpack"
 MAX_BODY_BYTES: Final = 4 << 20
+#: Bodies that are decompressed into one table.
+MOST_TABLE_BYTES: Final = 64 << 20
 
 
 def table_from_records(
     records: Buffer, sizes: npt.NDArray[np.int32], *, broker: str, check_crc: bool = True
 ) -> pa.Table:
-    """Decode contiguous records into a table of `SCHEMA`. It owns its bytes: `records` may be released.
+    """Decode contiguous records into a table of `SCHEMA`, however large its bodies are when they are decompressed.
+    It owns its bytes: `records` may be released.
 
     Of a retried or dead-lettered message topic and message_id are the original's, as are its unique key, keys, tags,
     properties and born timestamp; queue, offset and store timestamp are this copy's. Compressed bodies are
@@ -64,15 +69,39 @@ def table_from_records(
         StoreCorrupt: a record is not sound or its body has another CRC; `.file` is the broker, `.offset` the place in
             `records`.
     """
+    tables = tables_from_records(records, sizes, broker=broker, check_crc=check_crc, most_bytes=math.inf)
+    return next(tables, SCHEMA.empty_table())
+
+
+def tables_from_records(
+    records: Buffer,
+    sizes: npt.NDArray[np.int32],
+    *,
+    broker: str,
+    check_crc: bool = True,
+    most_bytes: float = MOST_TABLE_BYTES,
+) -> Iterator[pa.Table]:
+    """`table_from_records` in tables of at most `most_bytes` of bodies, each made when it is asked for.
+
+    Bodies of a few compressed bytes may be megabytes each. A table has at least one row; where nothing is compressed
+    there is one table.
+    """
     if len(sizes) == 0:
-        return SCHEMA.empty_table()
+        return
     try:
         batch = record_batch.parse(records, sizes, check_crc=check_crc and compiled.kernels is None)
         bodies = gather_bodies(batch, check_crc=check_crc and compiled.kernels is not None)
     except record_batch.BadRecord as error:
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
-    return _table(batch, bodies, broker)
+    stored = _table(batch, bodies, broker)
+    if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
+        yield stored
+        return
+    first, column = 0, SCHEMA.get_field_index("body")
+    for plain in _plain(batch, bodies, most_bytes):
+        yield stored.slice(first, len(plain)).set_column(column, SCHEMA.field(column), plain)
+        first += len(plain)
 
 
 def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table:
@@ -98,7 +127,7 @@ def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table
         parsed.user(),
         heads.born_timestamp,
         heads.store_timestamp,
-        _plain(batch, bodies),
+        bodies,
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
@@ -241,14 +270,33 @@ def _topics(batch: record_batch.Batch) -> pa.Array:
     return pa.array([group.topic for group in batch.groups]).take(pa.array(codes))
 
 
-def _plain(batch: record_batch.Batch, bodies: pa.Array) -> pa.Array:
-    """The bodies, those decompressed that are compressed as they say."""
-    if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
-        return bodies
+def _plain(batch: record_batch.Batch, bodies: pa.Array, most_bytes: float) -> Iterator[pa.Array]:
+    """The bodies, those decompressed that are compressed as they say, in parts of at most so many bytes; a part has at
+    least one.
+    """
     compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
-    rows = np.flatnonzero(compressed).tolist()
-    plain = [plain_or_stored(bodies[row].as_py(), int(batch.sys_flags[row])) for row in rows]
-    return pc.replace_with_mask(bodies, pa.array(compressed), pa.array(plain, pa.binary()))
+    rows, lengths = np.flatnonzero(compressed).tolist(), batch.body_lengths
+    plain: list[bytes] = []
+    first = 0
+
+    def part(end: int) -> pa.Array:
+        if not plain:
+            return bodies.slice(first, end - first)
+        mask = pa.array(compressed[first:end])
+        return pc.replace_with_mask(bodies.slice(first, end - first), mask, pa.array(plain, pa.binary()))
+
+    octets = before = 0  # of the part, and of the stored bodies up to its last row
+    ends = np.cumsum(lengths, dtype=np.int64)
+    for row in rows:
+        body = plain_or_stored(bodies[row].as_py(), int(batch.sys_flags[row]))
+        stored = int(ends[row] - lengths[row])
+        octets, before = octets + stored - before + len(body), int(ends[row])
+        if octets > most_bytes and row > first:
+            yield part(row)
+            plain.clear()
+            first, octets = row, len(body)
+        plain.append(body)
+    yield part(len(batch))
 
 
 def _column(table: pa.Table, field: str, name: str) -> pa.Array:

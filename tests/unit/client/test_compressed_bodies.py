@@ -1,0 +1,165 @@
+"""Messages whose few bytes become megabytes: what a client holds of them is bounded, however many it looks at.
+
+Fault 13.21: 8 MiB of compressed messages could become gigabytes in one fetch.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.fetch import Fetched
+from raymq.client.kept_bodies import MOST_KEPT_BYTES, KeptBodies, kept_bodies
+from raymq.client.message import ReceivedMessage
+from raymq.client.pull_consumer import _table
+from raymq.client.received import received, received_one
+from raymq.storage.compression import MAX_DECOMPRESSED_BYTES
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.record_table import MOST_TABLE_BYTES, tables_from_records
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+#: The text of each message is as long as it may be.
+BOMB = bytes(MAX_DECOMPRESSED_BYTES)
+COUNT = 40
+
+
+def deflated(data: bytes) -> bytes:
+    return zlib.compress(data, 9)
+
+
+def by_arrow(codec: str) -> Callable[[bytes], bytes]:
+    def compress(data: bytes) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, codec) as stream:
+            stream.write(data)
+        return bytes(sink.getvalue())
+
+    return compress
+
+
+KINDS = {"zlib": (0x301, deflated), "lz4": (0x101, by_arrow("lz4")), "zstd": (0x201, by_arrow("zstd"))}
+
+
+def part_of(bodies: list[bytes], sys_flag: int) -> Fetched:
+    records = [
+        encode(
+            "t", 0, body, encode_properties({"n": str(n)}), sys_flag=sys_flag, born_timestamp_ms=1, born_host=bytes(8)
+        )
+        for n, body in enumerate(bodies)
+    ]
+    sizes = np.array(list(map(len, records)), np.int32)
+    offsets = np.arange(100, 100 + len(bodies), dtype=np.int64)
+    return Fetched(0, 100 + len(bodies), 0, 100 + len(bodies), memoryview(b"".join(records)), sizes, offsets, None)
+
+
+@pytest.fixture(params=list(KINDS))
+def bombs(request: pytest.FixtureRequest) -> Fetched:
+    sys_flag, compress = KINDS[request.param]
+    part = part_of([compress(BOMB)] * COUNT, sys_flag)
+    assert len(part.records) < 8 << 20, "all in one answer of a broker"
+    return part
+
+
+def test_a_program_that_holds_all_messages_and_looks_at_all_bodies_holds_few_texts(bombs: Fetched) -> None:
+    messages = received(bombs, QUEUE)
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            assert all(message.body == BOMB for message in messages)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < MOST_KEPT_BYTES + 3 * MAX_DECOMPRESSED_BYTES
+    assert kept_bodies.bytes <= MOST_KEPT_BYTES
+    assert messages[-1].body is messages[-1].body, "the last one is kept"
+
+
+def test_what_is_tried_again_holds_no_text(bombs: Fetched) -> None:
+    message = received_one(bombs.records, 0, QUEUE)
+    text = message.body
+    again = message.tried_again().tried_again()
+    assert again.reconsume_times == message.reconsume_times + 2
+    assert again.properties == message.properties
+    assert again.body == text
+    plain = received_one(part_of([b"plain"], 0).records, 0, QUEUE)
+    assert plain.tried_again().body == b"plain"
+    held: ReceivedMessage = again
+    assert "body" not in {name for name in ("body",) if _has_slot(held, name)}, "made when it is looked at"
+
+
+def _has_slot(message: ReceivedMessage, name: str) -> bool:
+    try:
+        ReceivedMessage.__dict__[name].__get__(message)
+    except AttributeError:
+        return False
+    return True
+
+
+def test_tables_are_cut_where_their_texts_would_be_too_large(bombs: Fetched) -> None:
+    rows, before = [], pa.total_allocated_bytes()
+    most = 0
+    for table in tables_from_records(bombs.records, bombs.sizes, broker="b"):
+        assert table.column("body").nbytes <= MOST_TABLE_BYTES + 1_000
+        rows += table.column("properties").to_pylist()
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == [[("n", str(n))] for n in range(COUNT)]
+    assert most < 3 * MOST_TABLE_BYTES
+    first = next(tables_from_records(bombs.records, bombs.sizes, broker="b"))
+    assert first.column("body")[0].as_py() == BOMB
+
+
+def test_the_next_table_begins_behind_a_table_that_was_cut(bombs: Fetched) -> None:
+    table, following = _table(bombs, QUEUE)
+    assert table.num_rows == MOST_TABLE_BYTES // MAX_DECOMPRESSED_BYTES
+    assert following == 100 + table.num_rows
+
+
+@pytest.mark.parametrize("most", [1, 5, 6, 11, 12, 100])
+def test_parts_of_a_mixture_have_all_rows_once_and_in_order(most: int) -> None:
+    texts = [b"a" * n for n in (1, 5, 2, 9, 1, 1, 3, 7)]
+    records, sizes = [], []
+    for number, text in enumerate(texts):
+        part = part_of([text if number % 3 else deflated(text)], 0 if number % 3 else 0x1)
+        records.append(bytes(part.records))
+        sizes.append(len(records[-1]))
+    tables = list(tables_from_records(b"".join(records), np.array(sizes, np.int32), broker="b", most_bytes=most))
+    assert [body for table in tables for body in table.column("body").to_pylist()] == texts
+    assert all(table.num_rows for table in tables)
+    assert len(tables) == 1 or most < 100
+
+
+def test_records_without_compression_are_one_table() -> None:
+    part = part_of([b"x" * 1_000] * 50, 0)
+    (table,) = tables_from_records(part.records, part.sizes, broker="b", most_bytes=10)
+    assert table.num_rows == 50
+    assert list(tables_from_records(b"", np.array([], np.int32), broker="b")) == []
+
+
+def test_what_was_made_longest_ago_is_forgotten_first_and_what_is_gone_is_no_matter() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.forgot = False
+
+        def forget(self) -> None:
+            self.forgot = True
+
+    kept = KeptBodies(10)
+    holders = [Holder() for _ in range(4)]
+    for holder in holders[:2]:
+        kept.keep(holder, 4)
+    assert not any(holder.forgot for holder in holders)
+    del holders[0]
+    kept.keep(holders[1], 4)
+    assert [holder.forgot for holder in holders] == [False, False, False]
+    assert kept.bytes == 8
+    kept.keep(holders[2], 10)
+    assert [holder.forgot for holder in holders] == [True, True, False]
+    kept.keep(holders[0], 11)
+    assert holders[0].forgot, "given, and not kept"
+    assert kept.bytes == 0
