@@ -26,6 +26,7 @@ from raymq.actors.core.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.core.arrivals import Arrivals
 from raymq.actors.core.broker import BrokerCore
 from raymq.actors.core.broker_settings import broker_settings
+from raymq.actors.core.duty_troubles import DutyTroubles
 from raymq.actors.core.groups import GRACE_SECONDS, GroupTable
 from raymq.actors.core.long_poll import LongPolls
 from raymq.actors.core.loop_stops import PROBE_SECONDS
@@ -67,7 +68,7 @@ from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
 from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import StoreError, StoreFull
+from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 
 _POLL_SWEEP_SECONDS = 0.1
@@ -334,18 +335,18 @@ class BrokerService:
             _log.exception("%s: what became due while it was away is not all delivered; it goes on", self.spec.name)
         await self.announce()
         self._duties = [
-            self._loop.create_task(self._every(HEARTBEAT_SECONDS, self.announce)),
-            self._loop.create_task(self._every(_UNASKED_PERIOD_SECONDS, self._deliver_unasked)),
-            self._loop.create_task(self._every(_POLL_SWEEP_SECONDS, self._sweep_polls)),
-            self._loop.create_task(self._every(_POP_SWEEP_SECONDS, self._sweep_pop)),
-            self._loop.create_task(self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups)),
-            self._loop.create_task(self._every(_RETENTION_SECONDS, self._delete_expired)),
-            self._loop.create_task(self._every(_RESCUE_SECONDS, self._rescue)),
-            self._loop.create_task(self._every(_STAGED_SECONDS, self._sweep_staged)),
-            self._loop.create_task(self._every(_PRODUCERS_SECONDS, self._save_producers)),
-            self._loop.create_task(self._every(_SETTINGS_SECONDS, self._save_settings)),
-            self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers)),
-            self._loop.create_task(self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside)),
+            self._every(HEARTBEAT_SECONDS, self.announce),
+            self._every(_UNASKED_PERIOD_SECONDS, self._deliver_unasked),
+            self._every(_POLL_SWEEP_SECONDS, self._sweep_polls),
+            self._every(_POP_SWEEP_SECONDS, self._sweep_pop),
+            self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups),
+            self._every(_RETENTION_SECONDS, self._delete_expired),
+            self._every(_RESCUE_SECONDS, self._rescue),
+            self._every(_STAGED_SECONDS, self._sweep_staged),
+            self._every(_PRODUCERS_SECONDS, self._save_producers),
+            self._every(_SETTINGS_SECONDS, self._save_settings),
+            self._every(_TIMER_CHECKPOINT_SECONDS, self._checkpoint_timers),
+            self._every(_TIMER_CHECKPOINT_SECONDS, self._sync_set_aside),
         ]
 
     def _beat(self) -> None:
@@ -356,13 +357,9 @@ class BrokerService:
         self.statistics.loop_stops.beat()
         self._probing = self._loop.call_later(PROBE_SECONDS, self._probe)
 
-    async def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(seconds)
-            try:
-                await duty()
-            except Exception:  # noqa: BLE001 - a duty that fails once must not end all later ones
-                _log.exception("a periodic duty failed")
+    def _every(self, seconds: float, duty: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        name = duty.__name__.strip("_").replace("_", " ")
+        return self._loop.create_task(repeat(f"{self.spec.name}: {name}", seconds, duty))
 
     def _deliver_due(self) -> DueReport:
         report = self.core.deliver_due()
@@ -396,10 +393,7 @@ class BrokerService:
             _log.info("%s: %d log files deleted: %s", self.spec.name, deleted.log_files, deleted.reason)
 
     async def _rescue(self) -> None:
-        try:
-            self.core.rescue.step()
-        except StoreFull:  # files that nobody waits in may go meanwhile
-            await asyncio.sleep(_RETENTION_SECONDS)
+        self.core.rescue.step()
 
     async def _sweep_staged(self) -> None:
         remove = self.core.staging.sweep()
@@ -450,6 +444,24 @@ class BrokerService:
         for connection in self.groups.connections(name):
             assert isinstance(connection, ServerConnection)
             connection.push(NotifyConsumerIdsChanged(name).command())
+
+
+async def repeat(name: str, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
+    """Do a duty every so many seconds; one turn that fails ends no later ones."""
+    troubles = DutyTroubles(name, seconds)
+    wait = seconds
+    while True:
+        await asyncio.sleep(wait)
+        try:
+            await duty()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next turn is another one
+            verdict = troubles.failed(error)
+            wait = verdict.wait
+            if verdict.line is not None:
+                _log.error("%s", verdict.line, exc_info=error if verdict.in_full else None)
+        else:
+            troubles.succeeded()
+            wait = seconds
 
 
 def _close(sockets: list[socket.socket]) -> None:

@@ -8,7 +8,7 @@ heartbeat renews goes after `SILENCE_SECONDS` (RocketMQ's channel expiry).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
@@ -20,9 +20,12 @@ SILENCE_SECONDS = 120.0
 MOST_IDS_OF_A_CONNECTION = 10_000
 MOST_CLIENTS = 100_000
 MAX_ID_CHARACTERS = 1_024
-#: memberships, one that subscribes to much counts for several, at so many characters each.
+#: memberships, of one connection and of all; one that subscribes to much counts for several, at so many bytes each.
+MOST_MEMBERSHIPS_OF_A_CONNECTION = 16_384
 MOST_MEMBERSHIPS = 200_000
-CHARACTERS_OF_A_MEMBERSHIP = 1_024
+BYTES_OF_A_MEMBERSHIP = 256
+#: RocketMQ's words, such as CONSUME_PASSIVELY.
+_WORD_CHARACTERS = 64
 _LANGUAGE_CHARACTERS = 32
 
 #: (topic, queue id)
@@ -38,6 +41,8 @@ class Client:
     version: int = 0
     connections: list[object] = field(default_factory=list)
     orphaned_at: float | None = None
+    #: How many its memberships count for.
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class GroupTable:
     clock: Callable[[], float]
     _clients: dict[str, Client] = field(default_factory=dict)
     _by_connection: dict[object, set[str]] = field(default_factory=dict)
+    #: How many the memberships of a connection's clients count for.
+    _held: dict[object, int] = field(default_factory=dict)
     _consumers: dict[str, ConsumerGroup] = field(default_factory=dict)
     _producers: dict[str, dict[str, Membership]] = field(default_factory=dict)
     #: Of all memberships.
@@ -124,6 +131,7 @@ class GroupTable:
         client.language, client.version, client.orphaned_at = language[:_LANGUAGE_CHARACTERS], version, None
         if connection not in client.connections:
             client.connections.append(connection)
+            self._held[connection] = self._held.get(connection, 0) + client.weight
         new = connection not in self._by_connection
         self._by_connection.setdefault(connection, ids).add(client_id)
         return new
@@ -140,8 +148,11 @@ class GroupTable:
         Raises:
             SubscriptionMismatch: `strict`, and another connected member subscribes to something else, or consumes in
                 another way: who pops takes messages of queues that others own, who is broadcast to owns none.
+            InvalidInput: words that are none of RocketMQ's, or the connection's clients are in more, or subscribe to
+                more, than they may.
             ServerBusy: there are as many memberships as there may be.
         """
+        _check_words(consumer)
         group = self._consumers.get(consumer.group)
         known = group.members.get(client_id) if group else None
         wanted = consumer.subscriptions
@@ -150,15 +161,20 @@ class GroupTable:
         if strict and changed and group is not None and wanted is not None:
             _check_same(client_id, wanted, way, consumer.group, group.members.values())
         weight = known.weight if known is not None and wanted is None else _weight_of(wanted or {})
-        self._weigh(weight - (0 if known is None else known.weight))
+        client = self._clients[client_id]
+        self._weigh(client, weight - (0 if known is None else known.weight))
         if group is None:
             group = self._consumers[consumer.group] = ConsumerGroup(consumer)
-        member = group.members.setdefault(client_id, Membership(self._clients[client_id], 0.0))
+        member = group.members.setdefault(client_id, Membership(client, 0.0))
         member.last_seen = self.clock()
         member.way = way
         member.weight = weight
         if wanted is not None:
-            member.subscriptions = wanted
+            if not changed:
+                consumer = replace(consumer, subscriptions=member.subscriptions)
+            elif group.subscriptions == wanted:  # members of a group subscribe alike: one is kept for all
+                consumer = replace(consumer, subscriptions=group.subscriptions)
+            member.subscriptions = consumer.subscriptions or {}
             group.latest = consumer
         return changed
 
@@ -174,18 +190,28 @@ class GroupTable:
             self.fetched(group, client_id, (queue,))
 
     def produce(self, client_id: str, group: str) -> None:
-        """A client that was greeted is a member of a producer group. ServerBusy as `consume`."""
+        """A client that was greeted is a member of a producer group. InvalidInput, ServerBusy as `consume`."""
         known = self._producers.get(group, {}).get(client_id)
         if known is None:
-            self._weigh(1 + len(group) // CHARACTERS_OF_A_MEMBERSHIP)
-            known = Membership(self._clients[client_id], 0.0, weight=1 + len(group) // CHARACTERS_OF_A_MEMBERSHIP)
+            client, weight = self._clients[client_id], 1 + _bytes_of(group) // BYTES_OF_A_MEMBERSHIP
+            self._weigh(client, weight)
+            known = Membership(client, 0.0, weight=weight)
             self._producers.setdefault(group, {})[client_id] = known
         known.last_seen = self.clock()
 
-    def _weigh(self, more: int) -> None:
-        if more > 0 and self._weight + more > MOST_MEMBERSHIPS:
-            raise ServerBusy(f"clients are in {MOST_MEMBERSHIPS} groups, or subscribe to as much, more may not be")
+    def _weigh(self, client: Client, more: int) -> None:
+        """A client's memberships count for so many more, or fewer."""
+        if more > 0:
+            most = MOST_MEMBERSHIPS_OF_A_CONNECTION
+            if any(self._held.get(connection, 0) + more > most for connection in client.connections):
+                limit = f"at most {most} memberships of a connection's clients, {BYTES_OF_A_MEMBERSHIP} bytes each"
+                raise InvalidInput("consumerDataSet", limit, more, remedy="subscribe to less, or in other connections")
+            if self._weight + more > MOST_MEMBERSHIPS:
+                raise ServerBusy(f"clients are in {MOST_MEMBERSHIPS} groups, or subscribe to as much, more may not be")
         self._weight += more
+        client.weight += more
+        for connection in client.connections:
+            self._held[connection] = self._held.get(connection, 0) + more
 
     def stop_consuming(self, client_id: str, group: str) -> bool:
         """A member leaves in good order. True if it was one: the others have to be told."""
@@ -193,7 +219,7 @@ class GroupTable:
         member = None if known is None else known.members.pop(client_id, None)
         if known is None or member is None:
             return False
-        self._weight -= member.weight
+        self._weigh(member.client, -member.weight)
         known.owners = {queue: owner for queue, owner in known.owners.items() if owner != client_id}
         if not known.members:
             del self._consumers[group]
@@ -204,12 +230,13 @@ class GroupTable:
         members = self._producers.get(group, {})
         member = members.pop(client_id, None)
         if member is not None:
-            self._weight -= member.weight
+            self._weigh(member.client, -member.weight)
         if not members:
             self._producers.pop(group, None)
 
     def connection_closed(self, connection: object) -> None:
         """A connection is gone: clients that have no other begin their grace time."""
+        self._held.pop(connection, None)
         for client_id in self._by_connection.pop(connection, ()):
             client = self._clients.get(client_id)
             if client is not None:
@@ -298,13 +325,28 @@ class GroupTable:
         assert all(group.members for group in self._consumers.values()), "a group without members stays listed"
         assert all(owner in group.members for group in self._consumers.values() for owner in group.owners.values())
         assert all(self._producers.values())
+        for connection, held in self._held.items():
+            assert held == sum(self._clients[each].weight for each in self._by_connection[connection])
+        assert self._weight >= sum(client.weight for client in self._clients.values())
         for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
             assert all(self._clients[client_id] is member.client for client_id, member in members.items())
 
 
 def _weight_of(subscriptions: Mapping[str, Subscription]) -> int:
-    characters = sum(len(topic) + len(each.expression) + len(each.kind) for topic, each in subscriptions.items())
-    return 1 + (characters + 100 * len(subscriptions)) // CHARACTERS_OF_A_MEMBERSHIP
+    texts = sum(_bytes_of(topic) + _bytes_of(each.expression) for topic, each in subscriptions.items())
+    return 1 + (texts + 100 * len(subscriptions)) // BYTES_OF_A_MEMBERSHIP
+
+
+def _bytes_of(text: str) -> int:
+    """What a text takes in memory."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _check_words(consumer: Consumer) -> None:
+    kinds = {each.kind for each in (consumer.subscriptions or {}).values()}
+    for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where, *kinds):
+        if len(word) > _WORD_CHARACTERS:
+            raise InvalidInput("consumerDataSet", f"words of at most {_WORD_CHARACTERS} characters", word)
 
 
 def _plain(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from raymq.actors.errors import ServerBusy, TopicNotFound
+from raymq.actors.errors import InvalidInput, ServerBusy, TopicNotFound
 from raymq.actors.protocol import PERM_WRITE, ClusterView, QueueData, TopicRoute
 from raymq.storage.json_file import DataVersion
 
@@ -23,6 +23,14 @@ SUSPECT_SECONDS = 2.0
 
 #: A name server younger than this does not say "no such topic": the topic's broker may not have registered yet.
 LEARNING_SECONDS = 1.5 * HEARTBEAT_SECONDS
+
+#: Who can reach a name server can make up brokers. So many may be registered, of one connection and of all (a broker
+#: has one of its own; a process of RocketMQ's may hold several brokers), with so many topics together, ...
+MOST_OF_A_CONNECTION = 16
+MOST_REGISTRATIONS = 2_000
+MOST_TOPICS = 1_000_000
+#: ... under names and addresses of so many characters.
+MAX_NAME_CHARACTERS = 255
 
 
 @dataclass(slots=True)
@@ -47,6 +55,9 @@ class RouteTable:
     #: Brokers whose write permission was wiped; it stays so over their next registrations.
     _read_only: set[str] = field(default_factory=set)
     _started: float = 0.0
+    #: Of all registrations.
+    _count: int = 0
+    _topics: int = 0
 
     def __post_init__(self) -> None:
         self._started = self.clock()
@@ -67,10 +78,34 @@ class RouteTable:
 
         Args:
             connection: what it came on; see `connection_closed`.
+
+        Raises:
+            InvalidInput: a name or the address is too long, or the connection has registered too many others.
+            ServerBusy: there are as many brokers, or topics of them, as there may be. Who is here already stays, and
+                may register again with as many topics.
         """
+        _check_names(cluster, broker, address)
+        known = self._brokers.get(broker, {}).get(replica)
+        if known is None:
+            self._check_new(broker, connection)
+        self._count_topics(len(topics) - (0 if known is None else len(known.topics)))
+        self._count += known is None
         self._brokers.setdefault(broker, {})[replica] = _Registration(
             cluster, address, dict(topics), version, connection, self.clock(), self.expiry_seconds
         )
+
+    def _check_new(self, broker: str, connection: object) -> None:
+        if self._count >= MOST_REGISTRATIONS:
+            raise ServerBusy(f"{MOST_REGISTRATIONS} brokers are registered, one more may not be")
+        of_connection = sum(each.connection is connection for _, _, each in self._registrations())
+        if connection is not None and of_connection >= MOST_OF_A_CONNECTION:
+            limit = f"at most {MOST_OF_A_CONNECTION} brokers of one connection"
+            raise InvalidInput("brokerName", limit, broker, remedy="register others over connections of their own")
+
+    def _count_topics(self, more: int) -> None:
+        if more > 0 and self._topics + more > MOST_TOPICS:
+            raise ServerBusy(f"the brokers have {self._topics} topics, {MOST_TOPICS} they may have together")
+        self._topics += more
 
     def heartbeat(
         self, broker: str, replica: int, address: str, version: DataVersion, connection: object = None
@@ -93,13 +128,18 @@ class RouteTable:
         changed: Mapping[str, QueueData],
         deleted: Collection[str],
     ) -> bool:
-        """What changed in a broker's topics after `since`. False if that is not registered: it has to register."""
+        """What changed in a broker's topics after `since`. False if that is not registered: it has to register.
+
+        ServerBusy: as `register`; nothing was changed.
+        """
         known = self._brokers.get(broker, {}).get(replica)
         if known is None or known.version != since:
             return False
+        gone = known.topics.keys() & set(deleted) - changed.keys()
+        self._count_topics(len(changed.keys() - known.topics.keys()) - len(gone))
         known.topics.update(changed)
-        for topic in deleted:
-            known.topics.pop(topic, None)
+        for topic in gone:
+            del known.topics[topic]
         known.version = version
         known.last_seen = self.clock()
         return True
@@ -107,7 +147,10 @@ class RouteTable:
     def unregister(self, broker: str, replica: int) -> None:
         """A broker stops in good order."""
         replicas = self._brokers.get(broker, {})
-        replicas.pop(replica, None)
+        known = replicas.pop(replica, None)
+        if known is not None:
+            self._count -= 1
+            self._topics -= len(known.topics)
         if not replicas:
             self._brokers.pop(broker, None)
 
@@ -179,6 +222,7 @@ class RouteTable:
         for _, _, registration in self._registrations():
             if topic in registration.topics and cluster in (None, registration.cluster):
                 del registration.topics[topic]
+                self._topics -= 1
                 registration.version = None
 
     def wipe_write_permission(self, broker: str) -> int:
@@ -198,6 +242,9 @@ class RouteTable:
         assert all(self._brokers.values()), "a broker without a replica stays listed"
         for replicas in self._brokers.values():
             assert len({registration.cluster for registration in replicas.values()}) == 1
+        registrations = [registration for _, _, registration in self._registrations()]
+        assert self._count == len(registrations)
+        assert self._topics == sum(len(registration.topics) for registration in registrations)
 
     def _registrations(self) -> Iterator[tuple[str, int, _Registration]]:
         for broker, replicas in self._brokers.items():
@@ -209,3 +256,9 @@ class RouteTable:
         if replicas is None:
             return 0
         return sum(bool(data.perm & PERM_WRITE) for data in replicas[min(replicas)].topics.values())
+
+
+def _check_names(*told: str) -> None:
+    for name, text in zip(("clusterName", "brokerName", "brokerAddr"), told, strict=True):
+        if len(text) > MAX_NAME_CHARACTERS:
+            raise InvalidInput(name, f"at most {MAX_NAME_CHARACTERS} characters", text)

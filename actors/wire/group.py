@@ -206,7 +206,7 @@ def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer
 def _subscription(told: Mapping[str, Any]) -> Subscription:
     """RocketMQ's SubscriptionData."""
     version = told.get("subVersion") or 0
-    if not isinstance(version, int):
-        raise InvalidInput("subVersion", "a whole number", version)
+    if not isinstance(version, int) or not -(1 << 63) <= version < 1 << 63:
+        raise InvalidInput("subVersion", "a whole number of 64 bits", version)
     expression, kind = told.get("subString") or ALL, told.get("expressionType") or TAG
     return Subscription(str(told.get("topic") or ""), str(expression), str(kind), version)

@@ -1,0 +1,72 @@
+"""What becomes of a periodic duty that fails, and what the log says of it.
+
+Fault 13.25: a rescue on a full disk wrote a traceback twenty times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from raymq.actors import broker_service
+from raymq.actors.core.duty_troubles import LONGEST_SECONDS, DutyTroubles
+from raymq.storage.errors import StoreFailed, StoreFull
+
+
+def test_a_full_disk_is_asked_less_and_less_often_and_told_in_a_line() -> None:
+    troubles = DutyTroubles("rescue", 0.05)
+    verdicts = [troubles.failed(StoreFull("the disk is 99% full")) for _ in range(64)]
+    waits = [verdict.wait for verdict in verdicts]
+    assert waits[:4] == [0.05, 0.1, 0.2, 0.4]
+    assert max(waits) == waits[-1] == LONGEST_SECONDS
+    lines = [verdict.line for verdict in verdicts if verdict.line is not None]
+    assert len(lines) == 7
+    assert lines[0].startswith("rescue failed: the disk is 99% full (free some")
+    assert lines[-1].startswith("rescue failed for the 64th time: the disk is 99% full")
+    assert not any(verdict.in_full for verdict in verdicts)
+
+
+def test_what_nobody_expected_is_told_in_full_and_says_nothing_of_the_next_turn() -> None:
+    troubles = DutyTroubles("sweep", 0.05)
+    verdicts = [troubles.failed(KeyError("x")) for _ in range(8)]
+    assert {verdict.wait for verdict in verdicts} == {0.05}
+    assert [verdict.line is not None for verdict in verdicts] == [True, True, False, True, False, False, False, True]
+    assert all(verdict.in_full for verdict in verdicts if verdict.line)
+
+
+def test_another_failure_and_one_after_a_success_are_new() -> None:
+    troubles = DutyTroubles("rescue", 0.05)
+    for _ in range(3):
+        troubles.failed(StoreFull("full"))
+    other = troubles.failed(StoreFailed("input/output error"))
+    assert other.wait == 0.05
+    assert "rescue failed: input/output error" in (other.line or "")
+    troubles.succeeded()
+    assert troubles.failed(StoreFailed("input/output error")).line is not None
+
+
+def test_a_rare_duty_keeps_its_pace() -> None:
+    troubles = DutyTroubles("staged writes", 60.0)
+    assert {troubles.failed(StoreFull("full")).wait for _ in range(5)} == {60.0}
+
+
+async def test_a_duty_of_a_broker_on_a_full_disk_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    turns = 0
+    enough = asyncio.Event()
+
+    async def rescue() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 8:
+            enough.set()
+        raise StoreFull("the disk is 99% full")
+
+    with caplog.at_level(logging.WARNING, "raymq.actors.broker_service"):
+        duty = asyncio.ensure_future(broker_service.repeat("rescue", 0.001, rescue))
+        await asyncio.wait_for(enough.wait(), 30)
+        duty.cancel()
+    assert len(caplog.records) == 4, "the 1st, 2nd, 4th and 8th time"
+    assert not any(record.exc_info for record in caplog.records)
+    assert not any("\n" in record.getMessage() for record in caplog.records)
