@@ -130,7 +130,7 @@ class Hosted(Generic[_Service]):
         while not self._stopping.is_set():
             try:
                 service = self._loop.run(self._start())
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and tried again
+            except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it is told, and tried again
                 _log.warning("%s does not start: %s: %s", self._name, type(error).__name__, error)
                 self._tell(_as_ours(self._name, error))
                 self._stopping.wait(backoff.next_delay())
@@ -148,7 +148,7 @@ class Hosted(Generic[_Service]):
             self._changed.notify_all()
 
 
-def _as_ours(name: str, error: Exception) -> RayMQError:
+def _as_ours(name: str, error: BaseException) -> RayMQError:
     """What crosses processes as a typed error."""
     if isinstance(error, RayMQError):
         return error

@@ -1,7 +1,8 @@
 """Where this user's clusters are found: a file for each namespace, written by who starts the cluster.
 
 With it another program, or a command in another terminal, reaches the cluster by its sockets, without looking for Ray.
-The files lie in `~/.raymq` (RAYMQ_HOME), readable by their user alone. They are hints: what they name may be gone.
+The files lie in `~/.raymq` (RAYMQ_HOME), readable by their user alone; a user without a home has a folder of its own
+among the temporary files. They are hints: what they name may be gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -66,7 +68,7 @@ def forget(namespace: str) -> None:
 
 
 def lock_file(namespace: str) -> Path:
-    """The file that a start locks, so that two of one user are made one after the other."""
+    """The file that a start locks, so that two of one user are made one after the other; OSError: no folder."""
     return _folder() / f"{namespace}.lock"
 
 
@@ -80,10 +82,20 @@ def _listens(address: str) -> bool:
 
 
 def _folder() -> Path:
-    folder = Path(os.environ.get(HOME) or Path.home() / ".raymq")
+    """The folder, made if it is not there; OSError if there can be none that is this user's own."""
     try:
+        folder = Path(os.environ.get(HOME) or Path.home() / ".raymq")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # a user without a home of its own
+    except (OSError, RuntimeError):  # a user without a home of its own
         folder = Path(tempfile.gettempdir()) / f"raymq-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        _check_own(folder)
     return folder
+
+
+def _check_own(folder: Path) -> None:
+    """PermissionError for a folder, in a place where all may write, that somebody else made or could have filled."""
+    is_like = folder.lstat()
+    if not stat.S_ISDIR(is_like.st_mode) or is_like.st_uid != os.getuid() or is_like.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a folder of this user alone, set {HOME} to another one")

@@ -7,10 +7,9 @@ keep whether the start was finished, so that nobody takes half a cluster for a w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from raymq.actors.hosting import PATIENCE_SECONDS
 from raymq.actors.naming import SCHEDULER_NAME, broker_name, name_server_name
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
 from raymq.actors.spec import make_broker, make_name_server, make_scheduler
-from raymq.cluster import found, ray_runtime
+from raymq.cluster import ray_runtime
 from raymq.cluster.config import ClusterConfig
+from raymq.cluster.start_lock import alone
 from raymq.storage import json_file
 
 #: An actor has this long to start: a store that was killed is recovered first.
@@ -45,9 +45,10 @@ def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
 
     Raises:
         InvalidInput: the cluster runs with other arguments, or the directory cannot be used.
+        BrokerUnavailable: another start is in the way and does not come to its end.
         RayMQError: what keeps an actor from coming up. What this call made is gone again.
     """
-    with _alone(namespace):
+    with alone(namespace):
         before = set(names(namespace))
         if name_server_name(0) in before:
             _check_same(namespace, arguments)
@@ -212,11 +213,3 @@ def _check_same(namespace: str, arguments: Arguments) -> None:
             f"what the cluster in namespace {namespace} was started with: {shown}",
             {key: arguments[key] for key in differing},
         )
-
-
-@contextlib.contextmanager
-def _alone(namespace: str) -> Iterator[None]:
-    """Keep other starts of this user in this namespace waiting: they find a whole cluster then."""
-    with found.lock_file(namespace).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

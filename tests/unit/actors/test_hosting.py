@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raymq.actors.broker_service import BrokerService
+from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.hosting import Hosted
 from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.storage import json_file
 from raymq.storage.errors import StoreFull
+from tests.polling import poll_until
 
 PROGRAM = """
 import sys
@@ -51,6 +55,34 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
     assert again.wait(20.0, 10.0).address == address
     assert not failures
     again.stop()
+
+
+class Listening:
+    """A service that is up."""
+
+    address = "127.0.0.1:1"
+
+    async def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()])
+def test_whatever_a_start_raises_it_is_told_and_tried_again(error: BaseException) -> None:
+    tries: list[int] = []
+    goes = threading.Event()
+
+    async def start() -> Listening:
+        tries.append(1)
+        if not goes.is_set():
+            raise error
+        return Listening()
+
+    hosted = Hosted("broker-a", EventLoopThread("broker-a"), start)
+    poll_until(lambda: len(tries) > 1, what="it is tried again")
+    with pytest.raises(BrokerUnavailable, match=f"does not start: {type(error).__name__}"):
+        hosted.get()
+    goes.set()
+    assert hosted.wait(20.0, 20.0).address == Listening.address
+    hosted.stop()
 
 
 @pytest.mark.parametrize("name_server", ["127.0.0.1:99999", "127.0.0.1:-5", "a..b:9876", "nowhere", ""])

@@ -1,0 +1,129 @@
+"""Starts of one user in one namespace, one after the other; and where the files of a user's clusters lie."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from raymq.client.errors import BrokerUnavailable, InvalidInput
+from raymq.cluster import found
+from raymq.cluster.start_lock import alone
+
+OTHER = """
+import sys
+from raymq.cluster.start_lock import alone
+with alone("one"):
+    print("has it", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(found.HOME, str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@contextmanager
+def another_start() -> Iterator[subprocess.Popen[str]]:
+    """A process that has the lock until its input is closed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as it:
+        try:
+            assert it.stdout is not None
+            assert it.stdout.readline() == "has it\n"
+            yield it
+        finally:
+            it.kill()
+
+
+def test_a_start_that_was_stopped_is_named_with_what_to_do() -> None:
+    with another_start() as other:
+        os.kill(other.pid, signal.SIGSTOP)
+        with (
+            pytest.raises(BrokerUnavailable, match=f"process {other.pid} .* was stopped") as caught,
+            alone("one", 60, 0.1),
+        ):
+            pass
+        assert f"kill -CONT {other.pid}" in str(caught.value)
+
+
+def test_a_start_that_takes_too_long_is_named() -> None:
+    with another_start() as other:
+        with pytest.raises(BrokerUnavailable, match=f"process {other.pid} .* has not finished"), alone("one", 0.1, 60):
+            pass
+        with alone("another namespace", 0.1):
+            pass
+
+
+def test_a_start_that_ends_or_is_killed_lets_the_next_one_in() -> None:
+    for end in ("closes", "is killed"):
+        with another_start() as other:
+            assert other.stdin is not None
+            if end == "closes":
+                other.stdin.close()
+            else:
+                other.kill()
+            with alone("one", 30):
+                pass
+            with alone("one", 0.0):
+                pass
+
+
+def test_a_lock_file_with_anything_in_it_does_not_matter(home: Path) -> None:
+    for content in (b"", b"none", b"-1", b"9" * 100):
+        found.lock_file("one").write_bytes(content)
+        with alone("one", 0.0):
+            assert found.lock_file("one").read_text() == str(os.getpid())
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that a user without a home gets, not made yet."""
+    monkeypatch.delenv(found.HOME)
+    monkeypatch.setenv("HOME", "/dev/null/nowhere")
+    monkeypatch.setattr(found.tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"raymq-{os.getuid()}"
+
+
+def test_a_user_without_a_home_has_a_folder_of_its_own(temporary: Path) -> None:
+    found.save("one", ["127.0.0.1:9876"], None, None)
+    known = found.load("one")
+    assert known is not None
+    assert known.name_servers == ("127.0.0.1:9876",)
+    assert temporary.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("made", ["mode 777", "by another user", "as a link", "as a file"])
+def test_a_folder_that_somebody_else_may_have_filled_is_not_believed(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    other = tmp_path / "other"
+    if made == "as a link":
+        other.mkdir(mode=0o700)
+        temporary.symlink_to(other)
+    elif made == "as a file":
+        temporary.touch()
+    else:
+        temporary.mkdir(mode=0o700)
+    if made != "as a file":
+        (temporary / "one.json").write_text('{"name_servers": ["6.6.6.6:9876"]}')
+    if made == "mode 777":
+        temporary.chmod(0o777)
+    if made == "by another user":
+        mine = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+        temporary.rename(tmp_path / f"raymq-{mine + 1}")
+    assert found.load("one") is None
+    found.save("one", ["127.0.0.1:9876"], None, None)
+    assert found.load("one") is None
+    with pytest.raises(InvalidInput, match=found.HOME), alone("one", 0.0):
+        pass
