@@ -86,6 +86,7 @@ class Checker:
             or len(properties) > layout.MAX_PROPERTIES_BYTES
             or tail[topic_end] << 8 | tail[topic_end + 1] != len(properties)
             or not properties[-1]
+            or _may_look_missing(properties)
             or (check_crc and crc.crc32(record[layout.OFFSET_BODY : topic_at]) & layout.CRC_MASK != body_crc)
         ):
             return self._single(record, size, 0, check_crc)
@@ -131,8 +132,11 @@ class Checker:
             or end > self._max_record_bytes
         ):
             raise self._refusal(index, queue_id, sys_flag, body_bytes, end - properties_at, end)
+        properties = tail[properties_at - topic_at :]
+        if _may_look_missing(properties):
+            raise _zeros(index)
         late = layout.IPV6_SHIFT if sys_flag & layout.SYS_FLAG_BORN_IPV6 else 0
-        return Single(record, (topic, queue_id), late, *_hashes(tail[properties_at - topic_at :], prefix))
+        return Single(record, (topic, queue_id), late, *_hashes(properties, prefix))
 
     def _learn_topic(self, name: bytes, index: int) -> tuple[str, bytes]:
         try:
@@ -149,10 +153,17 @@ class Checker:
         limits = self._max_body_bytes, layout.MAX_PROPERTIES_BYTES, self._max_record_bytes
         largest = int(bodies.max()), int(properties.max()), int(sizes.max())
         if int(bodies.min()) > 0 and all(map(le, largest, limits)) and not batch.any_flags & _UNWANTED_FLAGS:
+            if largest[1] >= layout.SECTOR_BYTES:
+                self._check_zeros(batch)
             return
         bad = (bodies < 1) | (bodies > limits[0]) | (properties > limits[1]) | (sizes > limits[2])
         i = int(np.argmax(bad | ((batch.sys_flags & _UNWANTED_FLAGS) != 0)))
         raise self._refusal(i, 0, int(batch.sys_flags[i]), int(bodies[i]), int(properties[i]), int(sizes[i]))
+
+    def _check_zeros(self, batch: Batch) -> None:
+        for i in np.flatnonzero(batch.ends - batch.properties_at >= layout.SECTOR_BYTES).tolist():
+            if _may_look_missing(bytes(batch.records[int(batch.properties_at[i]) : int(batch.ends[i])])):
+                raise _zeros(i)
 
     def _refusal(
         self, index: int, queue_id: int, sys_flag: int, body_bytes: int, properties_bytes: int, record_bytes: int
@@ -170,6 +181,15 @@ class Checker:
         else:
             limit, actual = f"at most {self._max_record_bytes} bytes", record_bytes
         return InvalidInput("records", f"record {index}: {limit}", actual)
+
+
+def _may_look_missing(properties: bytes) -> bool:
+    """Whether a sector of them may be all zeros: recovery takes such a one for one that did not get to the disk."""
+    return len(properties) >= layout.SECTOR_BYTES and b"\0" in properties
+
+
+def _zeros(index: int) -> InvalidInput:
+    return InvalidInput("records", f"record {index}: properties without \\x00", "some")
 
 
 def _hashes(properties: bytes, prefix: bytes) -> tuple[int, list[int]]:

@@ -104,6 +104,8 @@ OFFSET_BODY: Final = HEADER.size
 
 CRC_MASK: Final = 0x7FFFFFFF
 MAX_PROPERTIES_BYTES: Final = 32_767
+#: What a disk writes whole or not at all. Many write more at once, none less.
+SECTOR_BYTES: Final = 512
 MAX_TOPIC_BYTES: Final = 255
 MAX_TOPIC_BYTES_V1: Final = 127
 #: Header, topic length and properties length; a record of version 1 with nothing in it.

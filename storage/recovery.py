@@ -116,7 +116,7 @@ def recover(
         queued = np.empty(0, np.bool_)
         if batch is not None:
             known_bytes = None if trusted or state is None else known_end - position
-            batch, queued, reason = _sound_part(batch, deleted, placement, known_bytes)
+            batch, queued, reason = _sound_part(batch, deleted, placement, known_bytes, log.files.file_at(position))
         if batch is not None:
             report.records += len(batch)
             log.walk_start.note(position)
@@ -228,21 +228,22 @@ def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
 
 
 def _sound_part(
-    batch: Batch, deleted: Mapping[str, int], placement: Placement, known_bytes: int | None
+    batch: Batch, deleted: Mapping[str, int], placement: Placement, known_bytes: int | None, file: MappedFile
 ) -> tuple[Batch | None, npt.NDArray[np.bool_], str]:
     """The records before the first that cannot be as it was written, though its CRC is right; why there is none.
 
     Args:
         known_bytes: how much of the batch was surely on disk; of the rest pages may be missing. None = all.
+        file: what the batch is in.
 
     Returns:
         The records, which of them have an entry in a queue (no half messages, none of a topic deleted behind them).
     """
     count, reason = len(batch), ""
     if known_bytes is not None and known_bytes < len(batch.records):
-        # A page that did not get to the disk is all zeros, and properties hold no zeros.
+        begin = int(batch.physical_offsets[0]) - file.start
         spans = zip(batch.properties_at.tolist(), batch.ends.tolist(), strict=True)
-        count = next((i for i, (at, end) in enumerate(spans) if b"\0" in bytes(batch.records[at:end])), count)
+        count = next((i for i, (at, end) in enumerate(spans) if _has_hole(file, begin + at, begin + end)), count)
         reason = "a hole in the properties"
     kind = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
     queued: npt.NDArray[np.bool_] = (kind == 0) | (kind == layout.SYS_FLAG_TRANSACTION_COMMIT)
@@ -258,6 +259,17 @@ def _sound_part(
     if count == 0:
         return None, queued, reason
     return parse(batch.records[: int(batch.starts[count])], batch.sizes[:count].astype(np.int32)), queued[:count], ""
+
+
+def _has_hole(file: MappedFile, begin: int, end: int) -> bool:
+    """Whether of the properties begin..end of a file something did not get to the disk.
+
+    Then a sector is all zeros; properties of that length with zeros in them are not taken in.
+    """
+    if b"\0" not in bytes(file.view[begin:end]):
+        return False
+    sectors = range(begin - begin % layout.SECTOR_BYTES, end, layout.SECTOR_BYTES)
+    return not all(any(file.view[at : at + layout.SECTOR_BYTES]) for at in sectors)
 
 
 def _follower(

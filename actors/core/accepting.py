@@ -109,6 +109,8 @@ class Accepting:
         _strip(draft)
         self._give_up(draft)
         told = draft.properties
+        if any("\0" in part for pair in told.items() for part in pair):
+            raise _with_zeros()
         unique_key = told[names.UNIQ_KEY] = told.get(names.UNIQ_KEY) or self._unique_keys.one()
         told[names.CLUSTER] = self._cluster
         topic, queue_id = draft.topic, draft.queue_id
@@ -221,9 +223,11 @@ class Accepting:
     def _completing(self, members: Sequence[Member], common: Mapping[str, str]) -> Steps[list[Member]]:
         """The messages of a batch with all the properties that they are stored with."""
         told = b"".join([member.properties for member in members])
+        before, after = encode_properties(common), encode_properties({names.CLUSTER: self._cluster})
+        if b"\0" in told or b"\0" in before:
+            raise _with_zeros()
         if any(mark in told for mark in _WATCHED):
             members = yield from mapped(_checked, members, AT_ONCE)
-        before, after = encode_properties(common), encode_properties({names.CLUSTER: self._cluster})
 
         def completed(member: Member) -> Member:
             return Member(member.flag, member.body, before + self._keyed(member.properties) + after)
@@ -270,6 +274,10 @@ def _checked(member: Member) -> Member:
     if kind is not Kind.NORMAL:
         raise MessageIllegal("batch", "messages that come at once", kind.value)
     return Member(member.flag, member.body, encode_properties(told))
+
+
+def _with_zeros() -> MessageIllegal:
+    return MessageIllegal("properties", "without \\x00, which our own producers refuse, too", "some")
 
 
 def _illegal(error: InvalidInput) -> MessageIllegal:

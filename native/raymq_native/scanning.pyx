@@ -38,6 +38,7 @@ cdef enum:
     HASH_SIGN = 0x23
     UNUSUAL_FLAGS = 0x34  # a prepared transaction (its bit is a rolled back one's, too), IPv6 hosts
     MOST_PROPERTIES = 32767
+    SECTOR = 512
 
 cdef struct Parts:
     int64_t body_at
@@ -272,7 +273,8 @@ def scan_one(record not None, bint check_crc, int64_t most_body, int64_t most_re
 
     Returns:
         (topic, queue id, tags code, index hashes of its keys); None if it is not sound, breaks a limit, or is not of the
-        usual kind: version 1, IPv4, no prepared transaction, with properties, its tag and keys ASCII.
+        usual kind: version 1, IPv4, no prepared transaction, with properties in which no sector can be all zeros, its
+        tag and keys ASCII.
     """
     cdef Py_buffer held
     PyObject_GetBuffer(record, &held, PyBUF_SIMPLE)
@@ -295,6 +297,8 @@ cdef object one_of(const uint8_t *record, int64_t size, bint check_crc, int64_t 
     if load_i32(record + AT_MAGIC) != MAGIC_V1 or not locate(record, size, check_crc, &parts):
         return None
     if not 0 < parts.body_length <= most_body or not 0 < size - parts.properties_at <= MOST_PROPERTIES:
+        return None
+    if size - parts.properties_at >= SECTOR and memchr(record + parts.properties_at, 0, size - parts.properties_at) != NULL:
         return None
     found = find(record + parts.properties_at, record + size)
     if not ascii_hash(record + parts.topic_at, parts.topic_length, &topic_hash):

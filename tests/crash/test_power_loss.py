@@ -55,7 +55,9 @@ def record(number: int, random_: random.Random) -> bytes:
     # Some bodies and some properties are longer than a page, so that one of their pages may be missing.
     body = b"%d:" % number + bytes([65 + number % 26]) * random_.choice((1, 20, 700))
     keys = " ".join([f"k{number}"] + ["x" * 60] * random_.choice((0, 0, 0, 25)))
-    return make_record(body, topic="t", queue_id=number % 3, keys=keys, unique_key=f"u{number}")
+    # A zero that was sent is no page that is missing.
+    tags = None if "x" in keys else random_.choice((None, "a\0b"))
+    return make_record(body, topic="t", queue_id=number % 3, keys=keys, unique_key=f"u{number}", tags=tags)
 
 
 def number_of(body: bytes) -> int:
@@ -79,7 +81,8 @@ def check(directory: Path, written: Written) -> int:
                 each.queue_offset,
                 each.physical_offset,
             )
-            assert "\0" not in str(each.properties)
+            assert each.properties.pop("TAGS", "a\0b") == "a\0b"
+            assert not any("\0" in text for pair in each.properties.items() for text in pair)
             per_queue[each.queue_id].append(number)
         for queue_id, expected in per_queue.items():
             if not expected and queue_id not in store.queues("t"):

@@ -104,6 +104,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[RayMQError], str]] = {
     "properties too long": ({"properties": {"p": LONG}}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "properties too long with ours": ({"properties": {"p": LONG[:-10]}}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a separator in a value": ({"properties": {"p": "a\x01b"}}, MessageIllegal, "MESSAGE_ILLEGAL"),
+    "a zero byte in a value": ({"properties": {"p": "a\0b"}}, MessageIllegal, "MESSAGE_ILLEGAL"),
+    "a zero byte in a name": ({"properties": {"p\0": "a"}}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a flag beyond its field": ({"flag": 1 << 31}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a sys flag beyond its field": ({"sys_flag": 1 << 31}, MessageIllegal, "MESSAGE_ILLEGAL"),
     "a born time beyond its field": ({"born_timestamp_ms": 1 << 63}, MessageIllegal, "MESSAGE_ILLEGAL"),

@@ -94,6 +94,8 @@ REFUSED: dict[str, tuple[list[bytes], dict[str, Any], type[RayMQError]]] = {
     "an empty body": ([GOOD, member(b"", {})], {}, MessageIllegal),
     "too many bytes": ([GOOD] * 130, {}, MessageIllegal),
     "properties too long": ([member(b"b", {"p": "x" * 3_000})], {"properties": {"q": "x" * 32_000}}, MessageIllegal),
+    "a zero byte": ([GOOD, member(b"b", {"p": "a\0b"})], {}, MessageIllegal),
+    "a zero byte of all": ([GOOD], {"properties": {"p": "a\0b"}}, MessageIllegal),
     "a delayed one": ([GOOD, member(b"b", {"DELAY": "1"})], {}, MessageIllegal),
     "one for a time": ([GOOD, member(b"b", {"TIMER_DELIVER_MS": "1"})], {}, MessageIllegal),
     "one of a transaction": ([GOOD, member(b"b", {"TRAN_MSG": "true"})], {}, MessageIllegal),

@@ -33,6 +33,23 @@ def found(call: object) -> object:
     return bytes(single.record), *single[1:]
 
 
+@pytest.mark.parametrize("zeros", [1, 600])
+def test_long_properties_hold_no_zeros(zeros: int) -> None:
+    """Recovery must be able to tell them from a sector that did not get to the disk."""
+    checker = Checker(100, 1 << 16)
+    checker.one(memoryview(RECORDS["key"]), True)
+    sound = make_record(unique_key="U1", keys="k" * 600)
+    bad = make_record(unique_key="U1", keys="k" * (600 - zeros) + "\0" * zeros)
+    for records in ([bad], [bad, sound], [sound, bad], [*[sound] * 100, bad]):
+        sizes = np.array([len(record) for record in records], np.int32)
+        for check in (checker.few, checker.many):
+            with pytest.raises(InvalidInput, match=rf"record {records.index(bad)}: properties without"):
+                check(memoryview(b"".join(records)), sizes, True)
+    with pytest.raises(InvalidInput, match="record 0: properties without"):
+        checker.one(memoryview(bad), True)
+    checker.one(memoryview(sound), True)
+
+
 @pytest.mark.parametrize("check_crc", [True, False])
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_damaged_byte_and_every_cut(name: str, check_crc: bool) -> None:
