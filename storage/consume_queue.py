@@ -307,14 +307,9 @@ class ConsumeQueue:
             # Else they would come into files that nobody looks at until the log loses its next one.
             with contextlib.suppress(StoreError):
                 self._writer.write(self)
-        end = self._files.start
-        for start in self._files.starts[:-1]:
-            following = start + self._files.file_bytes
-            physical_offset, size, _ = self.entry(following // ENTRY_BYTES - 1)
-            if size != FILLER_SIZE and physical_offset >= log_min:
-                break
-            end = following
-        detached = self._files.detach_before(end)
+        if self.trimmed_to != log_min:
+            self.trim(log_min)
+        detached = self._files.detach_before(self.min_offset * ENTRY_BYTES)
         if detached:
             self._first = self._files.start // ENTRY_BYTES
             self.min_offset = max(self.min_offset, self._first)

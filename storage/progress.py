@@ -288,7 +288,7 @@ class Progress:
         self.journal = Journal(journal, writable=writable, on_failure=on_failure)
         for entry in self.journal.entries:
             if entry[0] != _DELAY or remains.has(entry[-1]):
-                self._apply(entry)
+                self.apply(entry)
         clamped = self._clamp()
         self.consumer_offsets = ConsumerOffsets(self)
         self.delay_progress = DelayProgress(self)
@@ -324,7 +324,7 @@ class Progress:
             rewritten: then nobody knows whether the entry outlives the machine, and nothing is committed any more.
         """
         self.journal.append(entry)
-        self._apply(entry)
+        self.apply(entry)
         if self.journal.length >= self._fold_at:
             self._fold_at = self.journal.length + _FOLD_BYTES
             # The entry is safe in the journal; a failed fold is tried again when as much has come in.
@@ -351,7 +351,8 @@ class Progress:
             self._save(sure_delays, sure_log_end)
             self.journal.settle()
 
-    def _apply(self, entry: tuple[Any, ...]) -> None:
+    def apply(self, entry: tuple[Any, ...]) -> None:
+        """What an entry says, in memory."""
         kind, *rest = entry
         if kind in (_CONSUMER, _RESET):
             group, topic, queue_id, offset = rest
@@ -486,9 +487,14 @@ class ConsumerOffsets:
         return list(self._progress.consumers)
 
     def delete(self, group: str, topic: str) -> None:
-        """Forget the group's offsets of one topic."""
+        """Forget the group's offsets of one topic: at once, then in the journal (it raises if not)."""
         if topic in self._progress.consumers.get(group, {}):
-            self._progress.commit((_CONSUMER_GONE, group, topic))
+            gone = (_CONSUMER_GONE, group, topic)
+            try:
+                self._progress.commit(gone)
+            except StoreError:
+                self._progress.apply(gone)
+                raise
 
 
 class DelayProgress:

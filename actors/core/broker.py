@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -268,11 +269,10 @@ class BrokerCore:
         return place
 
     def _forget_topic(self, topic: str) -> None:
-        """The topic was deleted."""
-        self.offsets.forget_topic(topic)
-        self.pop.forget_topic(topic)
-        self.producers.forget_topic(topic)
-        self.dead_letters.forget_topic(topic)
+        """The topic was deleted. A disk that does not take what one says of it keeps none of the others from it."""
+        with ExitStack() as each:
+            for owner in (self.offsets, self.pop, self.producers, self.dead_letters):
+                each.callback(owner.forget_topic, topic)
 
     def is_open(self, lane: tuple[str, int]) -> bool:
         """Whether `check_writable` has let that queue pass since topics were changed last."""

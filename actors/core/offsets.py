@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from raymq.actors.core.group_settings import GroupSettings
 from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetReset
@@ -159,8 +160,9 @@ class GroupOffsets:
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: no reset waits for it, and a new one of that name is consumed from its beginning."""
-        for group in self._offsets.groups():
-            self._offsets.delete(group, topic)
+        with ExitStack() as each:  # all of them, also behind one that the disk did not take
+            for group in self._offsets.groups():
+                each.callback(self._offsets.delete, group, topic)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         low, high = self._bounds(topic, queue_id)

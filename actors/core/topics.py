@@ -13,6 +13,7 @@ from typing import Final
 from raymq.actors.errors import InvalidInput, PermissionDenied, TopicExists, TopicNotFound, UnknownAttribute
 from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, QueueData
+from raymq.storage.errors import StoreError
 from raymq.storage.json_file import DataVersion
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
@@ -164,7 +165,13 @@ class Topics:
             raise PermissionDenied(f"{name} is one of the system's own topics")
         if name not in self:
             return False
-        self._store.delete_topic(name)
+        before = self._store.incarnation(name)
+        try:
+            self._store.delete_topic(name)
+        except StoreError:
+            if self._store.incarnation(name) != before:  # its queues are gone, and its settings could not be deleted
+                self._on_delete(name)
+            raise
         self._on_delete(name)
         self._store.sync_progress()  # or a loss of power brings old offsets back, to a topic that was made again
         return True

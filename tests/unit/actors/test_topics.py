@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,10 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue
 from raymq.client import Message
+from raymq.storage.errors import StoreFull
+from raymq.storage.file_calls import replaced
 from raymq.storage.json_file import DataVersion
+from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 
 
@@ -47,6 +52,19 @@ def test_a_change_survives_a_crash(bench: Bench) -> None:
     assert (known.read_queues, known.write_queues, known.perm, known.order) == (3, 2, 4, True)
     assert known.attributes == {"message.type": "FIFO"}
     assert (known.to_json()["topicFilterType"], known.to_json()["topicSysFlag"]) == ("MULTI_TAG", 1)
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_deletion_that_a_full_disk_stops_leaves_no_offsets_on_new_queues(bench: Bench, nth: int) -> None:
+    bench.core.topics.create("t", 1)
+    bench.core.ensure_group("g")
+    bench.append(*(Message("t", b"%d" % n) for n in range(20)))
+    bench.core.offsets.commit("g", "t", 0, 15)
+    calls = FaultyCalls("write", nth, errno.ENOSPC)
+    with replaced(calls), contextlib.suppress(StoreFull):
+        bench.core.topics.delete("t")
+    _, end = bench.core.bounds("t", 0) if "t" in bench.core.topics else (0, 0)
+    assert (end, bench.core.offsets.get("g", "t", 0)) in ((20, 15), (0, None))
 
 
 def test_attributes_are_set_and_removed_one_by_one(bench: Bench) -> None:

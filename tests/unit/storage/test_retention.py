@@ -175,6 +175,28 @@ def test_entries_that_never_came_into_files_go_with_their_messages(tmp_path: Pat
     assert int(first) // 20 <= minimum < int(first) // 20 + 16
 
 
+@pytest.mark.parametrize("damage", ["filler", "a place below zero", "a size below zero"])
+def test_a_damaged_entry_takes_no_file_of_messages_that_are_there(tmp_path: Path, damage: str) -> None:
+    clock = Clock()
+    with Store.open(tmp_path, SMALL, now_ms=clock) as store:
+        for i in range(100):
+            append(store, make_record(b"%03d" % i))
+    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    content = bytearray(file.read_bytes())
+    at = 15 * 20  # the last one of its file
+    if damage == "filler":
+        content[at : at + 20] = bytes(8) + b"\x7f\xff\xff\xff" + bytes(8)
+    else:
+        content[at if "place" in damage else at + 8] ^= 0x80
+    file.write_bytes(content)
+    with Store.open(tmp_path, SMALL, now_ms=clock) as store:
+        finish(store)
+        assert file.exists()
+        assert store.min_offset("orders", 0) == 0
+        with store.read("orders", 0, 0, 15) as lease:
+            assert [record.body for record in lease.messages()] == [b"%03d" % i for i in range(15)]
+
+
 def test_never_the_newest_file_and_never_what_is_not_on_disk(tmp_path: Path) -> None:
     clock = Clock()
     with filled(tmp_path, clock, flush_interval_ms=600_000) as store:
