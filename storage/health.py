@@ -3,15 +3,24 @@
 After a failed fsync nobody knows what is on disk, while the memory of the machine shows what should be. So the store
 refuses all further writes, and the next opening is told to trust memory no more than after a loss of power: the
 marker file, made when the store was opened, is gone then (removing a file needs no room, writing one might).
+
+A disk that went away and is read-only then does not remove it either. So the machine's memory is told, too: it forgets
+what it is told when the machine is started anew, and so does not know more than it has to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 from pathlib import Path
+from typing import Final
 
 from raymq.storage import fileutil
 from raymq.storage.errors import StoreError, StoreFailed
+
+#: A file system in memory, as Linux has one. Where there is none, the marker alone is asked.
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the files are empty
 
 
 class Health:
@@ -23,10 +32,13 @@ class Health:
         self._failure: BaseException | None = None
         #: Whether nothing has failed since the store was opened.
         self.good = True
-        self.was_good = marker.exists()
+        self.was_good = marker.exists() and not os.path.lexists(_told(marker))
 
     def certify(self) -> None:
         """What is on disk is known again. StoreFull, StoreFailed as `fileutil.replace`."""
+        if self._marker.exists():
+            with contextlib.suppress(OSError):
+                _told(self._marker).unlink(missing_ok=True)
         fileutil.replace(self._marker, b"")
 
     def check(self) -> None:
@@ -39,5 +51,14 @@ class Health:
         if self._failure is None:
             self._failure = error
             self.good = False
-            with contextlib.suppress(StoreError):
+            try:
                 fileutil.remove(self._marker)
+            except StoreError:
+                with contextlib.suppress(OSError):
+                    _told(self._marker).touch(mode=0o600)
+
+
+def _told(marker: Path) -> Path:
+    """Where the machine is told of it. A copy of the store, or what is made in its place, has another marker."""
+    name = hashlib.sha256(f"{marker.resolve()} {marker.stat().st_ino}".encode()).hexdigest()[:32]
+    return _MEMORY / f"raymq-{name}-failed"

@@ -1,0 +1,53 @@
+"""A store's disk that failed is not trusted by the next opening, whatever it still takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import health as health_module
+from raymq.storage.errors import StoreFailed
+from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.health import Health
+
+
+class ReadOnly(FileCalls):
+    """A disk that went away, and came back as one that nobody may write to."""
+
+    def unlink(self, path: Path) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(health_module, "_MEMORY", tmp_path / "memory")
+
+
+@pytest.mark.parametrize("calls", [FileCalls(), ReadOnly()], ids=["writable", "read-only"])
+def test_a_failure_is_known_to_the_next_opening(tmp_path: Path, calls: FileCalls) -> None:
+    marker = tmp_path / "healthy"
+    health = Health(marker)
+    assert not health.was_good
+    health.certify()
+    assert Health(marker).was_good
+    with replaced(calls):
+        health.fail(OSError(5, "Input/output error"))
+    with pytest.raises(StoreFailed):
+        health.check()
+    assert not Health(marker).was_good
+    again = Health(marker)
+    again.certify()
+    assert Health(marker).was_good, "what is on disk is known again"
+
+
+def test_a_store_in_the_place_of_one_that_failed_is_another(tmp_path: Path) -> None:
+    marker = tmp_path / "healthy"
+    health = Health(marker)
+    health.certify()
+    with replaced(ReadOnly()):
+        health.fail(OSError(5, "Input/output error"))
+    (tmp_path / "another").write_bytes(b"")
+    (tmp_path / "another").replace(marker)
+    assert Health(marker).was_good
