@@ -1,8 +1,9 @@
 """The store beside what the machine can do at all: `python bench_store.py [--json] [--quick] [--only WORD...]`.
 
 Every rate stands beside a baseline that was taken in the same run, for a machine has good and bad hours: copying
-memory into a mapping whose pages are present, `os.pwrite` of the same bytes, a bare fdatasync. A goal is compared with
-the ratio wherever it is one.
+memory into a mapping whose pages are present, `os.pwrite` of the same bytes, a bare fdatasync. No row has a
+goal: a rate that another machine reached on another day says nothing of this one, and RocketMQ's store code, which
+would be the measure, needs a JVM that not every machine has.
 """
 
 from __future__ import annotations
@@ -51,8 +52,6 @@ class Row:
     unit: str
     baseline: str = ""
     ratio: float | None = None
-    goal: str = ""
-    reached: bool | None = None
 
 
 class Bench:
@@ -66,7 +65,6 @@ class Bench:
 
     def add(self, name: str, value: float, unit: str, **rest: object) -> None:
         row = Row(name, float(value), unit, **rest)  # type: ignore[arg-type]
-        row.reached = None if row.reached is None else bool(row.reached)
         self.rows.append(row)
         print(show(row), file=sys.stderr, flush=True)
 
@@ -82,8 +80,7 @@ class Bench:
 
 def show(row: Row) -> str:
     ratio = "" if row.ratio is None else f"{row.ratio:7.0%} of {row.baseline}"
-    goal = "" if row.reached is None else f"goal {row.goal}: {'reached' if row.reached else 'MISSED'}"
-    return f"{row.name:<58} {row.value:>12,.1f} {row.unit:<10} {ratio:<20} {goal}"
+    return f"{row.name:<58} {row.value:>12,.1f} {row.unit:<10} {ratio}".rstrip()
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -178,15 +175,11 @@ def append_batches(bench: Bench) -> None:
                         "GB/s",
                         baseline="memcpy",
                         ratio=copy / took,
-                        goal="50%" if body_bytes == 1024 else "",
-                        reached=copy / took >= 0.5 if body_bytes == 1024 else None,
                     )
                     bench.add(
                         "   the same",
                         count / took / 1e6,
                         "M/s",
-                        goal="3 M/s" if body_bytes == 100 else "",
-                        reached=count / took >= 3e6 if body_bytes == 100 else None,
                     )
             if keys:
                 continue
@@ -229,8 +222,6 @@ def fetch(bench: Bench, store: Store, target: Prefaulted, label: str, *, check_c
         "GB/s",
         baseline="memcpy",
         ratio=copy / took,
-        goal="40%",
-        reached=copy / took >= 0.4,
     )
     bench.add("   the same", float(np.median(counts)) / took / 1e6, "M/s")
 
@@ -264,7 +255,7 @@ def one_by_one(bench: Bench) -> None:
     with bench.fresh() as directory, Store.open(directory, CONFIG) as store:
         settle(store)
         took = min(seconds(append_all) for _ in range(5)) / len(singles)
-        bench.add("append one by one, 100 B, key and tag", 1 / took, "/s", goal="60,000/s", reached=1 / took >= 60_000)
+        bench.add("append one by one, 100 B, key and tag", 1 / took, "/s")
         bench.add("   the same, in calls of an empty Python function", took / empty_call_seconds(), "")
 
 
@@ -280,9 +271,7 @@ def query(bench: Bench) -> None:
         chosen = np.random.default_rng(1).integers(0, count, 2000).tolist()
         times = [seconds(lambda: store.query("orders", f"order-{n}", 0, 1 << 60, 32)) for n in chosen]  # noqa: B023
         typical, late = np.percentile(times, (50, 99)) * 1e6
-        bench.add(
-            f"query by key, {2 * count:,} keys in full files", typical, "us", goal="200 us", reached=typical < 200
-        )
+        bench.add(f"query by key, {2 * count:,} keys in full files", typical, "us")
         bench.add("   the same, p99", late, "us")
 
 
@@ -318,9 +307,7 @@ def recovery(bench: Bench) -> None:
         took = time.perf_counter() - begin
         records = store.recovery.records
         store.close()
-        bench.add(
-            f"recovery of an unclean {size // MIB} MiB, {records:,} records", took, "s", goal="2 s", reached=took < 2
-        )
+        bench.add(f"recovery of an unclean {size // MIB} MiB, {records:,} records", took, "s")
 
 
 def many_queues(bench: Bench) -> None:
@@ -343,10 +330,8 @@ def many_queues(bench: Bench) -> None:
         )
         told = json.loads(done.stdout)
         took, added = told["seconds"], told["anonymous"]
-        bench.add(f"open with {topics * 10:,} queues", took, "s", goal="2 s", reached=took < 2)
-        bench.add(
-            "   the same, memory added (anonymous)", added / MIB, "MiB", goal="500 MiB", reached=added < 500 * MIB
-        )
+        bench.add(f"open with {topics * 10:,} queues", took, "s")
+        bench.add("   the same, memory added (anonymous)", added / MIB, "MiB")
         bench.add("   the same, descriptors of the process", told["descriptors"], "")
         bench.add("   the same, mappings of the process", told["mappings"], "")
 
@@ -421,7 +406,7 @@ def rolling(bench: Bench) -> None:
             bench.add(f"   letting go of {deleted} files, longest run", max(deletions) * 1e3, "ms")
     quiet = p999.pop("nothing beside it")
     for name, late in p999.items():
-        bench.add(f"   {name}: adds at p99.9", late - quiet, "ms", goal="2 ms", reached=late - quiet < 2)
+        bench.add(f"   {name}: adds at p99.9", late - quiet, "ms")
 
 
 def group_commit(bench: Bench) -> None:
