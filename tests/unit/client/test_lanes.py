@@ -148,7 +148,8 @@ def test_parked_messages_hold_up_no_others_up_to_a_bound() -> None:
             for finished in lane.done(taken, levels, 0.0).finished:
                 process.finish(finished.queue_offset)
                 delivered += 1
-        process.validate()
+        if offset % 100 == 0:  # it looks at all that is parked
+            process.validate()
         assert process.next_offset <= 10 * MAX_PARKED + 1
     assert process.parked == MAX_PARKED
     assert delivered == 9 * (MAX_PARKED - 1)
