@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
+from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.idempotent_sending import IdempotentSender
 from raymq.actors.pooling import PooledSends
 from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
 from raymq.actors.sending import Sent, Terms, make_sender
+from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.tls import client_context
 
@@ -48,10 +50,11 @@ class Producer:
     def __init__(self, spec: ProducerSpec) -> None:
         self._loop = EventLoopThread("producer")
         self._under_way = 0
+        #: Whether it takes no more sends: what came now would die with it, unanswered.
+        self._ending = False
         self._used_at = time.monotonic()
         self._idle_seconds = spec.idle_seconds
         self._plain, self._numbered = self._loop.run(self._open(spec))
-        self._loop.submit(self._end_idle())
 
     def pid(self) -> int:
         """Its process."""
@@ -68,14 +71,19 @@ class Producer:
         sends = self._numbered if idempotent else self._plain
         self._under_way += 1
         try:
+            if self._ending:
+                raise BrokerUnavailable("the shared producer", "it ends, since nobody used it")
             return await asyncio.wrap_future(self._loop.submit(sends.send(topic, bytearray(records), sizes, terms)))
         finally:
             self._used_at = time.monotonic()
             self._under_way -= 1
 
     async def _end_idle(self) -> None:
-        while self._under_way or time.monotonic() - self._used_at < self._idle_seconds:  # noqa: ASYNC110 - of time
+        while not self._ending:
             await asyncio.sleep(self._idle_seconds / 10)
+            self._ending = time.monotonic() - self._used_at >= self._idle_seconds
+            if self._under_way:  # it came before it could be told
+                self._ending = False
         ray.kill(ray.get_runtime_context().current_actor)  # for good: Ray starts it no more
 
     def stop(self) -> None:
@@ -85,4 +93,5 @@ class Producer:
     async def _open(self, spec: ProducerSpec) -> tuple[PooledSends, PooledSends]:
         pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
         sender = make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)
+        Supervisor(f"shared producer of {spec.group}").keep("end where nobody sends", self._end_idle)
         return PooledSends(sender), PooledSends(IdempotentSender(sender))
