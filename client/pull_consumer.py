@@ -165,7 +165,8 @@ class PullConsumer(ClientBase):
     ) -> _T | None:
         """What a fetch brings, decoded in this thread while the broker sends what comes next; None at the end.
 
-        `decode` also says where the next fetch begins.
+        `decode` also says where the next fetch begins: the position moves there with the last step, so that who is
+        interrupted and gets nothing reads the same again.
         """
         part = self._fetch(queue, max_messages, timeout)
         if part is None:
@@ -176,9 +177,7 @@ class PullConsumer(ClientBase):
             self._direct.forget(queue)
             part = self._run(self._pulling.fetch_again(queue, part))
             decoded, following = decode(part, queue)
-            self.seek(queue, following)
-            return decoded
-        self._pulling.stay_at(queue, following)
+        self._pulling.go_on_at(queue, following)
         return decoded
 
     def _fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
@@ -211,6 +210,7 @@ class PullConsumer(ClientBase):
         timeout: float,
         decode: Callable[[Fetched, MessageQueue], tuple[_T, int]],
     ) -> _T | None:
+        """As `_read`; cancelled, it has moved nothing."""
         part = await self._arun(self._pulling.fetch(queue, max_messages, timeout))
         if part is None:
             return None
@@ -219,9 +219,7 @@ class PullConsumer(ClientBase):
         except StoreCorrupt:
             part = await self._arun(self._pulling.fetch_again(queue, part))
             decoded, following = decode(part, queue)
-            await self.aseek(queue, following)
-            return decoded
-        self._pulling.stay_at(queue, following)
+        self._pulling.go_on_at(queue, following)
         return decoded
 
 

@@ -54,6 +54,7 @@ class Pulling:
     def __init__(self, mq: Connection, group: str) -> None:
         self._mq = mq
         self._group = group
+        #: Where each queue is read next. Who reads moves it once it has what is before.
         self._positions: dict[MessageQueue, int] = {}
         #: The recovery epoch of its broker that each position was reached under, as far as that is known.
         self.epochs: dict[MessageQueue, int] = {}
@@ -121,7 +122,7 @@ class Pulling:
         self.epochs.pop(queue, None)  # whoever chooses a place does so by what he knows now
 
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
-        """What is at the position, which moves behind it; None at the time-out. What follows is fetched ahead."""
+        """What is at the position, which the caller moves; None at the time-out. What follows is fetched ahead."""
         check_max_messages(max_messages)
         arguments.duration("timeout", timeout)
         position = await self.position(queue)
@@ -140,7 +141,7 @@ class Pulling:
             if not parts:
                 return None
             part = parts[0]
-        self._move(queue, part)
+        self._check(queue, part)
         if part.next_offset < part.max_offset:
             self._ahead.begin(queue, part.next_offset, max_messages)
         return part
@@ -150,30 +151,32 @@ class Pulling:
         return self._positions.get(queue)
 
     def fetched(self, queue: MessageQueue, part: Fetched) -> None:
-        """The caller's thread has fetched this; the position moves behind it. Any thread. Raises the part's error."""
-        self._move(queue, part)
+        """The caller's thread has fetched this. Any thread. Raises the part's error."""
+        self._check(queue, part)
         if self._ahead.holds(queue):
             self._mq.loop.call_soon_threadsafe(self._ahead.forget, queue)
 
-    def stay_at(self, queue: MessageQueue, offset: int) -> None:
-        """The caller has taken what the last fetch brought up to there, which may be less than all. Any thread."""
+    def go_on_at(self, queue: MessageQueue, offset: int) -> None:
+        """The caller has what the last fetch brought up to there, which may be less than all. Any thread.
+
+        No signal interrupts who calls this as its last step any more: it has its messages, or the position is as it was.
+        """
         self._positions[queue] = offset
 
-    def _move(self, queue: MessageQueue, part: Fetched) -> None:
+    def _check(self, queue: MessageQueue, part: Fetched) -> None:
         if isinstance(part.error, OffsetReset):  # it has read what the broker's log has lost
             raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)
         if part.error is not None:
             raise part.error
-        self._positions[queue] = part.next_offset
 
     async def fetch_again(self, queue: MessageQueue, part: Fetched) -> Fetched:
-        """What the last fetch brought, or what of it is before a damage; the position goes back to its first message.
+        """What the last fetch brought, or what of it is before a damage.
 
         Raises:
             StoreCorrupt: the first of it is damaged in the broker's file.
         """
         self._ahead.forget(queue)
-        start = self._positions[queue] = int(part.offsets[0])
+        start = int(part.offsets[0])
 
         async def once() -> list[Fetched]:
             return await self._fetch(queue, start, len(part.sizes), check_crc=True)
