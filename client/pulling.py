@@ -159,7 +159,7 @@ class Pulling:
     def go_on_at(self, queue: MessageQueue, offset: int) -> None:
         """The caller has what the last fetch brought up to there, which may be less than all. Any thread.
 
-        No signal interrupts who calls this as its last step any more: it has its messages, or the position is as it was.
+        No signal interrupts who calls this as its last step: it has its messages, or the position is as before.
         """
         self._positions[queue] = offset
 
