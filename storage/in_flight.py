@@ -34,12 +34,14 @@ class Delivery(NamedTuple):
         visible_at_ms: when the message is anyone's again.
         reconsume_times: how often it had been delivered before.
         max_reconsume_times: at how many the consumer wanted it to be a dead letter.
+        lent_ms: for how long it was given out, whatever the clock said; 0 in what older versions wrote.
     """
 
     pop_time_ms: int
     visible_at_ms: int
     reconsume_times: int
     max_reconsume_times: int
+    lent_ms: int = 0
 
 
 @dataclass(slots=True)

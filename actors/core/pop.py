@@ -147,7 +147,8 @@ class Pop:
             return None
         renewed_ms = max(self._pop_time(), pop_time_ms + 1)
         self._latest_pop_ms = max(self._latest_pop_ms, renewed_ms)
-        changed = delivery._replace(pop_time_ms=renewed_ms, visible_at_ms=renewed_ms + invisible_ms)
+        visible_at_ms = self._now_ms() + invisible_ms
+        changed = delivery._replace(pop_time_ms=renewed_ms, visible_at_ms=visible_at_ms, lent_ms=invisible_ms)
         self._store.in_flight.deliver(lent.queue, lent.next_offset, {offset: changed})
         lent.delivered([offset])
         return renewed_ms
@@ -278,9 +279,9 @@ class Pop:
             elif lent.next_offset != next_offset:
                 self._store.in_flight.deliver(queue, next_offset, {})
             return
-        visible_at_ms = max(pop_time_ms, self._now_ms()) + asked.invisible_ms
+        visible_at_ms = self._now_ms() + asked.invisible_ms
         deliveries = {
-            offset: Delivery(pop_time_ms, visible_at_ms, times, asked.max_reconsume_times)
+            offset: Delivery(pop_time_ms, visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms)
             for offset, times in zip(taken.offsets, taken.reconsume_times, strict=True)
         }
         self._store.consumer_offsets.commit(*queue, taken.offsets[0] if lent is None else lent.floor())
@@ -384,15 +385,19 @@ class Pop:
         """What was lent in an earlier life: by a clock that was ahead of ours, too, no longer than it was lent for."""
         now_ms = self._now_ms()
         ahead = {
-            offset: each._replace(visible_at_ms=now_ms + each.visible_at_ms - each.pop_time_ms)
+            offset: each._replace(visible_at_ms=now_ms + _lent_ms(each), lent_ms=_lent_ms(each))
             for offset, each in known.deliveries.items()
-            if now_ms < each.pop_time_ms < each.visible_at_ms  # the latter not if it was anchored before
+            if each.visible_at_ms > now_ms + _lent_ms(each)
         }
         return self._store.in_flight.deliver(queue, known.next_offset, ahead) if ahead else known
 
     def _pop_time(self) -> int:
-        """The name of deliveries that are made now: never that of one whose handle was made void."""
-        return max(self._now_ms(), self._least_pop_ms)
+        """The name of deliveries that are made now: never that of one whose handle was made void, or of an older one.
+
+        It is no time to reckon with: after a clock that was ahead it stays ahead.
+        """
+        now_ms = self._now_ms()
+        return max(now_ms if now_ms >= self._latest_pop_ms else self._latest_pop_ms + 1, self._least_pop_ms)
 
     def _bounds(self, queue: GroupQueue) -> tuple[int, int]:
         _, topic, queue_id = queue
@@ -400,3 +405,9 @@ class Pop:
             return self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         except QueueNotFound:  # nothing was ever written to it
             return 0, 0
+
+
+def _lent_ms(delivery: Delivery) -> int:
+    """For how long a message was lent; what older versions wrote says it by the pop time, if that was not ahead."""
+    lent_ms = delivery.lent_ms or delivery.visible_at_ms - delivery.pop_time_ms
+    return lent_ms if lent_ms > 0 else MAX_INVISIBLE_MS

@@ -242,3 +242,46 @@ def test_after_a_restart_with_an_earlier_clock_a_delivery_lasts_no_longer_than_i
         assert not pops.receive()
     pops.hands.sleep(30.0)
     assert bodies(pops.receive()) == [b"0"]
+
+
+@pytest.mark.parametrize("how", ["as it was", "renewed", "after a reset"])
+@pytest.mark.parametrize("behind", [[DAY], [DAY, 3 * HOUR]])
+def test_what_is_lent_after_a_clock_that_was_ahead_comes_again_when_its_time_is_over(
+    pops: SteppedPopBench, behind: list[float], how: str
+) -> None:
+    """Names of deliveries stay ahead then; how long a message is hidden does not follow them."""
+    pops.send(b"0")
+    (handle,) = pops.receive(invisible=30.0)
+    for step in behind:
+        pops.hands.set_wall(-step)
+        pops.kill()
+    if how == "renewed":
+        renewed = pops.change(handle, 30.0)
+        assert renewed is not None
+        handle = renewed
+    elif how == "after a reset":
+        pops.core.ensure_group("g")
+        pops.core.reset_offset("g", "t", 0, 0)
+        (handle,) = pops.receive(invisible=30.0)
+    pops.hands.sleep(29.0)
+    assert not pops.receive()
+    pops.hands.sleep(1.0)
+    assert bodies(pops.receive()) == [b"0"]
+    assert pops.ack(handle) == [False]
+
+
+def test_after_a_clock_that_was_ahead_each_delivery_still_has_a_name_of_its_own(pops: SteppedPopBench) -> None:
+    """An old handle must not end a later delivery of the same message."""
+    pops.send(b"0")
+    handles = pops.receive()
+    pops.hands.set_wall(-DAY)
+    pops.kill()
+    pops.core.ensure_group("g")
+    pops.core.reset_offset("g", "t", 0, 0)
+    for _ in range(3):
+        handles += pops.receive(invisible=30.0)
+        pops.hands.sleep(30.0)
+    (newest,) = pops.receive(invisible=30.0)
+    assert len(handles) == 4
+    assert pops.ack(*handles) == [False] * 4
+    assert pops.ack(newest) == [True]

@@ -8,6 +8,7 @@ import pytest
 
 from raymq.storage.errors import StoreError
 from raymq.storage.in_flight import Delivery, InFlight, Outstanding
+from raymq.storage.progress import Journal
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, make_record
 
@@ -56,3 +57,13 @@ def test_a_torn_end_is_cut(tmp_path: Path) -> None:
         copy = tmp_path / f"copy-{size}"
         copy.write_bytes(path.read_bytes()[:size])
         assert list(InFlight(copy, writable=False).queues) == [QUEUE]
+
+
+def test_deliveries_of_older_versions_do_not_say_for_how_long_they_were_lent(tmp_path: Path) -> None:
+    path = tmp_path / "in_flight.journal"
+    journal = Journal(path, writable=True)
+    journal.append(("d", *QUEUE, 5, [[2, 1_000, 2_000, 0, 16]]))
+    journal.close()
+    table = InFlight(path, writable=False)
+    assert table.queues[QUEUE].deliveries == {2: Delivery(1_000, 2_000, 0, 16, 0)}
+    table.close(rewrite=False)
