@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from raymq.actors.core.delivered import origin_of
@@ -13,12 +14,12 @@ from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.storage import properties as names
 from raymq.storage.config import split_host
-from raymq.storage.errors import InvalidInput
+from raymq.storage.errors import InvalidInput, StoreError
 from raymq.storage.index_file import EVER_MS
 from raymq.storage.record import Record, encode, encode_properties, pack_host_bytes
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
-from raymq.storage.timer_entry import HOUR_MS, Kind, key_of, still_waiting
+from raymq.storage.timer_entry import HOUR_MS, Entries, Kind, key_of, still_waiting
 
 _MOST_RECORDS = 64
 #: Copies are stored when they are due, by a clock that may be set back; withdrawals at most so long before it.
@@ -52,28 +53,39 @@ class Recall:
         """`recall` in steps; the first one withdraws what waits."""
         if handle.broker != self._broker:
             raise InvalidInput("recall_handle", f"a handle of {self._broker}", handle.broker)
-        status = self._withdraw(handle)
+        status, born_ms = self._withdraw(handle)
         if status is not RecallStatus.DELIVERED:
-            self._timers.recalled.add(handle.topic, handle.unique_key)
+            self._timers.recalled.add(handle.topic, handle.unique_key, born_ms)
         if status is RecallStatus.UNKNOWN:
             status = yield from self._in_log(handle)
             if status is RecallStatus.DELIVERED:
                 self._timers.recalled.forget(handle.topic, handle.unique_key)
         return status
 
-    def _withdraw(self, handle: RecallHandle) -> RecallStatus:
-        """UNKNOWN: the timer log knows nothing of it (any more)."""
+    def _withdraw(self, handle: RecallHandle) -> tuple[RecallStatus, int]:
+        """What became of it, and when the last of its copies was born; UNKNOWN, 0: the timer log knows nothing of it
+        (any more).
+        """
         self._timers.settle()
         self._timers.absorb()
         told = self._timers.log.find(handle.due_ms, key_of(delete_key(handle.topic, handle.unique_key)))
         kinds = set(told["kind"].tolist())
         if Kind.DELIVERED in kinds:
-            return RecallStatus.DELIVERED
+            return RecallStatus.DELIVERED, 0
+        born_ms = self._born_ms(told)
         if len(still_waiting(told)):
             self._append(*join([self._withdrawal(handle)]), LANE)
             self._timers.absorb()
-            return RecallStatus.WITHDRAWN
-        return RecallStatus.WITHDRAWN if Kind.WITHDRAWN in kinds else RecallStatus.UNKNOWN
+            return RecallStatus.WITHDRAWN, born_ms
+        return (RecallStatus.WITHDRAWN if Kind.WITHDRAWN in kinds else RecallStatus.UNKNOWN), born_ms
+
+    def _born_ms(self, told: Entries) -> int:
+        """When the last of the messages was born that these entries tell of, as far as they can be read; else 0."""
+        latest_ms = 0
+        for place in told["physical_offset"][told["kind"] == Kind.WAITS][-_MOST_RECORDS:].tolist():
+            with contextlib.suppress(StoreError):  # damaged, or expired: it will not be delivered
+                latest_ms = max(latest_ms, self._store.read_at(place).born_timestamp_ms)
+        return latest_ms
 
     def _withdrawal(self, handle: RecallHandle) -> bytes:
         """The record that says so; recovery reads it like the waiting ones."""

@@ -112,3 +112,25 @@ def test_what_was_delivered_may_be_sent_again(bench: TimerBench) -> None:
     assert bench.recall(message) is RecallStatus.DELIVERED
     bench.append(message)
     assert len(bench.delivered()) == 2
+
+
+@pytest.mark.parametrize("ahead", [-5.0, 0.0, 5.0, 86_400.0])
+def test_a_late_try_is_refused_whatever_its_clients_clock_says(bench: TimerBench, ahead: float) -> None:
+    """All tries of one send carry the same time, which is the client's and not ours."""
+    message = Message("t", b"m", deliver_at=bench.clock.now + 5)
+    born_ms = bench.now_ms() + int(ahead * 1000)
+    bench.append(message, born_ms=born_ms)
+    bench.clock.advance(0.5)
+    for _ in range(2):  # called back again it is still the same message
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+    with pytest.raises(MessageIllegal, match="unique_key"):
+        bench.append(message, born_ms=born_ms)
+    bench.clock.advance(10)
+    assert bench.deliver() == []
+
+
+def test_a_message_that_is_sent_again_by_a_clock_that_is_ahead_is_another_one(bench: TimerBench) -> None:
+    message = Message("t", b"m", deliver_at=bench.clock.now + 5)
+    bench.append(message, born_ms=bench.now_ms() + 86_400_000)
+    assert bench.recall(message) is RecallStatus.WITHDRAWN
+    bench.append(message, born_ms=bench.now_ms() + 86_400_001)
