@@ -126,10 +126,12 @@ class _Pull:
         if self._future.done():  # the connection was closed in between
             return
         try:
-            found = self.attempt()
+            self._attempt_again()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             self._future.set_exception(error)
-            return
+
+    def _attempt_again(self) -> None:
+        found = self.attempt()
         idle = found.status in (PullStatus.NOTHING_NEW, PullStatus.NOTHING_MATCHED)
         polls = self._context.polls
         if idle and not polls.closed and polls.clock() < self._deadline:

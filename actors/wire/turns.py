@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -10,23 +11,35 @@ from collections.abc import Callable
 _SLICE_SECONDS = 0.002
 
 
+_log = logging.getLogger(__name__)
+
+
 class Turns:
-    """Calls that wait for their turn, in the order in which they were added. They must not raise."""
+    """Calls that wait for their turn, in the order in which they were added. What one raises is logged."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
+        #: Whether the loop will give turns, or is about it.
+        self._begun = False
 
     def add(self, call: Callable[[], None]) -> None:
         """Let `call` have a turn soon."""
         self._waiting.append(call)
-        if len(self._waiting) == 1:
+        if not self._begun:
+            self._begun = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + _SLICE_SECONDS
-        while self._waiting and loop.time() < end:
-            self._waiting[0]()
-            self._waiting.popleft()  # not before: `add` runs us only where nobody waits
-        if self._waiting:
-            loop.call_soon(self._run)
+        try:
+            while self._waiting and loop.time() < end:
+                call = self._waiting.popleft()
+                try:
+                    call()
+                except Exception:  # noqa: BLE001 - whatever it is, the others have their turns
+                    _log.exception("a turn has failed; the others go on")
+        finally:
+            self._begun = bool(self._waiting)
+            if self._begun:
+                loop.call_soon(self._run)

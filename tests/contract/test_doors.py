@@ -20,6 +20,7 @@ from raymq.actors.protocol import BrokerSpec, SendStatus
 from raymq.actors.wire import admin, append, bare, faults, fetch, group, offset
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
+from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.invoke import PARK_SECONDS
 from raymq.client import Message
 from raymq.client.errors import RayMQError
@@ -147,6 +148,33 @@ def test_fields_are_read_as_text_whatever_they_were(door: Door, serialization: S
     question.serialization = serialization
     answer = door.ask(question)
     assert (answer.fields["offset"], answer.serialization) == ("0", serialization)
+
+
+def test_a_parked_pull_that_cannot_be_answered_is_told_and_ends_no_others(
+    door: Door, loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is woken in turns; one of them may fail, for want of memory too."""
+    for each in ("g", "h"):
+        door.ask(group.create_group_command(each))
+    flags = HAS_SUBSCRIPTION | MAY_PARK
+    doors = [type(door)(loop, broker), type(door)(loop, broker)]  # type: ignore[call-arg]
+    pulls = [PullMessage(each, "t", 0, 0, 32, flags, 0, 20_000, "*").command() for each in ("g", "h")]
+    waiting = [each.begin(pull) for each, pull in zip(doors, pulls, strict=True)]
+    poll_until(lambda: len(broker.polls) == 2)
+    count = broker.statistics.get
+
+    def failing(group: str, topic: str, messages: int, size: int) -> None:
+        if group == "g":
+            raise MemoryError
+        count(group, topic, messages, size)
+
+    monkeypatch.setattr(broker.statistics, "get", failing)
+    records, sizes = encoded(Message("t", b"0"))
+    door.ask(append.append_command("t", 0, records, sizes, delayed=False))
+    codes = [each.result(10).code for each in waiting]
+    assert codes == [ResponseCode.SYSTEM_ERROR, ResponseCode.SUCCESS]
+    for each in doors:
+        each.leave()
 
 
 def test_a_commit_names_the_epoch_of_what_was_read(door: Door, broker: BrokerService) -> None:
