@@ -40,6 +40,7 @@ from raymq.storage.timer_entry import (
     still_waiting,
 )
 from raymq.storage.timer_journal import Kept, framed
+from raymq.storage.timer_over import Over, is_over, with_over
 from raymq.storage.timer_run import TimerRun, merged, write_run
 from raymq.storage.timer_state import TimerState
 
@@ -66,6 +67,8 @@ class TimerLog:
         log_end: entries are there for all that was delivered from it before this place of the log.
         begin_ms: when it was opened, nothing waited that was due before.
         over_ms: of what was due before, some things may have been forgotten that waited no more.
+        overs: what is over for good. Entries of it go when their run is joined with others; in those that are left
+            it may still wait, and does not.
     """
 
     def __init__(
@@ -96,6 +99,9 @@ class TimerLog:
             lost = True
         self.enqueued, self.log_end = min(state.enqueued, queue_end), min(state.log_end, log_end)
         self.over_ms = state.over_ms
+        # What the log has lost of how it ended may have to come again; other messages have the offsets behind its end.
+        kept = [over for over in state.overs if over.log_end <= log_end]
+        self.overs = tuple(over._replace(queue_offset=min(over.queue_offset, queue_end)) for over in kept)
         self._saved = (state.enqueued, state.log_end)
         #: How many checkpoints were begun, and the newest one that was finished.
         self._begun = self._finished = 0
@@ -160,10 +166,11 @@ class TimerLog:
     # -- out -----------------------------------------------------------------------------------------------------
 
     def find(self, due_ms: int, key: int) -> Entries:
-        """All that is told of messages of that key that are due then."""
+        """All that is told of messages of that key that are due then; of what is over perhaps not all, or nothing."""
         frozen, _, runs = self._settled
         recent = [part[(part["key"] == key) & (part["due_ms"] == due_ms)] for part in (frozen, self._recent())]
-        return np.concatenate([*(run.of(due_ms, key) for run in runs), *recent])
+        found = np.concatenate([*(run.of(due_ms, key) for run in runs), *recent])
+        return self._without_over(found)
 
     def waiting(self, begin: Mark, until_ms: int, most: int) -> tuple[Entries, Mark]:
         """What waits from `begin` on and is due before `until_ms`, by due time and queue offset.
@@ -183,7 +190,14 @@ class TimerLog:
                 end = mark if mark > begin else (begin[0], begin[1] + 1)  # of one mark all are taken
         parts = [run.part(first, run.lower(end)) for run, first in zip(runs, firsts, strict=True)]
         parts += [_between(part, begin, end) for part in (frozen, self._recent())]
-        return still_waiting(np.concatenate(parts)), end
+        return self._without_over(still_waiting(np.concatenate(parts))), end
+
+    def _without_over(self, entries: Entries) -> Entries:
+        """Without those that wait by what is left of what is told of them, and do not."""
+        if not self.overs:
+            return entries
+        left: Entries = entries[(entries["kind"] != Kind.WAITS) | ~is_over(entries, self.overs)]
+        return left
 
     def ended_between(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """The offsets first..stop-1 of the timer queue of which it is told that they wait no more."""
@@ -201,13 +215,13 @@ class TimerLog:
 
     # -- to disk -------------------------------------------------------------------------------------------------
 
-    def checkpoint(self, log_end: int, *, begin_ms: int = 0, over_ms: int = 0) -> Callable[[], None] | None:
+    def checkpoint(self, log_end: int, *, begin_ms: int = 0, over: Over | None = None) -> Callable[[], None] | None:
         """What brings all entries so far to disk and says so in the state; None if there is nothing new.
 
         Args:
             log_end: the log's end at this moment.
             begin_ms: nothing waits that is due before.
-            over_ms: the same, and what is told of it so far may be forgotten: the copies survive the machine.
+            over: what is over, and may be forgotten: the copies survive the machine.
 
         What is returned may be called on another thread; StoreFull, StoreFailed: the last state holds. If it is not
         called, the next one does its part.
@@ -221,12 +235,14 @@ class TimerLog:
         seen, journal, length = self._settled, self._journal, self._length
         self._begun += 1
         number = self._begun
-        self.over_ms = max(self.over_ms, over_ms)
+        if over is not None:
+            self.overs, self.over_ms = with_over(self.overs, over), max(self.over_ms, over.due_ms)
+        overs = self.overs
 
         def write() -> None:
             with self._writing:
                 if number > self._finished:  # else a later one has done it
-                    self._write(position, begin_ms, over_ms, seen, journal, length)
+                    self._write(position, begin_ms, overs, seen, journal, length)
                     self._finished = number
 
         return write
@@ -240,13 +256,19 @@ class TimerLog:
         self._fresh, self._fresh_count, self._length = NO_ENTRIES, 0, 0
 
     def _write(
-        self, position: tuple[int, int], begin_ms: int, over_ms: int, seen: _Settled, journal: int, length: int
+        self,
+        position: tuple[int, int],
+        begin_ms: int,
+        overs: Sequence[Over],
+        seen: _Settled,
+        journal: int,
+        length: int,
     ) -> None:
         """What `checkpoint` returns.
 
         Args:
-            seen, journal, length: as they were at the call of `checkpoint`; of what came later, `begin_ms` and
-                `over_ms` say nothing.
+            seen, journal, length: as they were at the call of `checkpoint`; of what came later, `begin_ms` says
+                nothing.
         """
         now = self._settled
         runs, first_journal = list(now.runs), self._first_journal
@@ -256,9 +278,9 @@ class TimerLog:
                 first_journal = now.journal
                 if now.frozen is not seen.frozen:
                     begin_ms = least_due_ms(now.frozen, begin_ms)
-            joined = _to_join([run for run in runs if run in seen.runs], over_ms)
+            joined = _to_join([run for run in runs if run in seen.runs], overs)
             if joined:
-                runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, over_ms))
+                runs = [run for run in runs if run not in joined] + self._new_run(merged(joined, overs))
             needed = {n: end for n, end in {**self._older, journal: length}.items() if n >= first_journal}
             lengths = self._synced(needed)
             fileutil.sync_directory(self._folder)
@@ -294,7 +316,7 @@ class TimerLog:
         lengths: Mapping[int, int],
     ) -> None:
         shapes = [run.shape for run in runs]
-        TimerState(*position, begin_ms, self.over_ms, journal, shapes, lengths).save(self._folder)
+        TimerState(*position, begin_ms, self.over_ms, journal, shapes, lengths, self.overs).save(self._folder)
 
 
 def _read(folder: Path, log_end: int | None, *, memory_lost: bool) -> tuple[TimerState, list[TimerRun], list[Kept]]:
@@ -324,9 +346,15 @@ def _read(folder: Path, log_end: int | None, *, memory_lost: bool) -> tuple[Time
     return timer_state.begin_anew(folder), [], []
 
 
-def _to_join(runs: Sequence[TimerRun], over_ms: int) -> list[TimerRun]:
+def _to_join(runs: Sequence[TimerRun], overs: Sequence[Over]) -> list[TimerRun]:
     """The runs that become one: what is half over or more, else as many as are of about the same size."""
-    over = [run for run in runs if 2 * run.lower((over_ms, LEAST_KEY)) >= len(run)]
+    over_ms = max((each.due_ms for each in overs), default=0)
+    early = [(run, run.lower((over_ms, LEAST_KEY))) for run in runs]
+    over = [
+        run
+        for run, stop in early
+        if 2 * stop >= len(run) and 2 * np.count_nonzero(is_over(run.part(0, stop), overs)) >= len(run)
+    ]
     if over:
         return over
     sizes: dict[int, list[TimerRun]] = {}
@@ -347,5 +375,5 @@ def _between(entries: Entries, begin: Mark, end: Mark) -> Entries:
 
 def _before(runs: Sequence[TimerRun], log_end: int) -> Iterator[Entries]:
     """What runs tell of records before that place of the log."""
-    for part in merged(runs, 0):
+    for part in merged(runs, ()):
         yield part[part["physical_offset"] < log_end]

@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from raymq.storage import fileutil
 from raymq.storage.errors import StoreCorrupt, StoreError
-from raymq.storage.timer_entry import ENTRY, LEAST_KEY, Entries, Kind, Mark, in_order
+from raymq.storage.timer_entry import ENTRY, Entries, Kind, Mark, in_order
+from raymq.storage.timer_over import Over, is_over
 
 _MARK: Final = struct.Struct(">q16xq")
 _OFFSET: Final = struct.Struct(">q")
@@ -183,9 +184,9 @@ def _write(path: Path, number: int, parts: Iterable[Entries]) -> RunShape:
     return RunShape(number, count, len(offsets), last_place, crc)
 
 
-def merged(runs: Iterable[TimerRun], over_ms: int, chunk: int = 1 << 14) -> Iterable[Entries]:
-    """All entries of some runs in order, about `chunk` at a time; not those that are due before `over_ms`."""
-    left = [(run, run.lower((over_ms, LEAST_KEY))) for run in runs]
+def merged(runs: Iterable[TimerRun], overs: Sequence[Over], chunk: int = 1 << 14) -> Iterable[Entries]:
+    """All entries of some runs in order, about `chunk` at a time; not those of what is over."""
+    left = [(run, 0) for run in runs]
     while left := [(run, at) for run, at in left if at < len(run)]:
         each = max(1, chunk // len(left))
         bound = min((run.mark(at + each - 1) for run, at in left if at + each < len(run)), default=None)
@@ -197,4 +198,5 @@ def merged(runs: Iterable[TimerRun], over_ms: int, chunk: int = 1 << 14) -> Iter
             parts.append(run.part(at, stop))
             following.append((run, stop))
         left = following
-        yield in_order(np.concatenate(parts).astype(ENTRY))
+        entries = in_order(np.concatenate(parts).astype(ENTRY))
+        yield entries[~is_over(entries, overs)] if overs else entries

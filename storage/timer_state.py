@@ -1,7 +1,8 @@
 """What the timer log says of itself: which files it is made of, and up to where they hold what the log has.
 
 raymq/timers/state.json, replaced as a whole: `{"version":3,"position":{"enqueued":N,"logEnd":M,"begin":MS,
-"over":MS},"journal":K,"lengths":{number:bytes},"runs":[[number,entries,ended,last place,CRC],...],"crc":CRC}`. Files
+"over":MS,"overs":[[MS,offset,log end],...]},"journal":K,"lengths":{number:bytes},
+"runs":[[number,entries,ended,last place,CRC],...],"crc":CRC}`. Files
 that it does not name, and journals older than K, are not needed any more. `lengths` is how much of each journal was on
 disk then.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from raymq.storage import fileutil
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.timer_entry import ENTRY, NO_ENTRIES, Entries, in_order, least_due_ms
+from raymq.storage.timer_over import Over
 from raymq.storage.timer_run import RunShape, write_run
 
 _VERSION: Final = 3
@@ -41,11 +43,13 @@ class TimerState:
     runs: Sequence[RunShape] = ()
     #: By journal.
     lengths: Mapping[int, int] = field(default_factory=dict)
+    overs: Sequence[Over] = ()
 
     def save(self, folder: Path) -> None:
         """Replace what was said before; it is on disk when this returns. StoreFull, StoreFailed: not done."""
         runs = [[run.number, run.entries, run.ended, run.last_place, run.crc] for run in self.runs]
-        position = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms, "over": self.over_ms}
+        position: dict[str, Any] = {"enqueued": self.enqueued, "logEnd": self.log_end, "begin": self.begin_ms}
+        position |= {"over": self.over_ms, "overs": [list(over) for over in self.overs]}
         lengths = {str(number): length for number, length in self.lengths.items()}
         told = {"version": _VERSION, "position": position, "journal": self.journal, "runs": runs, "lengths": lengths}
         told["crc"] = _crc(told)
@@ -97,6 +101,7 @@ def _read(told: dict[str, Any]) -> TimerState:
         int(told["journal"]),
         [RunShape(*map(int, run)) for run in told["runs"]],
         {int(number): int(length) for number, length in told.get("lengths", {}).items()},
+        [Over(*map(int, over)) for over in position.get("overs", ())],
     )
 
 

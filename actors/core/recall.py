@@ -14,7 +14,7 @@ from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.storage import properties as names
 from raymq.storage.config import split_host
-from raymq.storage.errors import InvalidInput, StoreError
+from raymq.storage.errors import InvalidInput, RayMQError
 from raymq.storage.index_file import EVER_MS
 from raymq.storage.record import Record, encode, encode_properties, pack_host_bytes
 from raymq.storage.steps import Steps, finish
@@ -83,7 +83,7 @@ class Recall:
         """When the last of the messages was born that these entries tell of, as far as they can be read; else 0."""
         latest_ms = 0
         for place in told["physical_offset"][told["kind"] == Kind.WAITS][-_MOST_RECORDS:].tolist():
-            with contextlib.suppress(StoreError):  # damaged, or expired: it will not be delivered
+            with contextlib.suppress(RayMQError):  # damaged, or expired: it will not be delivered
                 latest_ms = max(latest_ms, self._store.read_at(place).born_timestamp_ms)
         return latest_ms
 

@@ -57,6 +57,7 @@ from raymq.storage.timer_entry import (
     still_waiting,
 )
 from raymq.storage.timer_log import TimerLog
+from raymq.storage.timer_over import Over
 
 #: The wheel holds what is due within this time.
 _NEAR_MS: Final = 60_000
@@ -98,7 +99,7 @@ class Timers:
         #: The wheel holds what waits before this mark, as soon as something was loaded.
         self._loaded: Mark = (self.log.begin_ms, LEAST_KEY)
         self._has_loaded = False
-        self._over = Over()
+        self._on_disk = OnDisk()
         #: What ended and is not written down yet, because the disk was full.
         self._owed: Entries = NO_ENTRIES
         self._recover()
@@ -205,8 +206,9 @@ class Timers:
         self.settle()
         self.absorb()
         begin_ms, log_end = self.nothing_before_ms(), self._store.max_physical_offset
-        over_ms = self._over.note(begin_ms - begin_ms % HOUR_MS, log_end, self._store.flushed_offset)
-        return self.log.checkpoint(log_end, begin_ms=begin_ms, over_ms=over_ms)
+        over = Over(begin_ms - begin_ms % HOUR_MS, self.log.enqueued, log_end)
+        over_on_disk = self._on_disk.note(over, self._store.flushed_offset)
+        return self.log.checkpoint(log_end, begin_ms=begin_ms, over=over_on_disk)
 
     def close(self) -> None:
         """Bring all to disk, so that the next start has nothing to look for. The store is closed after it."""
@@ -240,13 +242,11 @@ class Timers:
         if not len(entries):
             return
         due_ms, key = entries["due_ms"].astype(np.int64), entries["key"].astype(np.int64)
-        least_ms = int(due_ms.min())
-        self._over.came(least_ms)
         if self._has_loaded:
             held_ms, held_key = self._loaded
             self._wheel.add(entries[(due_ms < held_ms) | ((due_ms == held_ms) & (key < held_key))])
         else:  # some of them may have been delivered before a crash, as the log tells when it is loaded
-            self._loaded = min(self._loaded, (least_ms, LEAST_KEY))
+            self._loaded = min(self._loaded, (int(due_ms.min()), LEAST_KEY))
 
     def _deliver(self, due: Entries) -> None:
         self._copying.by_halves(due, self._store_copies, self._delivered, self._drop)
@@ -347,34 +347,29 @@ class Timers:
         return int(self._clock() * 1000)
 
 
-class Over:
-    """Up to which hour the timer log may forget what it tells: nothing waits of it, and its copies are on disk.
+class OnDisk:
+    """What the timer log may forget of what is over: that of which the copies are on disk.
 
     One that the machine loses is delivered again, and its entry is needed until then.
     """
 
     def __init__(self) -> None:
-        self._ms = 0
-        #: Up to here nothing waits, and the copies are on disk when the log is up to there.
-        self._next: tuple[int, int] | None = None
+        self._last: Over | None = None
+        #: It is over, and its copies are on disk when the log is up to there.
+        self._next: Over | None = None
 
-    def note(self, hour_ms: int, log_end: int, flushed: int) -> int:
-        """What may be forgotten: all that is due before this time.
+    def note(self, over: Over, flushed: int) -> Over | None:
+        """What may be forgotten; None: nothing.
 
         Args:
-            hour_ms: nothing waits that is due before this hour.
-            log_end, flushed: where the log ends, and up to where it is on disk.
+            over: what is over now.
+            flushed: up to where the log is on disk.
         """
-        if self._next is not None and self._next[1] <= flushed:
-            self._ms, self._next = self._next[0], None
+        if self._next is not None and self._next.log_end <= flushed:
+            self._last, self._next = self._next, None
         if self._next is None:
-            self._next = hour_ms, log_end
-        return self._ms
-
-    def came(self, due_ms: int) -> None:
-        """A message came that is due then: after the clock was set back it may be of an hour that was over."""
-        if due_ms < max(self._ms, 0 if self._next is None else self._next[0]):
-            self._ms, self._next = 0, None
+            self._next = over
+        return self._last
 
 
 def _require(good: npt.NDArray[np.bool_], reason: str, entries: Entries) -> None:

@@ -152,6 +152,40 @@ def test_what_comes_for_an_hour_that_was_over_is_not_forgotten(
     assert bench.deliver() == [b"b"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_ended_while_the_clock_was_ahead_does_not_come_when_it_is_right_again(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """That it waited stands in one run with what still waits, that it ended in another one, which goes."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 64)
+    messages = bench.send(*(b"%d" % n for n in range(60)), after=HOUR)
+    bench.send(*(b"late %d" % n for n in range(100)), after=240 * HOUR)
+    bench.deliver()
+    bench.store.flush()
+    bench.checkpoint()
+    assert {bench.recall(message) for message in messages[:30]} == {RecallStatus.WITHDRAWN}
+    bench.clock.advance(24 * HOUR)
+    assert len(bench.deliver()) == 30
+    for _ in range(4):
+        bench.forget()
+        bench.send(*(b"later" for _ in range(5)), after=480 * HOUR)
+        bench.clock.advance(HOUR)
+        bench.deliver()
+    assert len(bench.core.timers.log.find(messages[0].due_ms or 0, key_of(f"t_{messages[0].unique_key}"))) == 0
+    if killed:
+        bench.kill()
+    bench.clock.advance(-28 * HOUR)
+    bench.deliver()
+    bench.send(b"new", after=HOUR / 2)
+    found: list[bytes] = []
+    for _ in range(12):
+        bench.clock.advance(HOUR / 6)
+        found += bench.deliver()
+    assert found == [b"new"]
+    assert {bench.recall(message) for message in messages[:30]} == {RecallStatus.WITHDRAWN}
+    assert {bench.recall(message) for message in messages[30:]} == {RecallStatus.DELIVERED}
+
+
 # -- what
 
 

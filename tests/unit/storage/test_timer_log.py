@@ -16,6 +16,7 @@ from raymq.storage import file_calls, timer_log
 from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
 from raymq.storage.timer_entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, Kind, key_of
 from raymq.storage.timer_log import TimerLog
+from raymq.storage.timer_over import Over
 from raymq.storage.timer_run import TimerRun
 from tests.faulty_calls import FaultyCalls
 from tests.stored import flip
@@ -48,8 +49,8 @@ def waiting(log: TimerLog, until_ms: int = EVER_MS, begin_ms: int = 0, most: int
     return found
 
 
-def checkpoint(log: TimerLog, log_end: int, over_ms: int = 0) -> None:
-    write = log.checkpoint(log_end, over_ms=over_ms)
+def checkpoint(log: TimerLog, log_end: int, over: Over | None = None) -> None:
+    write = log.checkpoint(log_end, over=over)
     assert write is not None
     write()
 
@@ -205,14 +206,14 @@ def test_what_is_over_goes(tmp_path: Path) -> None:
     log.append(entry(START_MS + HOUR_MS, 10))
     checkpoint(log, 1)
     log.append(entry(START_MS + 5, 11))
-    checkpoint(log, 2, over_ms=START_MS + HOUR_MS)
+    checkpoint(log, 2, Over(START_MS + HOUR_MS, 11, 1))
     assert waiting(log) == [11, 10], "what came since then is kept"
     assert sum(map(len, log.runs)) == 2
     log.append(entry(START_MS + 5, 11, kind=Kind.DELIVERED))
     log.append(entry(START_MS + HOUR_MS, 10, kind=Kind.DELIVERED))
     checkpoint(log, 3)
     log.enqueued = 12
-    checkpoint(log, 4, over_ms=EVER_MS)
+    checkpoint(log, 4, Over(EVER_MS, 12, 3))
     assert (list(log.runs), waiting(log)) == ([], [])
     assert waiting(opened(tmp_path)) == []
 
@@ -515,7 +516,7 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
     assert crc == zlib.crc32(json.dumps(told).encode())
     assert told == {
         "version": 3,
-        "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0},
+        "position": {"enqueued": 2, "logEnd": 0x40, "begin": 0, "over": 0, "overs": []},
         "journal": int(journal.name.removeprefix("journal.")),
         "lengths": {journal.name.removeprefix("journal.").lstrip("0"): 0},
         "runs": [[int(run.name.removeprefix("run.")), 3, 1, 0x30, zlib.crc32(run.read_bytes())]],
