@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from raymq.client import MessageQueue
+from raymq.actors.naming import check_group
+from raymq.client import MessageQueue, arguments
 from raymq.client.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, QueueNotFound
@@ -45,16 +46,39 @@ def plan(mq: Connection, topic: str, start: Position, end: Position) -> list[Ran
         QueueNotFound, OffsetOutOfRange: a mapping names a queue or an offset that is not.
         InvalidInput: no position, or a start behind the end where both are mappings.
     """
+    start, end = check_position("start", start), check_position("end", end)
     with Admin(mq) as admin:
         stats = admin.topic_stats(topic)
     limits = {queue: (each.min_offset, each.max_offset) for queue, each in stats.items()}
-    starts = _offsets(mq, limits, start, "start")
-    ends = _offsets(mq, limits, end, "end")
+    starts = _offsets(mq, limits, start)
+    ends = _offsets(mq, limits, end)
     ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(starts.keys() & ends.keys())]
     for each in ranges:
         if each.start > each.end and isinstance(start, Mapping) and isinstance(end, Mapping):
             raise InvalidInput("start", f"at most the end, {each.end}, of {each.queue}", each.start)
     return [Range(each.queue, each.start, max(each.start, each.end)) for each in ranges]
+
+
+def check_position(field: str, position: Any) -> Position:
+    """What the argument `field` says, as `plan` uses it.
+
+    Raises:
+        InvalidInput: it is no position. Whether there is such a queue, offset or group is the brokers' to say.
+    """
+    if isinstance(position, Mapping):
+        return {
+            arguments.queue(field, queue): arguments.offset(f"{field}.offset", offset)
+            for queue, offset in position.items()
+        }
+    if isinstance(position, str):
+        if position.startswith(_GROUP) and position != _GROUP:
+            check_group(position.removeprefix(_GROUP))
+        elif position not in ("earliest", "latest"):
+            raise InvalidInput(field, 'one of "earliest", "latest", "group:NAME"', position)
+        return position
+    if isinstance(position, bool) or not hasattr(position, "__float__"):
+        raise InvalidInput(field, "text, seconds or {MessageQueue: offset}", position)
+    return arguments.timestamp(field, position)
 
 
 def cut(ranges: list[Range], tasks: int) -> list[Range]:
@@ -69,23 +93,18 @@ def cut(ranges: list[Range], tasks: int) -> list[Range]:
 
 
 def _offsets(
-    mq: Connection, limits: Mapping[MessageQueue, tuple[int, int]], position: Position, field: str
+    mq: Connection, limits: Mapping[MessageQueue, tuple[int, int]], position: Position
 ) -> dict[MessageQueue, int]:
     if isinstance(position, Mapping):
         return _given(limits, position)
-    if isinstance(position, bool) or not isinstance(position, str | int | float):
-        raise InvalidInput(field, "text, seconds or {MessageQueue: offset}", position)
     if position == "earliest":
         return {queue: low for queue, (low, _) in limits.items()}
     if position == "latest":
         return {queue: high for queue, (_, high) in limits.items()}
     if isinstance(position, str):
-        group = position.removeprefix(_GROUP)
-        if group == position or not group:
-            raise InvalidInput(field, 'one of "earliest", "latest", "group:NAME"', position)
-        return _committed(mq, group, limits)
+        return _committed(mq, position.removeprefix(_GROUP), limits)
     at_time = GroupOffsets(mq, _NO_GROUP)
-    found = _ask(mq, limits, lambda queue: at_time.first(queue, ConsumeFrom.TIMESTAMP, float(position)))
+    found = _ask(mq, limits, lambda queue: at_time.first(queue, ConsumeFrom.TIMESTAMP, position))
     return {queue: min(max(found[queue][0], low), high) for queue, (low, high) in limits.items()}
 
 

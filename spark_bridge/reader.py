@@ -27,7 +27,7 @@ def read(
     cores: int,
 ) -> tuple[DataFrame, list[Range]]:
     """Return the DataFrame and the ranges that it covers. See `SparkBridge.read`."""
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise InvalidInput("format", f"one of {', '.join(FORMATS)}", format)
     decoded = None if schema is None else parse_schema(schema)
     columns = message_schema(decoded)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType
 
 from raymq.actors.java import java_environment
-from raymq.client import MessageQueue
+from raymq.client import MessageQueue, arguments
 from raymq.client.connection import Connection
 from raymq.client.errors import ClientClosed, InvalidInput
 from raymq.spark_bridge import reader, writer
@@ -62,9 +62,9 @@ class SparkBridge:
         if not mq.reaches_ray:
             raise InvalidInput("mq", "a connection that reaches Ray", mq.name_servers)
         for field, number in (("executors", executors), ("cores", cores)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise InvalidInput(field, "a whole number of at least 1", number)
-        size = _MEMORY.fullmatch(memory)
+            arguments.whole(field, number, 1)
+        arguments.duration("start_timeout", start_timeout, above=True)
+        size = _MEMORY.fullmatch(arguments.text("memory", memory))
         if size is None:
             raise InvalidInput("memory", 'a size such as "512m" or "2g"', memory)
         memory_bytes = int(size[1]) * _UNITS[size[2].lower()]
@@ -157,7 +157,7 @@ class SparkBridge:
             df: any DataFrame of this session.
             topic: a topic that exists.
             body: the column of bodies: binary, string (as UTF-8), or struct (as msgpack).
-            keys: the column of keys: one plain value a row, or a list of them.
+            keys: the column of keys: one text, number, boolean, date or timestamp a row, or a list of them.
             tags: the column of tags (string).
             properties: the column of properties (map<string, string>).
 
@@ -170,6 +170,7 @@ class SparkBridge:
         """
         if self._application is None:
             raise ClientClosed("the SparkBridge is closed")
+        arguments.instance("df", df, DataFrame)
         return writer.write(self._mq, df, topic, body, keys, tags, properties)
 
     def offsets(self, df: DataFrame) -> Mapping[MessageQueue, tuple[int, int]]:

@@ -8,13 +8,31 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
-from pyspark.sql.types import ArrayType, AtomicType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    CharType,
+    DataType,
+    DateType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
 
 from raymq.client import MessageQueue
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, RayMQError
 from raymq.client.staging import StagedWriter
 from raymq.spark_bridge.tasks import StageRows
+
+_TIMES = (TimestampType, TimestampNTZType)
+#: What keys are made of. The text of any other type has blanks, or is not text at all.
+_KEY_TYPES = (StringType, CharType, VarcharType, NumericType, BooleanType, DateType, *_TIMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +84,8 @@ def _writable_queues(mq: Connection, topic: str) -> list[MessageQueue]:
 
 
 def _column_type(df: DataFrame, field: str, name: str) -> DataType:
-    if name not in df.columns:
-        raise InvalidInput(field, f"one of the columns {df.columns}", name)
+    if not isinstance(name, str) or df.columns.count(name) != 1:
+        raise InvalidInput(field, f"the name of one of the columns {df.columns}, and of no other", name)
     return df.schema[name].dataType
 
 
@@ -85,11 +103,21 @@ def _body(df: DataFrame, name: str) -> Column:
 def _keys(df: DataFrame, name: str) -> Column:
     """One key of any plain type, or a list of them, as text."""
     kind = _column_type(df, "keys", name)
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, AtomicType):
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, _KEY_TYPES):
+        if isinstance(kind.elementType, _TIMES):
+            return F.transform(_column(name), _time_text)
         return _column(name).cast(ArrayType(StringType()))
-    if isinstance(kind, AtomicType) and not isinstance(kind, BinaryType):
+    if isinstance(kind, _TIMES):
+        return _time_text(_column(name))
+    if isinstance(kind, _KEY_TYPES):
         return _column(name).cast(StringType())
-    raise InvalidInput("keys", "a column of plain values or lists of them", kind.simpleString())
+    allowed = "a column of text, numbers, booleans, dates or timestamps, or lists of them"
+    raise InvalidInput("keys", allowed, kind.simpleString())
+
+
+def _time_text(column: Column) -> Column:
+    """As ISO 8601 has it: what Spark makes of a time has a blank in it, which no key may have."""
+    return F.translate(column.cast(StringType()), " ", "T")
 
 
 def _of_type(df: DataFrame, field: str, name: str, wanted: DataType) -> Column:

@@ -300,8 +300,8 @@ def _plain(batch: record_batch.Batch, bodies: pa.Array, most_bytes: float) -> It
 
 
 def _column(table: pa.Table, field: str, name: str) -> pa.Array:
-    if not isinstance(name, str) or name not in table.column_names:
-        raise InvalidInput(field, f"a column of {table.column_names}", name)
+    if not isinstance(name, str) or table.column_names.count(name) != 1:
+        raise InvalidInput(field, f"the name of one column of {table.column_names}, and of no other", name)
     column = table.column(name)
     if column.num_chunks == 1:
         return column.chunk(0)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import math
 import os
+import struct
 import subprocess
 import sys
 import textwrap
 import time
 import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
 import msgpack
 import psutil
+import pyarrow as pa
 import pytest
 
 from tests.polling import poll_until
@@ -152,7 +156,11 @@ def test_what_cannot_be_read_says_so(mq: cluster.Cluster, bridge: SparkBridge, t
         bridge.read(topic, start={MessageQueue(topic, "broker-z", 0): 0})
     with pytest.raises(OffsetOutOfRange):
         bridge.read(topic, start={queue: 1})
-    for arguments in ({"start": "early"}, {"end": None}, {"schema": "no ddl at all,"}, {"format": "xml"}):
+    for arguments in (
+        *({"start": "early"}, {"end": None}, {"schema": "no ddl at all,"}, {"format": "xml"}, {"format": ["json"]}),
+        *({"start": math.nan}, {"end": math.inf}, {"start": {queue: 0.5}}, {"end": {queue: True}}),
+        {"schema": "a INTERVAL DAY TO SECOND"},
+    ):
         with pytest.raises(InvalidInput):
             bridge.read(topic, **arguments)
     for taken in ("offset INT", "TOPIC STRING", "_corrupt BINARY", "a INT, A INT"):
@@ -187,6 +195,59 @@ def test_a_schema_decodes_bodies_and_keeps_what_is_corrupt(
     assert all(r["id"] is None and r["name"] is None for r in found if r["_corrupt"] is not None)
     by_type = bridge.read(topic, schema=StructType([StructField("id", LongType())]), format="msgpack")
     assert by_type.where("id = 8").count() == 1
+
+
+def forged_arrow() -> bytes:
+    """An Arrow stream of one row whose text claims to be 2 GiB long."""
+    table, sink = pa.table({"a": ["Z" * 40]}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    good = bytes(sink.getvalue())
+    at = good.rindex(struct.pack("<ii", 0, 40))
+    return good[:at] + struct.pack("<ii", 0, 0x7FFFFFFF) + good[at + 8 :]
+
+
+def test_no_message_keeps_the_others_from_being_read(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    arrow = {"content-type": "application/vnd.apache.arrow.stream"}
+    good = [b'{"a": "1"}', b'{"a": "2", "p": "1.5", "n": {"b": 7}}', b'{"a": "3", "n": {}}', b'{"a": "4", "l": [null]}']
+    bad = [b'{"p": "NaN"}', b'{"a": ["\\ud800"]}', b'{"a": "\xff\xfe"}', b'{"n": 7}']
+    send(
+        mq, topic, [*(Message(topic, body) for body in (*good, *bad)), Message(topic, forged_arrow(), properties=arrow)]
+    )
+    df = bridge.read(topic, schema="a STRING, p DECIMAL(10,2), n STRUCT<b: INT NOT NULL>, l ARRAY<INT>")
+    found = rows_of(df)
+    assert sorted(bytes(row["_corrupt"]) for row in found if row["_corrupt"] is not None) == sorted(
+        [*bad, forged_arrow()]
+    )
+    by_name = {row["a"]: row for row in found if row["_corrupt"] is None}
+    assert sorted(by_name) == ["1", "2", "3", "4"]
+    assert (by_name["2"]["p"], by_name["2"]["n"]) == (Decimal("1.5"), {"b": 7})
+    assert (by_name["3"]["n"], by_name["4"]["l"]) == ({"b": None}, [None])
+    assert df.where("n is not null and n.b is null").count() == 1
+
+
+def test_rows_of_very_different_sizes_are_written(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
+    rows = bridge.spark.range(0, 2_000, 1, 1)
+    structs = rows.selectExpr("named_struct('v', if(id < 12, repeat('y', 1500000), 's')) AS value")
+    assert bridge.write(structs, topic, body="value").rows == 2_000
+    keys = rows.selectExpr("cast(id AS STRING) AS value", "array_repeat(repeat('k', 200), 40) AS many")
+    assert bridge.write(keys, topic, body="value", keys="many").rows == 2_000
+    assert sum(ends(mq, topic).values()) == 4_000
+
+
+def test_keys_are_text_without_blanks_or_refused(bridge: SparkBridge, topic: str) -> None:
+    df = bridge.spark.range(1).selectExpr(
+        *("'x' AS value", "timestamp'2024-05-06 07:08:09.5' AS t", "array(timestamp_ntz'2024-05-06 07:08:09') AS ts"),
+        *("date'2024-05-06' AS d", "true AS yes", "array(cast('a' AS BINARY)) AS raws", "interval 1 day AS span"),
+        *("'a' AS twice", "'b' AS twice"),
+    )
+    for column in ("t", "ts", "d", "yes"):
+        bridge.write(df, topic, body="value", keys=column)
+    keys = {row["keys"][0] for row in rows_of(bridge.read(topic))}
+    assert keys == {"2024-05-06T07:08:09.5", "2024-05-06T07:08:09", "2024-05-06", "true"}
+    for column in ("raws", "span", "twice"):
+        with pytest.raises(InvalidInput):
+            bridge.write(df, topic, body="value", keys=column)
 
 
 def test_a_write_comes_back(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:

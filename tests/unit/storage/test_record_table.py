@@ -350,6 +350,14 @@ def test_a_broken_limit_is_named(column: pa.Array, options: dict[str, Any], fiel
     assert caught.value.field == field
 
 
+def test_a_name_that_two_columns_have_is_no_column() -> None:
+    twice = pa.table([pa.array(["x"]), pa.array(["y"]), pa.array(["z"])], names=["b", "b", "c"])
+    for columns in ({"body": "b"}, {"body": "c", "keys": "b"}, {"body": "c", "tags": "b"}, {"body": ["b"]}):
+        with pytest.raises(InvalidInput):
+            checked_rows(twice, **columns)
+    assert len(checked_rows(twice, body="c").bodies) == 1
+
+
 def test_integer_keys_are_written_as_text() -> None:
     buffer, sizes = send(pa.array(["x"]), k=pa.array([42]), keys="k")
     assert record.decode(split(buffer, sizes)[0]).keys == ["42"]
