@@ -230,7 +230,8 @@ class ReceivedMessage(_Late):
     `topic`, `message_id`, `born_timestamp`, `keys`, `tags` and `properties` are the original's, however often it was
     retried; `queue`, `queue_offset`, `store_timestamp` and `reconsume_times` are those of this copy.
 
-    Thread-safe. Most fields are decoded when one of them is first looked at.
+    Thread-safe. Most fields are decoded when one of them is first looked at. A compressed body is decompressed when it
+    is looked at, and once more when it is looked at again much later: keep it in a variable to use it often.
     A body that its sender said to be compressed, and is not, is given as it is stored: what cannot be read must not
     hold up what is behind it.
     """

@@ -35,8 +35,9 @@ _HEARTBEAT_FORMS = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
 #: the first member of a group is not hurried into a rebalance before it has greeted all brokers, which make the topic
 #: then, and is given another one so long after, instead of its own 20 s later.
 _LATE_NOTICES_SECONDS = (2.0, 5.0)
-#: So many consumers of one heartbeat are looked at before others have their turn.
+#: So many consumers or producers of one heartbeat are looked at before others have their turn.
 _CONSUMERS_AT_ONCE = 200
+_PRODUCERS_AT_ONCE = 1_000
 
 
 def heartbeat_command(
@@ -114,10 +115,12 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
         if not client_id:
             raise InvalidInput("clientID", "a client's id", client_id)
         strict = HeartBeat.read(request).strict
-        consumers = [_consumer(told, data) for told in _objects(data, "consumerDataSet")]
+        consumers = await _consumers(data)
         producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
         greet(groups, client_id, connection, request)
-        for group in filter(None, producers):
+        for number, group in enumerate(filter(None, producers)):
+            if number and number % _PRODUCERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             groups.produce(client_id, group)
         new_retry_topics = []
         for number, consumer in enumerate(consumers, 1):
@@ -186,6 +189,16 @@ def _objects(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise InvalidInput(name, "a list of objects", items)
     return items
+
+
+async def _consumers(heartbeat: Mapping[str, Any]) -> list[Consumer]:
+    """All consumers of a heartbeat's body."""
+    consumers: list[Consumer] = []
+    for number, told in enumerate(_objects(heartbeat, "consumerDataSet")):
+        if number and number % _CONSUMERS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        consumers.append(_consumer(told, heartbeat))
+    return consumers
 
 
 def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer:
