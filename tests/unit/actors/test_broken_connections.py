@@ -6,9 +6,11 @@ import asyncio
 import fcntl
 import os
 import socket
+import ssl
 import struct
 import termios
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ import pytest
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server import ServerConnection, without_body
+from raymq.actors.wire.tls import client_context, server_context
 from tests.polling import poll_until
 from tests.served import Peer, encoded, serving
+from tests.unit.actors.test_pool import certificates
 
 NOTE, SLOW, WAIT, POP = 1, 2, 3, 4
 
@@ -96,6 +100,27 @@ async def test_what_came_before_a_reset_is_carried_out(flag: int) -> None:
         client = await connected(address)
         client.setblocking(True)
         client.sendall(burst(NOTE, 200, flag=flag))
+        reset(client)
+        await until(lambda: not server.connections)
+    assert bench.noted == [-1, *range(200)]
+
+
+async def test_what_came_before_a_reset_of_a_tls_connection_is_carried_out(tmp_path: Path) -> None:
+    files, client_files = certificates(tmp_path)
+    bench = Bench()
+    async with serving(bench.handlers(), tls=server_context(files)) as (server, address):
+        host, _, port = address.rpartition(":")
+
+        def said() -> ssl.SSLSocket:
+            made = client_context(client_files).wrap_socket(
+                socket.create_connection((host, int(port))), server_hostname=host
+            )
+            made.sendall(encoded(Command(NOTE, {"n": "-1"})))
+            made.recv(1000)
+            return made
+
+        client = await asyncio.to_thread(said)
+        client.sendall(burst(NOTE, 200))
         reset(client)
         await until(lambda: not server.connections)
     assert bench.noted == [-1, *range(200)]
