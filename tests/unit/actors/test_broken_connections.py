@@ -112,8 +112,10 @@ async def test_what_came_before_a_reset_of_a_tls_connection_is_carried_out(tmp_p
         host, _, port = address.rpartition(":")
 
         def said() -> ssl.SSLSocket:
-            made = client_context(client_files).wrap_socket(
-                socket.create_connection((host, int(port))), server_hostname=host
+            made = (
+                client_context(client_files)
+                .now()
+                .wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
             )
             made.sendall(encoded(Command(NOTE, {"n": "-1"})))
             made.recv(1000)
