@@ -22,6 +22,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 #: The lines of the README's blocks of commands: what CI itself runs, and what `test_two_terminals` does.
 BY_CI = ["make demo", "make test"]
 FIRST, SECOND = "raymq cluster start --config configs/local.yaml", "mqadmin topicList -n 127.0.0.1:9876"
+#: Runs each of its arguments as a `raymq` command, where Ray cannot be imported.
+SECOND_TERMINAL = """
+import shlex, sys
+sys.modules["ray"] = None
+from raymq.cluster.cli import main_group
+for line in sys.argv[1:]:
+    main_group.main(shlex.split(line), standalone_mode=False)
+    print("--- end of a command ---", flush=True)
+"""
 
 
 @pytest.fixture
@@ -75,24 +84,25 @@ def test_two_terminals(repository: Path, tmp_path: Path) -> None:
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
     }
-    without_ray = "import sys; sys.modules['ray'] = None; from raymq.cluster.cli import main; main()"
-
-    def second(*command: str) -> str:
-        done = run(sys.executable, "-c", without_ray, *command, environment=environment)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
-
     start = shutil.which("raymq", path=environment["PATH"])
     assert start == str(programs / "raymq")
     with terminal(*shlex.split(FIRST), environment=environment, directory=tmp_path) as first:
         assert first.stdout is not None
         shown = [first.stdout.readline(), first.stdout.readline()]
         assert address in shown[1], shown
-        second("topic", "create", "orders", "--queues", "4")
-        assert "orders" in second("--name-servers", address, "topic", "list")
-        second("message", "send", "orders", "--body", "1 espresso", "--key", "order-42")
-        assert "1 espresso" in second("message", "query", "orders", "--key", "order-42")
-        assert "broker-b" in second("cluster", "status")
+        commands = [
+            "topic create orders --queues 4",
+            f"--name-servers {address} topic list",
+            "message send orders --body '1 espresso' --key order-42",
+            "message query orders --key order-42",
+            "cluster status",
+        ]
+        done = run(sys.executable, "-c", SECOND_TERMINAL, *commands, environment=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        _, listed, _, found, status = done.stdout.split("--- end of a command ---\n")[:-1]
+        assert "orders" in listed
+        assert "1 espresso" in found
+        assert "broker-b" in status
         if shutil.which("mqadmin"):
             assert "orders" in run(*shlex.split(SECOND), environment=environment).stdout
         with Foreign(address) as mqadmin:
