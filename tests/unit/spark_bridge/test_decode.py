@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import msgpack
@@ -263,6 +264,44 @@ def test_arrow_that_claims_more_values_than_it_has_bytes_is_corrupt() -> None:
     few = stream_of(pa.table({"a": pa.array([[1, None, 3]]), "t": pa.array(["x"]).dictionary_encode()}))
     (row,) = decoded([few], ARROW, pa.schema([("a", pa.list_(pa.int64())), ("t", pa.string())]))
     assert row == {"a": [1, None, 3], "t": "x", "_corrupt": None}
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_arrow_of_compressed_buffers_is_read_up_to_a_bound(codec: str) -> None:
+    def packed(table: pa.Table) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as stream:
+            stream.write_table(table)
+        return bytes(sink.getvalue())
+
+    def named(text: str) -> pa.Table:
+        return pa.table({"a": [text], "d": pa.array([text]).dictionary_encode(), "n": pa.nulls(1, pa.int64())})
+
+    schema = pa.schema([("a", pa.string()), ("d", pa.string()), ("n", pa.int64())])
+    good, bomb = packed(named("Z" * 8_000_000)), packed(named("Z" * 9_000_000))
+    assert len(bomb) < 100_000
+    pa.default_memory_pool().release_unused()
+    rows = decoded([good, bomb, good], ARROW, schema)
+    assert [row["_corrupt"] for row in rows] == [None, bomb, None]
+    assert [row["d"] == row["a"] == "Z" * 8_000_000 for row in rows] == [True, False, True]
+
+
+def test_arrow_of_any_bytes_is_a_value_or_corrupt() -> None:
+    table = pa.table({"a": ["text"], "l": [[1, 2]], "d": pa.array(["x"]).dictionary_encode()})
+    schema = pa.schema([("a", pa.string()), ("l", pa.list_(pa.int64())), ("d", pa.string())])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_table(table)
+    random = Random(7)
+    for good in (stream_of(table), bytes(sink.getvalue())):
+        bodies = [good[: random.randrange(len(good))] for _ in range(200)]
+        for _ in range(3_000):
+            broken = bytearray(good)
+            for _ in range(random.randrange(1, 4)):
+                broken[random.randrange(len(broken))] = random.choice([0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)])
+            bodies.append(bytes(broken))
+        rows = decoded(bodies, ARROW, schema)
+        assert len(rows) == len(bodies)
 
 
 def test_a_decoder_of_a_type_that_messages_cannot_hold_is_not_made() -> None:
