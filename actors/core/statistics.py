@@ -2,22 +2,27 @@
 
 Kept as sums over a minute, an hour and a day in buckets of 5 seconds, 5 minutes and an hour, so that one call per
 batch costs a few additions and an idle topic nothing. Nothing is stored: a restart begins at zero, as in RocketMQ.
-Used on the broker's event loop only.
+What was not used for a day is forgotten, and of groups, whose names anybody may make up, no more than some thousands
+are counted. Used on the broker's event loop only.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, Generic, TypeVar
 
 from raymq.actors.core.loop_stops import LoopStops
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 _Key = TypeVar("_Key")
+
+#: So many pairs of a topic and a group are counted.
+MOST_PAIRS: Final = 10_000
+#: No table is gone through before it holds so many.
+_FEW: Final = 64
 
 #: Bucket width and reach in seconds.
 _WINDOWS = ((5.0, MINUTE), (300.0, HOUR), (3600.0, DAY))
@@ -54,7 +59,7 @@ class _Window:
     def __init__(self, width: float, reach: float) -> None:
         self._width = width
         self._slots = round(reach / width)
-        self._buckets: deque[_Bucket] = deque()
+        self._buckets: list[_Bucket] = []  # of at most 24: it takes less than a deque does
 
     def add(self, now: float, calls: int, messages: int, size: int) -> None:
         slot = int(now // self._width)
@@ -62,7 +67,7 @@ class _Window:
         if not buckets or buckets[-1].slot < slot:
             buckets.append(_Bucket(slot))
             while buckets[0].slot <= slot - self._slots:
-                buckets.popleft()
+                del buckets[0]
         newest = buckets[-1]  # a clock that was set back counts into the newest one
         newest.calls += calls
         newest.messages += messages
@@ -108,6 +113,11 @@ class Counter:
         self.messages += messages
         self.bytes += size
 
+    @property
+    def used_at(self) -> float:
+        """When something was counted last, to the width of the narrowest buckets."""
+        return self._from
+
     def sums(self, now: float, seconds: float) -> Sums:
         """The last `seconds` (at most a day), to the width of the buckets that reach so far."""
         self._pass_on()
@@ -125,6 +135,46 @@ class Counter:
             self._counted = (self.calls, self.messages, self.bytes)
 
 
+class _Counters(Generic[_Key]):
+    """Counters by what they count, at most so many; those are dropped first that were not used for longest."""
+
+    __slots__ = ("_most", "_table", "_tidied_at")
+
+    def __init__(self, most: float = float("inf")) -> None:
+        self._most = most
+        self._table: dict[_Key, Counter] = {}
+        #: With so many the table is gone through.
+        self._tidied_at: float = _FEW
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, key: _Key) -> Counter | None:
+        return self._table.get(key)
+
+    def made(self, key: _Key, now: float) -> Counter:
+        """The counter of that, a new one if there is none."""
+        counter = self._table.get(key)
+        if counter is None:
+            if len(self._table) >= self._tidied_at:
+                self._tidy(now)
+            counter = self._table[key] = Counter()
+        return counter
+
+    def forget(self, is_gone: Callable[[_Key], bool]) -> None:
+        for key in [key for key in self._table if is_gone(key)]:
+            del self._table[key]
+
+    def _tidy(self, now: float) -> None:
+        """It costs little for each counter that was made since the last time."""
+        used = [(key, counter) for key, counter in self._table.items() if counter.used_at > now - DAY]
+        if len(used) >= self._most:
+            used.sort(key=lambda pair: pair[1].used_at)
+            used = used[len(used) // 2 :]
+        self._table = dict(used)
+        self._tidied_at = min(self._most, max(_FEW, 2 * len(used)))
+
+
 class Statistics:
     """A broker's counters. `clock` is wall time in seconds: totals are also told as of the last two midnights."""
 
@@ -136,9 +186,10 @@ class Statistics:
         self.total_get = Counter()
         #: Appends that were refused, by cause: see `admission.cause_of`.
         self.refusals: dict[str, int] = {}
-        self._put: dict[str, Counter] = {}
-        self._get: dict[tuple[str, str], Counter] = {}
-        self._sent_back: dict[tuple[str, str], Counter] = {}
+        self._put = _Counters[str]()
+        #: By topic and group, as the next one.
+        self._get = _Counters[tuple[str, str]](MOST_PAIRS)
+        self._sent_back = _Counters[tuple[str, str]](MOST_PAIRS)
         self._midnight = _next_midnight(self.started)
         #: (messages put, messages got) as of this morning's and yesterday morning's midnight.
         self._this_morning = (0, 0)
@@ -148,17 +199,18 @@ class Statistics:
         """`messages` of together `size` bytes were appended for `topic`; one call per batch."""
         now = self._now()
         self.total_put.add(now, messages, size)
-        _counter(self._put, topic).add(now, messages, size)
+        self._put.made(topic, now).add(now, messages, size)
 
     def get(self, group: str, topic: str, messages: int, size: int) -> None:
         """`messages` of together `size` bytes were given to `group`; one call per pull."""
         now = self._now()
         self.total_get.add(now, messages, size)
-        _counter(self._get, (topic, group)).add(now, messages, size)
+        self._get.made((topic, group), now).add(now, messages, size)
 
     def sent_back(self, group: str, topic: str) -> None:
         """`group` failed to consume a message of `topic`."""
-        _counter(self._sent_back, (topic, group)).add(self._now(), 1, 0)
+        now = self._now()
+        self._sent_back.made((topic, group), now).add(now, 1, 0)
 
     def refused(self, cause: str) -> None:
         """An append was refused for that; nothing was stored."""
@@ -183,16 +235,14 @@ class Statistics:
 
     def forget_topic(self, topic: str) -> None:
         """A topic was deleted."""
-        self._put.pop(topic, None)
+        self._put.forget(lambda key: key == topic)
         for table in (self._get, self._sent_back):
-            for key in [key for key in table if key[0] == topic]:
-                del table[key]
+            table.forget(lambda key: key[0] == topic)
 
     def forget_group(self, group: str) -> None:
         """A group was deleted."""
         for table in (self._get, self._sent_back):
-            for key in [key for key in table if key[1] == group]:
-                del table[key]
+            table.forget(lambda key: key[1] == group)
 
     def _now(self) -> float:
         now = self.clock()
@@ -201,13 +251,6 @@ class Statistics:
             self._this_morning = (self.total_put.messages, self.total_get.messages)
             self._midnight = _next_midnight(self._midnight)
         return now
-
-
-def _counter(table: dict[_Key, Counter], key: _Key) -> Counter:
-    counter = table.get(key)
-    if counter is None:
-        counter = table[key] = Counter()
-    return counter
 
 
 def _next_midnight(now: float) -> float:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raymq.actors.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
+from raymq.actors.core.statistics import DAY, HOUR, MINUTE, MOST_PAIRS, Counter, Statistics
 from tests.unit.actors.clock import FakeClock
 
 
@@ -104,3 +104,37 @@ def test_what_is_deleted_is_forgotten(statistics: Statistics) -> None:
     assert statistics.sent_back_of("g", "u") is None
     assert statistics.put_of("u") is not None
     assert statistics.get_of("h", "u") is not None
+
+
+def test_made_up_names_of_groups_are_counted_up_to_a_bound(statistics: Statistics, clock: FakeClock) -> None:
+    """Those that were not used for longest are forgotten first; a group that is busy is not."""
+    for number in range(3 * MOST_PAIRS):
+        clock.advance(0.001)
+        statistics.get(f"made up {number}", "t", 1, 10)
+        statistics.sent_back(f"made up {number}", "t")
+        if number % 100 == 0:
+            clock.advance(5)
+            statistics.get("busy", "t", 1, 10)
+    assert len(statistics._get) <= MOST_PAIRS
+    assert len(statistics._sent_back) <= MOST_PAIRS
+    busy = statistics.get_of("busy", "t")
+    assert busy is not None
+    assert busy.messages == 3 * MOST_PAIRS // 100
+    assert statistics.get_of(f"made up {3 * MOST_PAIRS - 1}", "t") is not None
+
+
+def test_what_was_not_used_for_a_day_is_forgotten(statistics: Statistics, clock: FakeClock) -> None:
+    for number in range(1_000):
+        statistics.put(f"t{number}", 1, 10)
+        statistics.get(f"g{number}", "t", 1, 10)
+    clock.advance(DAY - 10)
+    statistics.get("g7", "t", 1, 10)
+    clock.advance(20)
+    for number in range(1_100):
+        statistics.put(f"u{number}", 1, 10)
+        statistics.get(f"h{number}", "t", 1, 10)
+    assert statistics.put_of("t7") is None
+    assert statistics.get_of("g8", "t") is None
+    assert statistics.get_of("g7", "t") is not None
+    assert (len(statistics._put), len(statistics._get)) == (1_100, 1_101)
+    assert statistics.total_put.messages == 2_100
