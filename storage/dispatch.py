@@ -93,6 +93,9 @@ class Dispatcher:
                 if not (rebuilt and writable):
                     raise
                 fileutil.remove_tree(path)  # Recovery finds it missing, and makes it anew from the log.
+        #: Topics that were deleted, which may not be on disk, and what brings it there.
+        self.unsure: set[str] = set()
+        self.settle: Callable[[], None] = lambda: None
         #: The log up to here is dispatched.
         self.dispatched_to = 0
         #: The clock from which what is stored now waits its delay level; None: its store time.
@@ -143,6 +146,8 @@ class Dispatcher:
         """The queue, new if need be (its folder appears with its first entry)."""
         queue = self.queues.get((topic, queue_id))
         if queue is None:
+            if topic in self.unsure:  # of two topics of one name the log would tell after a loss of power
+                self.settle()
             folder = self._folder / topic / str(queue_id)
             queue = self.queues[topic, queue_id] = ConsumeQueue(
                 folder,

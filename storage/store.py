@@ -101,6 +101,9 @@ class Store:
         self._reader = Reader(log, self._dispatcher, repair, self.confirmed)
         self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
         self._checkpointing = threading.Lock()
+        self._settling, self._deleting = threading.Lock(), threading.Lock()
+        self._deleted_count = 0
+        self._dispatcher.settle = self._sync_deletions
         #: `State.dispatched_to` of the last checkpoint.
         self._saved_to = 0
         self._shorten_at = _LEAST_DELETIONS_BYTES
@@ -255,7 +258,15 @@ class Store:
     def delete_topic(self, topic: str) -> None:
         """Forget the topic's queues and its settings; its records stay in the log until they expire.
 
-        If it is written again its offsets begin at 0.
+        If it is written again its offsets begin at 0. All that is on disk when it returns.
+        """
+        self.delete_topic_soon(topic)
+        self.sync_settings()
+
+    def delete_topic_soon(self, topic: str) -> None:
+        """`delete_topic` without waiting for the disk: it is there with the next `sync_settings`.
+
+        Before that a loss of power may bring the topic back, but not if anything was stored in one of that name since.
         """
         self._check_open()
         self._writer.check_ready()
@@ -266,25 +277,45 @@ class Store:
             del deleted[known]  # all that it had has expired
         self._shorten_deletions()
         deletions.append((topic, log_end))
-        deletions.sync()
+        with self._deleting:  # never held while the disk works
+            self._deleted_count += 1
+            self._dispatcher.unsure.add(topic)
         failpoint("delete_topic.before_queues")
         try:
             moved = self._dispatcher.delete_topic(topic)
         except StoreError:
             deletions.append((topic, TAKEN_BACK))
-            deletions.sync()
             raise
         for aside in moved:
             self._remover.moved(self._dispatcher.folder_of(topic), aside)
         self._remover.add([(folder, None) for folder in moved])
         deleted[topic] = log_end
         failpoint("delete_topic.before_settings")
-        self.topic_configs.delete(topic)
+        self.topic_configs.delete_soon(topic)
 
     def sync_settings(self) -> None:
         """Wait until the changes of topics and groups are on disk; StoreFailed: they may not be. Any thread."""
+        self._sync_deletions()
         self.topic_configs.sync()
         self.group_configs.sync()
+
+    def _sync_deletions(self) -> None:
+        """Bring to disk that topics were deleted, and what groups had come to in them with that."""
+        with self._settling:
+            with self._deleting:
+                unsure, count = self._dispatcher.unsure.copy(), self._deleted_count
+            if unsure:
+                try:
+                    self._parts.deletions.sync()
+                    self.sync_progress()
+                except StoreBusy:
+                    raise
+                except StoreFailed as error:
+                    self._parts.health.fail(error)
+                    raise
+                with self._deleting:
+                    if count == self._deleted_count:  # else one of them may have been deleted once more
+                        self._dispatcher.unsure.clear()
 
     def _shorten_deletions(self) -> None:
         """Write the journal of deletions anew when most of what it says is said again later, or has expired."""

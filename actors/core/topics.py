@@ -160,20 +160,23 @@ class Topics:
             self._store.topic_configs.put_soon(*wanted[first : first + _STEP_TOPICS])
 
     def delete(self, name: str) -> bool:
-        """Delete a topic with its messages' queues; False if there was none. A new one begins at offset 0."""
+        """Delete a topic with its messages' queues; False if there was none. A new one begins at offset 0.
+
+        It is on disk with the next `Store.sync_settings`, with the groups' offsets: a loss of power would bring them
+        back, to a topic that was made again.
+        """
         if check_topic(name) in self.system | SYSTEM_TOPICS:
             raise PermissionDenied(f"{name} is one of the system's own topics")
         if name not in self:
             return False
         before = self._store.incarnation(name)
         try:
-            self._store.delete_topic(name)
+            self._store.delete_topic_soon(name)
         except StoreError:
             if self._store.incarnation(name) != before:  # its queues are gone, and its settings could not be deleted
                 self._on_delete(name)
             raise
         self._on_delete(name)
-        self._store.sync_progress()  # or a loss of power brings old offsets back, to a topic that was made again
         return True
 
     def _changed(self, change: TopicChange) -> TopicConfig:

@@ -58,6 +58,7 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         topic = DeleteTopicInBroker.read(request).topic
         if topics.delete(topic):
             context.statistics.forget_topic(topic)
+            await context.settings_durable()
             await context.announce()
         return request.response(ResponseCode.SUCCESS)
 

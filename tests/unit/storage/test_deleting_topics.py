@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage import store as store_module
-from raymq.storage.errors import StoreFull
+from raymq.storage.errors import StoreFailed, StoreFull
 from raymq.storage.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
@@ -92,6 +92,55 @@ def test_a_deletion_syncs_no_more_with_more_queues(tmp_path: Path) -> None:
                 store.delete_topic("gone")
                 counted.append(disk.syncs)
     assert counted[0] == counted[1]
+
+
+def test_who_owns_the_store_waits_for_no_disk_to_delete_a_topic(tmp_path: Path) -> None:
+    """A deletion synced four journals on the broker's loop."""
+    disk = HangingQueues()
+    disk.going.set()
+    with filled(tmp_path, 3) as store:
+        write_entries(store)
+        with replaced(disk):
+            store.delete_topic_soon("gone")
+            assert disk.syncs == 0
+            thread = meanwhile(store.sync_settings)
+            thread.join()
+            append(store, make_record(b"anew", topic="gone"))
+            assert disk.syncs == 0, "it is on disk already"
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
+def test_what_is_stored_in_a_topic_that_was_just_deleted_is_a_new_topics_after_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
+) -> None:
+    """Nobody has waited for the deletion: the first message of the new topic does."""
+    (tmp_path / "s").mkdir()
+    disk = Disk(tmp_path / "s")
+    with replaced(disk):
+        store = filled(tmp_path / "s", 2)
+        append(store, *(make_record(b"old", topic="gone") for _ in range(5)))
+        store._save_checkpoint()
+        store.delete_topic_soon("gone")
+        append(store, make_record(b"anew", topic="gone"), make_record(b"last", topic="gone"))
+        store._log.flush()
+        disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
+        store.close()
+    disk.close()
+    for module in ("raymq.storage.opening.boot_id", "raymq.storage.store.boot_id"):
+        monkeypatch.setattr(module, lambda: "another")
+    with Store.open(tmp_path / "lost", CONFIG) as store:
+        assert bodies(store, "gone") == [b"anew", b"last"]
+        assert bodies(store, "kept", 1) == [b"body"]
+
+
+def test_a_deletion_that_cannot_be_brought_to_disk_is_the_stores_bad_health(tmp_path: Path) -> None:
+    store = filled(tmp_path, 1)
+    store.delete_topic_soon("gone")
+    with replaced(FaultyCalls("fdatasync", 1, errno.EIO)), pytest.raises(StoreFailed):
+        store.sync_settings()
+    with pytest.raises(StoreFailed):
+        append(store, make_record())
+    store.close()
 
 
 def test_what_was_deleted_after_a_checkpoint_stays_deleted(tmp_path: Path) -> None:
