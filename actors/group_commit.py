@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from raymq.actors.protocol import SendStatus
-from raymq.storage.errors import StoreBusy, StoreFailed, WriteUnknown
+from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, WriteUnknown
 
 #: Where descriptors or memory are missing, a flush is tried again so soon.
 _AGAIN_SECONDS = 0.05
+_log = logging.getLogger(__name__)
 
 
 def _nobody_waits() -> None:
@@ -57,11 +59,19 @@ class GroupCommit:
         if running is not None:
             await asyncio.wait([running])
         self._running, self._next = self._next, None
+        is_told = False
         while True:
             try:
                 await asyncio.to_thread(self._flush)
                 break
             except StoreBusy:  # nothing was done, and what is appended is not the less stored
+                await asyncio.sleep(_AGAIN_SECONDS)
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - no memory for a thread, say: what is appended waits for it still
+                if not is_told:
+                    _log.exception("a flush has failed; it is tried again", exc_info=error)
+                is_told = True
                 await asyncio.sleep(_AGAIN_SECONDS)
         self.on_flushed()
 

@@ -13,6 +13,7 @@ appends are refused with what the disk says.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import OrderedDict, deque
 from typing import Final, Protocol
@@ -25,6 +26,7 @@ _PAUSE_SECONDS: Final = 0.1
 _MOST_UNWRITTEN_BYTES: Final = 64 << 20
 #: How many queues keep entries in memory that are in the file already; who keeps up reads these.
 _REMEMBERING: Final = 512
+_log = logging.getLogger(__name__)
 
 
 class Entries(Protocol):
@@ -72,11 +74,21 @@ class EntryWriter:
         Raises:
             StoreError: the last ones could not be written, and cannot be now.
         """
-        if self._failure is not None or self.added - self._written > _MOST_UNWRITTEN_BYTES:
-            with contextlib.suppress(IndexError):
-                while self._failure is not None or self.added - self._written > _MOST_UNWRITTEN_BYTES:
-                    self.write(self._waiting.popleft())
-                    self._failure = None
+        while self._failure is not None or self.added - self._written > _MOST_UNWRITTEN_BYTES:
+            if (queue := self._next()) is None:
+                return
+            try:
+                self.write(queue)
+            except (StoreError, OSError):
+                raise
+            except Exception as error:
+                raise StoreError(f"the entries of a queue cannot be written: {error!r}") from error
+            self._failure = None
+
+    def _next(self) -> Entries | None:
+        with contextlib.suppress(IndexError):  # another thread has written what waited
+            return self._waiting.popleft()
+        return None
 
     def write(self, queue: Entries) -> None:
         """Write the queue's entries of before the call. StoreError: not done, it will be tried again."""
@@ -115,10 +127,11 @@ class EntryWriter:
                 for _ in range(len(self._waiting)):
                     if self._stopping.is_set():
                         return
-                    self.write(self._waiting.popleft())
+                    if (queue := self._next()) is not None:
+                        self.write(queue)
                 self._failure = None
-            except IndexError:  # The store's writer has written what waited.
-                continue
-            except (StoreError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - this thread must not end: it is tried again, as on a full disk
+                if self._failure is None and not isinstance(error, StoreError | OSError):
+                    _log.exception("the entries of a queue cannot be written; it is tried again", exc_info=error)
                 self._failure = error
                 self._work.set()

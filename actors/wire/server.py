@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import logging
 import math
+import os
 import resource
 import socket
 import ssl
@@ -25,7 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Protocol, cast
 
-from raymq.actors.errors import ConnectionLost, ProtocolError, RayMQError, Timeout
+from raymq.actors.errors import ConnectionLost, InvalidInput, ProtocolError, RayMQError, Timeout
 from raymq.actors.wire import bare, faults, frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
@@ -48,6 +49,8 @@ _STILL_SECONDS = 5.0
 #: Of the files that the process may open a share is kept for others than connections, at least so many.
 _KEPT_SHARE = 8
 _LEAST_KEPT_FILES = 96
+#: A process that has room for fewer connections is not worth being asked.
+_LEAST_PLACES = 2
 _ACCEPTED_AT_ONCE = 16
 _WAITING_CONNECTIONS = 1024
 #: Of so many refused connections one is logged.
@@ -538,12 +541,18 @@ class Server:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
-        """Listen on a socket that `bind` made. Raises OSError if another process listens there."""
+        """Listen on a socket that `bind` made.
+
+        Raises:
+            OSError: another process listens there.
+            InvalidInput: this process may open so few files that hardly a connection could be accepted.
+        """
+        _check_files(bound)
         await self.listen(bound)
         self._sweeper = self.loop.create_task(self._sweep())
 
     async def listen(self, bound: socket.socket) -> None:
-        """Listen on one more socket; raises as `start`."""
+        """Listen on one more socket; raises OSError as `start`."""
         # asyncio accepts as many at once as it is told may wait, before it looks at one of them.
         self._listeners.append(
             await self.loop.create_server(
@@ -584,9 +593,7 @@ class Server:
         """
         if len(self.connections) >= self.limits.connections:
             return False
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        kept = max(_LEAST_KEPT_FILES, most // _KEPT_SHARE)
-        return accepted is None or most == resource.RLIM_INFINITY or accepted.fileno() < most - kept
+        return accepted is None or accepted.fileno() < _files_for_connections()[0]
 
     def left(self, connection: ServerConnection) -> None:
         """A connection is gone."""
@@ -632,3 +639,21 @@ class Server:
             if slow is not None:
                 self.room.end_turn()
             self.wake_waiting()
+
+
+def _files_for_connections() -> tuple[float, float]:
+    """Below which descriptor a connection may stay, and how many files this process may open."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return math.inf, math.inf
+    return most - max(_LEAST_KEPT_FILES, most // _KEPT_SHARE), most
+
+
+def _check_files(bound: socket.socket) -> None:
+    """InvalidInput if no connection could be accepted, or hardly one."""
+    free, most = _files_for_connections()
+    lowest = os.dup(bound.fileno())
+    os.close(lowest)
+    if lowest + _LEAST_PLACES > free:
+        least = lowest + _LEAST_KEPT_FILES + _LEAST_PLACES
+        raise InvalidInput("RLIMIT_NOFILE", f"at least {least} open files (ulimit -n), for connections too", most)

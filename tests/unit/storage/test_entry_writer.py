@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage import entry_writer
-from raymq.storage.errors import StoreFull
+from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from tests.polling import poll_until
@@ -31,11 +31,14 @@ class Watched(FileCalls):
         self.going = threading.Event()
         self.going.set()
         self.error = 0
+        self.failure: Exception | None = None
 
     def _at(self, path: Path) -> None:
         if "consumequeue" in path.parts:
             self.callers.add(threading.get_ident())
             assert self.going.wait(30)
+            if self.failure is not None:
+                raise self.failure
             if self.error:
                 raise OSError(self.error, os.strerror(self.error))
 
@@ -196,3 +199,17 @@ def test_a_deleted_topics_entries_make_no_folder_again(tmp_path: Path, calls: Wa
         poll_until(lambda: [path.parent.parent.name for path in queue_files(tmp_path)] == ["kept", "later"])
     with Store.open(tmp_path, CONFIG) as store:
         assert store.topics() == ["kept", "later"]
+
+
+def test_the_thread_outlives_whatever_fails_in_it(tmp_path: Path, calls: Watched) -> None:
+    """Appends are refused with a typed error meanwhile, and nothing is lost."""
+    with Store.open(tmp_path, CONFIG) as store:
+        calls.failure = MemoryError("no room")
+        append(store, make_record(b"0"))
+        poll_until(lambda: store._dispatcher.entry_writer._failure is not None)
+        with pytest.raises(StoreError, match="no room"):
+            append(store, make_record(b"refused"))
+        calls.failure = None
+        poll_until(lambda: len(queue_files(tmp_path)) == 1)
+        append(store, make_record(b"1"))
+        assert bodies(store) == [b"0", b"1"]
