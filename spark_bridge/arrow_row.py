@@ -39,7 +39,7 @@ def row_of_stream(body: bytes) -> dict[str, Any]:
         _check_growth(body)
         with pa.ipc.open_stream(body) as reader:
             table = reader.read_all()
-    except (OSError, struct.error) as error:  # Arrow's of a stream that is cut off is an OSError
+    except (OSError, struct.error, pa.ArrowMemoryError) as error:  # Arrow's of a stream that is cut off is an OSError
         raise ValueError(f"no Arrow stream: {error}") from None
     if table.num_rows != 1:
         raise ValueError(f"one message is one row, not {table.num_rows}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import msgpack
@@ -46,15 +47,6 @@ _OPENING: Final = ord("{")
 _CLOSING: Final = ord("}")
 #: Python reads no integer of more digits, so that nobody can keep it busy with one.
 _MOST_DIGITS: Final = 4_300
-#: What a value that its column cannot hold may raise, where it is parsed, converted or put into an array.
-_NO_VALUE: Final = (
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    RecursionError,
-    pa.ArrowException,
-    msgpack.UnpackException,
-)
 #: A field that is put into every JSON object to prove that object n came from body n.
 _ROW: Final = "\ufdd0row"
 
@@ -151,24 +143,34 @@ class BodyDecoder:
         return pa.StructArray.from_arrays(columns, fields=list(self._type))
 
     def _one_by_one(self, bodies: pa.Array, parse: Any) -> pa.Array:
-        rows: list[Any] = []
-        for body in bodies.to_pylist():
-            try:
-                value = parse(body)
-                rows.append(self._convert(value) if isinstance(value, dict) else None)
-            except _NO_VALUE:
-                rows.append(None)
+        def row_of(body: bytes) -> Any:
+            value = parse(body)
+            return self._convert(value) if isinstance(value, dict) else None
+
+        def fitting(row: Any) -> Any:
+            pa.array([row], self._type)
+            return row
+
+        rows = [_or_none(row_of, body) for body in bodies.to_pylist()]
         try:
             return pa.array(rows, self._type)
-        except _NO_VALUE:  # Arrow knows a limit that the conversion does not
-            return pa.array([row if self._fits(row) else None for row in rows], self._type)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - Arrow knows a limit that the conversion does not
+            return pa.array([_or_none(fitting, row) for row in rows], self._type)
 
-    def _fits(self, row: Any) -> bool:
-        try:
-            pa.array([row], self._type)
-        except _NO_VALUE:
-            return False
-        return True
+
+def _or_none(make: Callable[[Any], Any], value: Any) -> Any:
+    """What `make` makes of a value, None if it cannot: whatever one message makes it raise, the others are to be read.
+
+    That the memory is at its end is no message's fault.
+    """
+    try:
+        return make(value)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - parsers of three formats, and Arrow, raise all kinds of errors
+        return None
 
 
 def _is_utf8(bodies: pa.Array) -> bool:

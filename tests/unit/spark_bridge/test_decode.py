@@ -286,6 +286,71 @@ def test_arrow_of_compressed_buffers_is_read_up_to_a_bound(codec: str) -> None:
     assert [row["d"] == row["a"] == "Z" * 8_000_000 for row in rows] == [True, False, True]
 
 
+def test_arrow_of_a_time_zone_that_nobody_knows_is_corrupt() -> None:
+    known, unknown = (
+        stream_of(pa.table({"t": pa.array([0], pa.timestamp("us", zone))})) for zone in ("UTC", "No/Where")
+    )
+    rows = decoded([known, unknown], ARROW, pa.schema([("t", pa.timestamp("us", "UTC"))]))
+    assert [row["_corrupt"] for row in rows] == [None, unknown]
+
+
+def test_what_memory_is_missing_for_is_not_called_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(_: Any) -> None:
+        raise MemoryError
+
+    decoder = BodyDecoder(SMALL, MSGPACK)
+    monkeypatch.setattr(decoder, "_convert", exhausted)
+    with pytest.raises(MemoryError):
+        decoder.decode(pa.array([msgpack.packb({"a": "x"})]), pa.nulls(1, pa.string()))
+
+
+EVERY_TYPE = pa.schema(
+    [
+        ("t", pa.timestamp("us", "UTC")),
+        ("local", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("p", pa.decimal128(6, 2)),
+        ("raw", pa.binary()),
+        ("m", pa.map_(pa.string(), pa.map_(pa.int32(), pa.string()))),
+        ("s", pa.string()),
+        ("f", pa.float32()),
+        ("n", pa.null()),
+        ("l", pa.list_(pa.struct([("x", pa.int8()), ("d", pa.decimal128(38, 0))]))),
+    ]
+)
+texts = st.sampled_from(
+    ["2024-05-06", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "AA==", "1e9999", "NaN", "\ud800"]
+)
+anything = st.recursive(
+    scalars | texts | st.binary(max_size=4) | st.datetimes(timezones=st.just(dt.UTC)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["x", "d", "1"]) | st.integers(0, 3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(EVERY_TYPE.names), anything, max_size=4), max_size=6), st.binary())
+def test_a_row_s_value_does_not_depend_on_its_neighbours(rows: list[dict[str, Any]], other: bytes) -> None:
+    pack = msgpack.Packer(datetime=True, default=str, unicode_errors="surrogatepass").pack
+    for kind, bodies in (
+        (MSGPACK, [*map(pack, filter(fits_msgpack, rows)), other]),
+        (JSON, [*(json.dumps(row, default=str, skipkeys=True).encode() for row in rows), other]),
+    ):
+        together = decoded(bodies, kind, EVERY_TYPE)
+        assert repr(together) == repr([decoded([body], kind, EVERY_TYPE)[0] for body in bodies])
+
+
+def fits_msgpack(value: Any) -> bool:
+    try:
+        msgpack.packb(value, datetime=True, default=str, unicode_errors="surrogatepass")
+    except OverflowError:  # an integer of more than 64 bits
+        return False
+    return True
+
+
 def test_arrow_of_any_bytes_is_a_value_or_corrupt() -> None:
     table = pa.table({"a": ["text"], "l": [[1, 2]], "d": pa.array(["x"]).dictionary_encode()})
     schema = pa.schema([("a", pa.string()), ("l", pa.list_(pa.int64())), ("d", pa.string())])
