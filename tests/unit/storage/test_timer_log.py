@@ -570,3 +570,35 @@ def test_a_loss_of_memory_takes_the_journal_back_to_what_was_synced(tmp_path: Pa
     again.close()
     shorter = TimerLog(tmp_path, log_end=0x1000, clean=False, queue_end=0, memory_lost=True)
     assert shorter.enqueued == 0
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 2])
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_second_loss_of_power_takes_nothing_that_was_on_disk_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, checkpoints: int
+) -> None:
+    """The first one came when a journal was becoming a run: two journals count then, each as far as it was synced."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 10)
+
+    def tell(log: TimerLog, stop: int) -> None:
+        log.append(np.concatenate([entry(HOUR_MS + n, n, 10 * n) for n in range(log.enqueued, stop)]))
+        log.enqueued = stop
+
+    log = opened(tmp_path)
+    tell(log, 9)
+    checkpoint(log, 90)
+    tell(log, 12)
+    assert log.checkpoint(120) is not None, "it is not done before the power fails"
+    tell(log, 14)
+    log.close()
+    left = 12 - taken
+    log = TimerLog(tmp_path, log_end=10 * left, clean=False, queue_end=left, memory_lost=True)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1_000)
+    for number in range(checkpoints):
+        tell(log, 12 + number)
+        checkpoint(log, 120 + 10 * number)
+    log.close()
+    on_disk = 11 + checkpoints if checkpoints else min(left, 9)
+    again = TimerLog(tmp_path, log_end=1_000, clean=False, queue_end=100, memory_lost=True)
+    assert again.enqueued == on_disk
+    assert waiting(again) == list(range(on_disk))
