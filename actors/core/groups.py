@@ -170,7 +170,7 @@ class GroupTable:
         member.way = way
         member.weight = weight
         if wanted is not None:
-            if not changed:
+            if member.subscriptions == wanted:  # with the versions: who pulls by a newer one waits for it
                 consumer = replace(consumer, subscriptions=member.subscriptions)
             elif group.subscriptions == wanted:  # members of a group subscribe alike: one is kept for all
                 consumer = replace(consumer, subscriptions=group.subscriptions)

@@ -263,3 +263,12 @@ def test_words_of_a_heartbeat_are_no_texts(groups: Groups) -> None:
             groups.consume("x", Consumer("g", {}, **words))
     with pytest.raises(InvalidInput, match="64 characters"):
         groups.consume("x", Consumer("g", {"t": Subscription("t", "*", "x" * 65)}))
+
+
+def test_a_newer_version_of_the_same_subscription_counts(clock: FakeClock) -> None:
+    """A Java client pulls by its newest version, and is refused while its heartbeats' is not known."""
+    table = GroupTable(clock)
+    for version in (1, 2):
+        table.greet("a", 1)
+        table.consume("a", Consumer("g", {"t": Subscription("t", version=version)}))
+        assert table.consumer_groups()["g"].subscriptions["t"].version == version
