@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,14 +10,18 @@ from raymq.client.message import ReceivedMessage
 
 #: Of its invisible time a message has to have at least this share left when it is received.
 LEAST_SHARE: Final = 0.5
+#: What was popped for a short time is kept for who asks soon, all the same: for so long its time is renewed.
+KEPT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Popped:
-    """A message, and from when on too little of its time is left."""
+    """A message, for how long it was popped, from when on too little of that is left, and until when to renew it."""
 
     message: ReceivedMessage
+    invisible_ms: int
     late_at: float
+    renewed_until: float
 
 
 class Kept:
@@ -26,37 +29,54 @@ class Kept:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._popped: deque[Popped] = deque()
+        self._popped: list[Popped] = []
 
-    @property
-    def count(self) -> int:
-        """How many messages are there."""
-        return len(self._popped)
+    def count(self, invisible_ms: int) -> int:
+        """How many messages are there for who wants them for so long."""
+        return sum(popped.invisible_ms >= invisible_ms for popped in self._popped)
 
-    def add(self, messages: Sequence[ReceivedMessage], asked_at: float, invisible_seconds: float) -> None:
-        """A pop that was sent at `asked_at` brought these: their time has begun then, or later."""
-        late_at = asked_at + invisible_seconds * (1.0 - LEAST_SHARE)
-        self._popped.extend(Popped(message, late_at) for message in messages)
+    def add(self, messages: Sequence[ReceivedMessage], asked_at: float, invisible_ms: int) -> float:
+        """A pop that was sent at `asked_at` brought these: their time has begun then, or later. When they are late."""
+        late_at = _late_at(asked_at, invisible_ms)
+        until = asked_at + KEPT_SECONDS
+        self._popped += [Popped(message, invisible_ms, late_at, until) for message in messages]
+        return late_at
 
-    def take(self, limit: int) -> tuple[list[Popped], list[ReceivedMessage]]:
-        """At most `limit` messages that have time enough, and those before them that have not."""
-        found: list[Popped] = []
-        late: list[ReceivedMessage] = []
+    def take(self, limit: int, invisible_ms: int) -> list[Popped]:
+        """At most `limit` messages that were popped for at least so long, and have time enough."""
         now = self._clock()
-        while self._popped and len(found) < limit:
-            popped = self._popped.popleft()
-            if now < popped.late_at:
-                found.append(popped)
-            else:
-                late.append(popped.message)
-        return found, late
+        found = [each for each in self._popped if each.invisible_ms >= invisible_ms and now < each.late_at][:limit]
+        self._without(found)
+        return found
 
-    def put_back(self, popped: Sequence[Popped]) -> None:
+    def late(self) -> tuple[list[Popped], list[Popped]]:
+        """Those whose time is half over: what is to be renewed, and what to be given back. They are kept no more."""
+        now = self._clock()
+        late = [popped for popped in self._popped if now >= popped.late_at]
+        self._without(late)
+        return [each for each in late if now < each.renewed_until], [each for each in late if now >= each.renewed_until]
+
+    def put_back(self, popped: Collection[Popped]) -> None:
         """What was taken has not reached whom it was for: it is the next one's."""
-        self._popped.extendleft(reversed(popped))
+        self._popped[:0] = popped
+
+    def renewed(self, popped: Popped, asked_at: float) -> float:
+        """It was late, and has all its time again since `asked_at`. When it is late again."""
+        late_at = _late_at(asked_at, popped.invisible_ms)
+        self._popped.append(Popped(popped.message, popped.invisible_ms, late_at, popped.renewed_until))
+        return late_at
 
     def empty(self) -> list[ReceivedMessage]:
         """All that is there; nothing is kept any more."""
         left = [popped.message for popped in self._popped]
         self._popped.clear()
         return left
+
+    def _without(self, gone: Sequence[Popped]) -> None:
+        if gone:
+            taken = set(map(id, gone))
+            self._popped = [popped for popped in self._popped if id(popped) not in taken]
+
+
+def _late_at(asked_at: float, invisible_ms: int) -> float:
+    return asked_at + invisible_ms / 1000 * (1.0 - LEAST_SHARE)

@@ -59,6 +59,8 @@ _PARK_SECONDS = 15.0
 _PAUSE_SECONDS = 0.5
 #: A source that has not answered a pop after this is passed over for the next one; its answer is taken when it comes.
 _PATIENCE_SECONDS = 0.25
+#: A loop's timers may be early by so much.
+_TIMER_SECONDS = 0.005
 #: Who leaves takes at least so long to say so.
 _FAREWELL_SECONDS = 0.5
 
@@ -100,6 +102,8 @@ class Popping:
         self._notifications: dict[Source, asyncio.Task[None]] = {}
         #: Pops under way, one at most per source; what they bring is kept here until somebody receives it.
         self._pops: dict[Source, asyncio.Task[int]] = {}
+        #: When each of them was begun.
+        self._asked_at: dict[Source, float] = {}
         self._kept = Kept(time.monotonic)
         #: What was returned and has not arrived yet, by who receives it.
         self._handed: dict[object, list[Popped]] = {}
@@ -144,12 +148,14 @@ class Popping:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         while True:
+            if self._stopped:
+                raise ClientClosed("the consumer is closed")
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
             sources = await self._sources()
             failures = await self._ask_all(sources, max_messages, invisible_ms)
             refusals = [error for error in failures if not isinstance(error, BrokerUnavailable)]
-            if found := self._received(max_messages, receiver):
+            if found := self._received(max_messages, invisible_ms, receiver):
                 return found
             if refusals:
                 raise refusals[0]
@@ -157,7 +163,7 @@ class Popping:
                 raise ClientClosed("the consumer is closed")
             left = deadline - loop.time()
             if left <= 0:
-                silent = sorted(source for source in sources if source in self._pops)
+                silent = self._silent(sources)
                 if sources and len(failures) + len(silent) == len(sources):
                     raise failures[0] if failures else BrokerUnavailable(silent[0][0], "it has not answered yet")
                 return []
@@ -183,10 +189,14 @@ class Popping:
         stale = await asyncio.gather(*(self._acknowledge(source, each) for source, each in handles.items()))
         return not any(stale)
 
-    async def change_invisible(self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int) -> bool:
+    async def change_invisible(
+        self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int, *, undelivered: bool | None = None
+    ) -> bool:
         """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale."""
         queue, handle = message.queue, receipt.handle
-        header = ChangeInvisibleTime(self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms)
+        header = ChangeInvisibleTime(
+            self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered
+        )
         try:
             answer = await self._ask(queue.broker, queue.topic, header.command)
         except StaleHandle:
@@ -219,8 +229,11 @@ class Popping:
         """
         failures: list[RayMQError] = []
         for source in sources:
-            while (room := max_messages - self._kept.count) > 0 and source not in self._pops:
+            while (room := max_messages - self._kept.count(invisible_ms)) > 0 and source not in self._pops:
+                if self._stopped:
+                    return failures
                 asked = min(MAX_MESSAGES, room)
+                self._asked_at[source] = time.monotonic()
                 pop = self._pops[source] = asyncio.get_running_loop().create_task(
                     self._keep_popped(source, asked, invisible_ms)
                 )
@@ -236,8 +249,13 @@ class Popping:
                     break
         return failures
 
+    def _silent(self, sources: Sequence[Source]) -> list[Source]:
+        """Those that were asked, by whomever, and have not answered for longer than one is patient."""
+        now = time.monotonic()
+        return sorted(s for s in sources if s in self._pops and now - self._asked_at[s] >= _PATIENCE_SECONDS)
+
     def _popped(self, source: Source, pop: asyncio.Task[int]) -> None:
-        del self._pops[source]
+        del self._pops[source], self._asked_at[source]
         if not pop.cancelled():
             pop.exception()  # who asked may have given up: somebody has to look, or asyncio complains
 
@@ -254,16 +272,36 @@ class Popping:
             failure = self.supervisor.report("pop", error)
             raise WorkFailed("pop", repr(error), failure.in_a_row) from error
         self.supervisor.succeeded("pop")
-        self._kept.add(messages, asked_at, invisible_ms / 1000)
+        if messages:
+            self._look_again_at(self._kept.add(messages, asked_at, invisible_ms))
         return popped
 
-    def _received(self, max_messages: int, receiver: object) -> list[ReceivedMessage]:
-        found, late = self._kept.take(max_messages)
-        if late:
-            self._spawn(self._give_back(late))
+    def _received(self, max_messages: int, invisible_ms: int, receiver: object) -> list[ReceivedMessage]:
+        found = self._kept.take(max_messages, invisible_ms)
         if found:
             self._handed[receiver] = found
         return [popped.message for popped in found]
+
+    def _look_again_at(self, late_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(max(0.0, late_at - time.monotonic()) + _TIMER_SECONDS, self._look_after_the_kept)
+
+    def _look_after_the_kept(self) -> None:
+        """Nobody has received them in time: they are renewed for a while, then anybody's again."""
+        if self._stopped:
+            return
+        renewed, given_back = self._kept.late()
+        if given_back:
+            self._spawn(self._give_back([popped.message for popped in given_back]))
+        for popped in renewed:
+            self._spawn(self._renew(popped))
+
+    async def _renew(self, popped: Popped) -> None:
+        message, asked_at = popped.message, time.monotonic()
+        assert message.receipt is not None
+        with contextlib.suppress(RayMQError):  # it comes again when its time is over
+            if await self.change_invisible(message, message.receipt, popped.invisible_ms):
+                self._look_again_at(self._kept.renewed(popped, asked_at))
 
     def arrived(self, receiver: object) -> None:
         """A receiver has what was returned to it. Any thread."""
@@ -271,11 +309,17 @@ class Popping:
 
     def take_back(self, receiver: object) -> None:
         """A receiver has given up: if something was on its way to it already, the next one gets that."""
-        self._kept.put_back(self._handed.pop(receiver, ()))
+        if popped := self._handed.pop(receiver, ()):
+            self._kept.put_back(popped)
+            self._look_again_at(min(each.late_at for each in popped))
 
     async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Let messages that nobody has received be given out again at once."""
-        gone = [self.change_invisible(message, message.receipt, 1) for message in messages if message.receipt]
+        """Let messages that nobody has received be given out again at once; that is no failed delivery."""
+        gone = [
+            self.change_invisible(message, message.receipt, 1, undelivered=True)
+            for message in messages
+            if message.receipt
+        ]
         await asyncio.gather(*gone, return_exceptions=True)
 
     async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:

@@ -20,6 +20,9 @@ from raymq.storage.remains import EVERYTHING, Remains
 #: group, topic, queue id
 GroupQueue = tuple[str, str, int]
 
+#: Of `reconsume_times`: its first delivery was given back unseen.
+NEVER: Final = -1
+
 _REWRITE_BYTES: Final = 4 << 20
 _DELIVERED: Final = "d"
 _DONE: Final = "a"
@@ -32,7 +35,7 @@ class Delivery(NamedTuple):
     Attributes:
         pop_time_ms: which of its deliveries this is; a handle names it.
         visible_at_ms: when the message is anyone's again.
-        reconsume_times: how often it had been delivered before.
+        reconsume_times: how often it had been delivered before; NEVER: this delivery does not count, either.
         max_reconsume_times: at how many the consumer wanted it to be a dead letter.
         lent_ms: for how long it was given out, whatever the clock said; 0 in what older versions wrote.
     """

@@ -26,7 +26,7 @@ from raymq.actors.core.pop_request import Popped, PoppedQueue, PopRequest, Taken
 from raymq.actors.naming import dlq_topic
 from raymq.storage import properties as names
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
-from raymq.storage.in_flight import Delivery, GroupQueue, Outstanding
+from raymq.storage.in_flight import NEVER, Delivery, GroupQueue, Outstanding
 from raymq.storage.record import Record
 from raymq.storage.store import Store
 
@@ -134,9 +134,20 @@ class Pop:
         return len(done)
 
     def change_invisible(
-        self, group: str, topic: str, queue_id: int, offset: int, pop_time_ms: int, invisible_ms: int
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        pop_time_ms: int,
+        invisible_ms: int,
+        *,
+        undelivered: bool = False,
     ) -> int | None:
         """Let a delivery last `invisible_ms` from now on; its new pop time, None if the handle is stale.
+
+        Args:
+            undelivered: nobody has seen the message: when it comes again, that is not another try.
 
         Raises:
             StoreError: could not be written down; nothing has changed.
@@ -149,6 +160,8 @@ class Pop:
         self._latest_pop_ms = max(self._latest_pop_ms, renewed_ms)
         visible_at_ms = self._now_ms() + invisible_ms
         changed = delivery._replace(pop_time_ms=renewed_ms, visible_at_ms=visible_at_ms, lent_ms=invisible_ms)
+        if undelivered:
+            changed = changed._replace(reconsume_times=max(NEVER, changed.reconsume_times - 1))
         self._store.in_flight.deliver(lent.queue, lent.next_offset, {offset: changed})
         lent.delivered([offset])
         return renewed_ms
@@ -228,9 +241,10 @@ class Pop:
         """
         _, topic, queue_id = lent.queue
         more = 0 if same_attempt else 1
-        times = {
-            offset: retry.counted(lent.deliveries[offset].reconsume_times) + more for offset in lent.take_ready(room)
-        }
+        times = {}
+        for offset in lent.take_ready(room):
+            before = lent.deliveries[offset].reconsume_times
+            times[offset] = 0 if before == NEVER else retry.counted(before) + more
         gone, later, unreadable = read_again(self._store, topic, queue_id, times, space_bytes, taken)
         lent.give_back(later)
         for offset, reason in unreadable.items():

@@ -148,6 +148,7 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
             header.offset,
             handle.pop_time_ms,
             _invisible_ms(header.invisible_time),
+            undelivered=bool(header.undelivered),
         )
         # Clients read the fields of a refusal, too.
         fields = {

@@ -431,3 +431,74 @@ def test_an_sql_condition_chooses(mq: Connection, admin: Admin) -> None:
         assert sorted(received) == [b"5", b"6"]
     with pytest.raises(InvalidInput):
         SimpleConsumer(mq, "g2", {"t": Sql("price >")})
+
+
+def test_what_nobody_received_in_time_is_no_failed_delivery(mq: Connection, services: Services, admin: Admin) -> None:
+    """Popped by a receive that did not wait for the answer, they went to the dead letters without a delivery."""
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
+    with SimpleConsumer(mq, "g", {"t": "*"}, max_reconsume_times=0) as consumer:
+        popping = consumer._popping
+
+        async def pop_and_go() -> None:
+            assert await popping._keep_popped(("broker-a", "t"), 4, 400) == 4
+
+        mq.run(pop_and_go())
+        lent = services.brokers["broker-a"].store.in_flight.queues["g", "t", 0].deliveries
+        first = {each.pop_time_ms for each in lent.values()}
+        poll_until(lambda: not first & {each.pop_time_ms for each in lent.values()}, what="they are renewed")
+        messages = take(consumer, 4, invisible_duration=60.0)
+        assert [(message.body, message.reconsume_times) for message in messages] == [(b"%d" % n, 0) for n in range(4)]
+        assert consumer.ack(messages)
+    assert admin.dlq_list("g") == []
+
+
+def test_a_receive_gets_nothing_that_was_popped_for_less_than_it_wants(mq: Connection, admin: Admin) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"%d" % n) for n in range(4)], queue=QUEUE)
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        popping = consumer._popping
+
+        async def pop_for_another() -> None:
+            assert await popping._keep_popped(("broker-a", "t"), 2, 3_000) == 2
+
+        mq.run(pop_for_another())
+        messages = consumer.receive(4, invisible_duration=600.0)
+        assert [message.receipt.handle.invisible_ms for message in messages if message.receipt] == [600_000] * 2
+        others = consumer.receive(4, invisible_duration=3.0)
+        assert sorted(message.body for message in [*messages, *others]) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services: Services, admin: Admin) -> None:
+    """Several threads receive: a pop that another one has under way is no sign that its broker does not answer."""
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        assert consumer.receive(await_duration=0.0) == []
+        popping = consumer._popping
+        sources = mq.run(popping._sources())
+
+        async def while_others_ask() -> tuple[list[ReceivedMessage], int]:
+            asked = [asyncio.ensure_future(popping._ask_all([source], 1, 1_000)) for source in sources]
+            await asyncio.sleep(0)
+            silent = len(popping._silent(sources))
+            found = await popping.receive(1, 1_000, 0.0, object())
+            await asyncio.gather(*asked)
+            return found, silent
+
+        assert mq.run(while_others_ask()) == ([], 0)
+
+
+def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Services, admin: Admin) -> None:
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        waiting = consumer._mq.submit(consumer._popping.receive(1, 60_000, 30.0, object()))
+        poll_until(lambda: len(consumer._popping._notifications) >= 2, what="it waits")
+        pops: list[str] = []
+        for name, broker in services.brokers.items():
+            server = broker._server
+            pop = server.handlers[RequestCode.POP_MESSAGE]
+
+            def counting(connection, request, name=name, pop=pop):  # type: ignore[no-untyped-def]
+                pops.append(name)
+                return pop(connection, request)
+
+            server.handlers = {**server.handlers, RequestCode.POP_MESSAGE: counting}
+    with pytest.raises(ClientClosed):
+        waiting.result(10)
+    assert pops == []

@@ -69,7 +69,10 @@ class AckMessage(Header):
 
 @dataclass(frozen=True, slots=True)
 class ChangeInvisibleTime(Header):
-    """The delivery of a handle lasts `invisible_time` ms from now on, and gets another handle."""
+    """The delivery of a handle lasts `invisible_time` ms from now on, and gets another handle.
+
+    `undelivered` is ours: nobody has seen the message, so that this delivery does not count.
+    """
 
     CODE: ClassVar = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
     consumer_group: str
@@ -78,6 +81,7 @@ class ChangeInvisibleTime(Header):
     extra_info: str
     offset: Long
     invisible_time: Long
+    undelivered: bool | None = named("raymqUndelivered", default=None)
 
 
 def retry_mark(topic: str) -> str:

@@ -110,9 +110,10 @@ class PopBench:
         self.pop.validate()
         return done
 
-    def change(self, handle: Handle, seconds: float) -> Handle | None:
+    def change(self, handle: Handle, seconds: float, *, undelivered: bool = False) -> Handle | None:
+        milliseconds = int(seconds * 1000)
         renewed = self.pop.change_invisible(
-            "g", "t", handle.queue_id, handle.offset, handle.pop_time_ms, int(seconds * 1000)
+            "g", "t", handle.queue_id, handle.offset, handle.pop_time_ms, milliseconds, undelivered=undelivered
         )
         self.pop.validate()
         if renewed is None:

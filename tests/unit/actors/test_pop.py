@@ -105,6 +105,28 @@ def test_renewing_may_shorten(bench: PopBench) -> None:
     assert [h.reconsume_times for h in bench.receive()] == [1]
 
 
+def test_what_is_given_back_unseen_has_not_been_tried(bench: PopBench) -> None:
+    bench.send(b"a")
+    for number in range(5):
+        (handle,) = bench.receive(invisible=10, maximum=1)
+        assert handle.reconsume_times == 0, f"after {number} deliveries that nobody saw"
+        assert bench.change(handle, 0.001, undelivered=True) is not None
+        bench.clock.advance(0.01)
+        bench.pop.sweep()
+    bench.kill()
+    for times in (0, 1):
+        (handle,) = bench.receive(invisible=10, maximum=1)
+        assert handle.reconsume_times == times
+        if times:
+            bench.change(handle, 0.001, undelivered=True)
+            bench.clock.advance(0.01)
+            (handle,) = bench.receive(invisible=10, maximum=1)
+            assert handle.reconsume_times == 1, "neither is its last try"
+        bench.clock.advance(10)
+        bench.pop.sweep()
+    assert [record.body for record in bench.dead_letters()] == [b"a"]
+
+
 def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
     bench.send(b"bad", b"good")
     seen = []
