@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import struct
 import threading
 import time
 import uuid
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.clock import boot_id, boottime
+from raymq.storage.errors import StoreCorrupt
 from raymq.storage.record import Record, decode
 
 _SCHEMA: Final = """
@@ -42,8 +44,11 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE TABLE IF NOT EXISTS lease (
     one INTEGER PRIMARY KEY CHECK (one = 1), owner TEXT NOT NULL, boot TEXT NOT NULL, until REAL NOT NULL
 );
-DROP TABLE IF EXISTS sender;
 """
+#: What SQLite files of ours say of themselves: "RyOb".
+_APPLICATION: Final = 0x52794F62
+#: The least that an outbox of any version has.
+_COLUMNS: Final = {"id", "kept_at", "topic", "records", "sizes", "state", "tries"}
 #: How long a call waits for a file that another process has locked.
 _BUSY_SECONDS: Final = 5.0
 
@@ -65,9 +70,14 @@ class KeptBatch:
     error: str
 
     def messages(self) -> list[Record]:
-        """Its messages, as they would be stored."""
+        """Its messages, as they would be stored; StoreCorrupt if the row is damaged."""
         starts = np.cumsum(self.sizes) - self.sizes
-        return [decode(self.records, start) for start in starts.tolist()]
+        if not len(starts) or int(self.sizes.min()) <= 0 or int(self.sizes.sum(dtype=np.int64)) != len(self.records):
+            raise StoreCorrupt("outbox", 0, f"batch {self.id} is damaged")
+        try:
+            return [decode(self.records, start) for start in starts.tolist()]
+        except (ValueError, IndexError, struct.error) as error:
+            raise StoreCorrupt("outbox", 0, f"batch {self.id} is damaged: {error}") from error
 
 
 class OutboxFile:
@@ -76,10 +86,18 @@ class OutboxFile:
     Each method raises `sqlite3.Error` if the file is locked for long, or the disk is full; then nothing has changed.
     """
 
-    def __init__(self, path: str | Path, *, elapsed: Callable[[], float] = boottime, boot: str | None = None) -> None:
-        """Open or make the file; InvalidInput if it cannot be.
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        read_only: bool = False,
+        elapsed: Callable[[], float] = boottime,
+        boot: str | None = None,
+    ) -> None:
+        """Open or make the file; InvalidInput if it cannot be, or is another program's, which is left as it is.
 
         Args:
+            read_only: change nothing; the file has to be there.
             elapsed: seconds since the machine started.
             boot: names that start of the machine; None: as the system does.
         """
@@ -88,11 +106,33 @@ class OutboxFile:
         self._lock = threading.Lock()
         self._owner = uuid.uuid4().hex
         try:
-            self._db = sqlite3.connect(path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.executescript(_SCHEMA)
+            self._db = sqlite3.connect(
+                f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                _BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=True,
+            )
+            try:
+                self._check_ours(path, read_only)
+                if not read_only:
+                    self._db.execute("PRAGMA journal_mode=WAL")
+                    self._db.executescript(_SCHEMA)
+                    self._db.execute(f"PRAGMA application_id={_APPLICATION}")
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.Error as error:
             raise InvalidInput("outbox", f"a file that SQLite can open ({error})", str(path)) from error
+
+    def _check_ours(self, path: str | Path, read_only: bool) -> None:
+        """InvalidInput if the file holds what another program has put there. Older ones of ours do not say so."""
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        columns = {row[1] for row in self._db.execute("PRAGMA table_info(batches)")}
+        is_new = not application and not tables and not read_only
+        if not is_new and (application not in (0, _APPLICATION) or not columns >= _COLUMNS):
+            raise InvalidInput("outbox", "an outbox of RayMQ, or a file that is not there yet", str(path))
 
     def keep(
         self,
@@ -178,7 +218,7 @@ class OutboxFile:
                 sharding_key,
                 bool(delayed),
                 records,
-                np.frombuffer(sizes, "<i4").astype(np.int32),
+                _unpack(sizes),
                 state,
                 tries,
                 error,
@@ -202,3 +242,10 @@ class OutboxFile:
 
 def _pack(sizes: npt.NDArray[np.int32]) -> bytes:
     return sizes.astype("<i4").tobytes()
+
+
+def _unpack(sizes: object) -> npt.NDArray[np.int32]:
+    """None where they are damaged, which `KeptBatch.messages` tells."""
+    if not isinstance(sizes, bytes) or len(sizes) % 4:
+        return np.zeros(0, np.int32)
+    return np.frombuffer(sizes, "<i4").astype(np.int32)

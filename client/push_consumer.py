@@ -112,6 +112,8 @@ class PushConsumer(ClientBase):
         self._last_consuming: Consuming | None = None
         self._paused = False
         self._ending = threading.Lock()
+        #: One start at a time.
+        self._starting = threading.Lock()
         self._ended = threading.Event()
         #: Set when something failed unexpectedly, or the consumer has ended: what `wait` waits for.
         self._news = threading.Event()
@@ -144,25 +146,36 @@ class PushConsumer(ClientBase):
             WorkFailed: it runs already, and something of it fails again and again.
             ClientClosed: it was shut down.
         """
-        self._check_open()
-        if self._consuming is not None:
-            raise_persistent(self.health.failures)
-        if self._consuming is None:
-            for wanted in self._settings.filters.values():
-                wanted.check()
-            self._runner = runner = ListenerRunner(self._listener)
-            try:
-                consuming = self._mq.run(self._begin(runner))
-            except BaseException:
+        with self._starting:
+            self._check_open()
+            if self._consuming is None:
+                self._start()
+            else:
+                raise_persistent(self.health.failures)
+
+    def _start(self) -> None:
+        for wanted in self._settings.filters.values():
+            wanted.check()
+        runner = ListenerRunner(self._listener)
+        with self._ending:  # who shuts down before this finds that it was never started
+            self._check_open()
+            self._runner = runner
+        try:
+            consuming = self._mq.run(self._begin(runner))
+        except BaseException:
+            with self._ending:
                 self._runner = None
-                runner.close()
-                raise
-            self._mq.hold(self)
+            runner.close()
+            if self._closed:
+                self._has_ended()
+            raise
+        self._mq.hold(self)
+        with self._ending:
             self._consuming = consuming
-            if self._closed:  # by the listener, of which the first call has begun by now
-                self.shutdown()
-            elif self._paused:
-                self.pause()
+        if self._closed:  # meanwhile, by another thread or by the listener, whose first call has begun by now
+            self.shutdown()
+        elif self._paused:
+            self.pause()
 
     async def astart(self) -> None:
         """`start` for asyncio code."""
@@ -247,8 +260,8 @@ class PushConsumer(ClientBase):
         other, what it answers counts, and the rest is done behind it. `wait` tells when.
         """
         arguments.duration("timeout", timeout)
-        self._closed = True
         with self._ending:
+            self._closed = True
             consuming, self._consuming = self._consuming, None
         if consuming is not None:
             self._last_consuming = consuming

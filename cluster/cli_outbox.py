@@ -11,6 +11,7 @@ import click
 from raymq.client.outbox_file import KeptBatch, OutboxFile
 from raymq.cluster.cli_context import json_option
 from raymq.cluster.output import print_fields, print_rows
+from raymq.storage.errors import StoreCorrupt
 
 _file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 _numbers = click.argument("ids", type=int, nargs=-1)
@@ -27,7 +28,7 @@ def outbox_commands() -> None:
 @json_option
 def list_outbox(file: Path, as_json: bool) -> None:
     """Show what FILE holds, in the order in which it goes out."""
-    outbox = OutboxFile(file)
+    outbox = OutboxFile(file, read_only=True)
     print_rows([_fields(batch) for batch in outbox.batches()], as_json=as_json, empty="the outbox is empty")
     outbox.close()
 
@@ -71,15 +72,18 @@ def _finish(outbox: OutboxFile, fields: dict[str, Any], ids: tuple[int, ...], do
 
 
 def _fields(batch: KeptBatch) -> dict[str, Any]:
-    messages = batch.messages()
+    try:
+        messages, state, error = batch.messages(), str(batch.state), batch.error
+    except StoreCorrupt as damage:
+        messages, state, error = [], "damaged", str(damage)
     return {
         "id": batch.id,
         "topic": batch.topic,
         "messages": len(messages),
         "bytes": len(batch.records),
-        "unique_key": messages[0].unique_key,
-        "state": batch.state,
+        "unique_key": messages[0].unique_key if messages else None,
+        "state": state,
         "tries": batch.tries,
         "kept_at": batch.kept_at,
-        "error": batch.error,
+        "error": error,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -261,3 +262,27 @@ def test_closing_keeps_what_is_on_its_way(
     with Producer(mq, "q", outbox=file):
         poll_until(lambda: not kept(file), 20)
     assert everything(mq) == [b"1", b"2", b"before"]
+
+
+def test_another_programs_file_is_left_as_it_is(mq: Connection, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.sqlite"
+    with contextlib.closing(sqlite3.connect(mine, isolation_level=None)) as db:
+        db.execute("CREATE TABLE sender (name TEXT)")
+        db.execute("INSERT INTO sender VALUES ('ann')")
+    before = mine.read_bytes()
+    with pytest.raises(InvalidInput):
+        Producer(mq, "p", outbox=mine)
+    assert CliRunner().invoke(main_group, ["outbox", "list", str(mine)]).exit_code != 0
+    assert mine.read_bytes() == before
+    assert sorted(tmp_path.glob("mine*")) == [mine]
+
+
+@pytest.mark.parametrize(("records", "sizes"), [(b"", b""), (b"garbage" * 20, b"\x8c\0\0\0"), (b"x", b"abc")])
+def test_a_damaged_batch_is_listed_as_one(file: Path, records: bytes, sizes: bytes) -> None:
+    outbox = OutboxFile(file)
+    keep(outbox, 0)
+    outbox.close()
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("UPDATE batches SET records = ?, sizes = ?", (records, sizes))
+    (listed,) = run_command("list", str(file))
+    assert (listed["messages"], listed["state"]) == (0, "damaged")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from raymq.client import (
     TraceEvent,
     TraceState,
 )
+from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
 
@@ -232,3 +235,41 @@ def test_a_skip_of_a_running_group_takes_effect_at_its_next_commit(mq: Connectio
         producer.send(Message("t", b"new"), queue=queue)
         poll_until(lambda: b"new" in taken, 10)
         assert len(taken) < 400
+
+
+def test_a_shutdown_during_the_start_stops_what_the_start_makes(mq: Connection, admin: Admin) -> None:
+    calls: list[bytes] = []
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        calls.extend(message.body for message in messages)
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(mq, "racing", {"t": "*"}, listener)
+    begin = consumer._begin
+    shut_down = threading.Event()
+
+    async def begin_while_it_is_shut_down(runner: Any) -> Any:
+        consuming = await begin(runner)
+        threading.Thread(target=lambda: (consumer.shutdown(0.1), shut_down.set())).start()
+        await asyncio.to_thread(poll_until, lambda: consumer._closed)
+        return consuming
+
+    consumer._begin = begin_while_it_is_shut_down  # type: ignore[method-assign]
+    consumer.start()
+    assert consumer.wait(20)
+    assert shut_down.wait(20)
+    assert not consumer.health.running
+    assert not consumer._last_consuming or not consumer._last_consuming.supervisor.works
+
+
+def test_two_starts_at_once_make_one_member(mq: Connection, services: Services, admin: Admin) -> None:
+    del admin
+    consumer = PushConsumer(mq, "twice", {"t": "*"}, lambda _: ConsumeResult.SUCCESS)
+    threads = [threading.Thread(target=consumer.start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(services.brokers["broker-a"].groups.members("twice")) == 1
+    consumer.shutdown(5.0)
+    assert "twice" not in services.brokers["broker-a"].groups.consumer_groups()
