@@ -88,6 +88,7 @@ class Connection:
         #: Where users' callbacks run.
         self.callbacks = Callbacks()
         self._starting = threading.Lock()
+        self._ending = threading.Lock()
         self._loop: EventLoopThread | None = None
         self._session = uuid.uuid4().hex
         atexit.register(self.close)
@@ -189,7 +190,8 @@ class Connection:
         clients = list(self._clients)
         calling = [client for client in clients if getattr(client, "is_calling", False)]
         for client in clients:
-            client.close()
+            with contextlib.suppress(ClientClosed):  # another thread has closed the connection meanwhile
+                client.close()
         if calling:
             threading.Thread(target=self._close_behind, args=(calling,), name="raymq-close").start()
         else:
@@ -202,15 +204,16 @@ class Connection:
         self._close()
 
     def _close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.callbacks.close(_CALLBACK_SECONDS)
-        self.channels.close()
-        atexit.unregister(self.close)
-        if self._loop is not None and self._loop.is_running:
-            self._loop.run(self.pool.close(), 5.0)
-            self._loop.stop()
+        with self._ending:  # of several at once one closes it, and all return when it is closed
+            if self._closed:
+                return
+            self._closed = True
+            self.callbacks.close(_CALLBACK_SECONDS)
+            self.channels.close()
+            atexit.unregister(self.close)
+            if self._loop is not None and self._loop.is_running:
+                self._loop.run(self.pool.close(), 5.0)
+                self._loop.stop()
 
     async def aclose(self) -> None:
         """`close` for asyncio code."""
@@ -219,6 +222,7 @@ class Connection:
     def begin_anew(self) -> None:
         """In a child process, after a fork: only the forking thread lives, and what is open is the parent's."""
         self._starting = threading.Lock()
+        self._ending = threading.Lock()
         if self._loop is not None:
             _of_the_parent.append(self._loop)
             self._loop = None

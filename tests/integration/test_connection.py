@@ -146,6 +146,23 @@ def test_a_closed_connection_leaves_no_thread(services: Services, admin: Admin) 
     assert threading.active_count() <= before
 
 
+def test_several_threads_may_close_a_connection_at_once(services: Services, admin: Admin) -> None:
+    del admin
+    for _ in range(5):
+        mq = Connection([services.name_server.address])
+        Producer(mq, "p", linger=0.01).send_async(Message("t", b"x"))
+        PullConsumer(mq, "g").queues("t")
+        begin = threading.Barrier(4)
+
+        def close(mq: Connection = mq, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            mq.close()
+
+        with ThreadPoolExecutor(4) as threads:
+            for closing in [threads.submit(close) for _ in range(4)]:
+                closing.result(30)
+
+
 def test_many_threads_share_a_connection(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     with ThreadPoolExecutor(16) as threads:
