@@ -7,12 +7,11 @@ that has lost a broker is asked for again every 2 s, so that one that was restar
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
 from raymq.actors.protocol import ClusterView, MessageQueue, TopicRoute
-from raymq.actors.wire import route as wire_route
+from raymq.actors.wire import route_answers
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -58,6 +57,7 @@ class Routes:
         Raises:
             TopicNotFound: a name server says that nobody has it.
             BrokerUnavailable: no name server answers, and nothing is cached.
+            ProtocolError: what it answers is no route, and nothing is cached.
         """
         known = None if fresh else self.known(topic)
         if known is not None:
@@ -68,6 +68,7 @@ class Routes:
         try:
             command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
             answer = await self.ask(command, timeout, patient=cached is None)
+            route = route_answers.read_route(topic, answer.body)
         except TopicNotFound:
             if cached is not None and fresh and self._was_there(topic, now):  # one that just started may not know it
                 return cached[1]
@@ -78,7 +79,6 @@ class Routes:
                 self._cached[topic] = (max(cached[0], now - ROUTE_SECONDS + _SHORT_SECONDS), cached[1])
                 return cached[1]
             raise
-        route = wire_route.read_route(topic, answer.body)
         before = {} if cached is None else cached[1].addresses
         for broker, address in route.addresses.items():
             self._names[address] = broker
@@ -125,7 +125,7 @@ class Routes:
 
     async def cluster(self, timeout: float = _NAME_SERVER_SECONDS) -> ClusterView:
         """All brokers that a name server knows."""
-        view = wire_route.read_view((await self.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO), timeout)).body)
+        view = route_answers.read_view((await self.ask(Command(RequestCode.GET_BROKER_CLUSTER_INFO), timeout)).body)
         if len(self._names) > _MOST_NAMES:
             self._names = {}
         self._names.update((address, broker) for broker, address in view.masters.items())
@@ -138,7 +138,7 @@ class Routes:
     async def topics(self, timeout: float = _NAME_SERVER_SECONDS) -> list[str]:
         """All topics that a name server knows."""
         answer = await self.ask(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), timeout)
-        return sorted(json.loads(bytes(answer.body))["topicList"])
+        return route_answers.read_topics(answer.body)
 
     async def broker_at(self, address: str, timeout: float = _NAME_SERVER_SECONDS) -> str:
         """The name of the broker that listens at `address`; BrokerUnavailable if no name server knows one."""

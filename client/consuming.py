@@ -201,17 +201,21 @@ class Consuming:
             return False
         mine: set[MessageQueue] = set()
         others: set[MessageQueue] = set()
+        unmet: set[MessageQueue] = set()
         settled = self._membership.settled
         for topic in self._filters:
             try:
-                queues = (await self._mq.routes.get(topic, fresh=True)).readable()
+                route = await self._mq.routes.get(topic, fresh=True)
             except RayMQError as error:
                 _log.debug("route of %s: %s", topic, error)
                 mine.update(queue for queue in self._queues if queue.topic == topic)
                 settled = settled and isinstance(error, TopicNotFound)
                 continue
+            queues = route.readable()
             mine.update(self._strategy(queues, members, self._client_id, self._membership.owners))
             others.update(queues)
+            away = {broker for broker, address in route.addresses.items() if self._membership.is_unmet(address)}
+            unmet.update(queue for queue in queues if queue.broker in away)
         if self._sticky:  # a change is under way until the brokers see each queue with its owner
             owned = {queue for queue, owner in self._membership.owners.items() if owner == self._client_id}
             settled = settled and owned & others == mine & others
@@ -223,7 +227,7 @@ class Consuming:
                 self._missed_until = time.monotonic() + _RETURN_SECONDS
             await self._let_go(queue)
         new = {queue for queue in mine - set(self._queues) if self._backoffs.is_due(queue)}
-        may_take = {queue for queue in new if queue not in self._leaving}
+        may_take = {queue for queue in new - unmet if queue not in self._leaving}
         if self._locking and may_take:
             may_take = await self._locks.lock(may_take)
         taken = await asyncio.gather(*(self._take(queue) for queue in sorted(may_take)))

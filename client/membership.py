@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from raymq.actors.core.filters import Subscription
-from raymq.actors.errors import GroupNotFound, RayMQError
+from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire.connection import Connection as WireConnection
@@ -57,6 +57,8 @@ class Membership:
         self._clock = clock
         self._retry_max_times = retry_max_times
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
+        #: Addresses of brokers that could not be greeted yet, and never were.
+        self._unmet: frozenset[str] = frozenset()
         self._last_seen: dict[str, float] = {}
         self.settled = True
         self._asks_owners = owners
@@ -67,17 +69,33 @@ class Membership:
         """Greet every broker whose connection is new or whose last heartbeat is old.
 
         Args:
-            strict: raise if no broker could be greeted, as at the start.
+            strict: raise if no broker could be greeted, or one refused, as at the start.
 
         Raises:
             SubscriptionMismatch: the group subscribes to something else.
+            BrokerUnavailable: no broker answers; where another one does, the next heartbeats try again.
         """
-        errors = await asyncio.gather(*(self._greet(address) for address in await self._addresses()))
-        failures = [error for error in errors if error is not None]
-        if strict and failures:
-            raise failures[0]
-        for error in failures:
-            _log.debug("heartbeat: %s", error)
+        addresses = await self._addresses()
+        errors = await asyncio.gather(*(self._greet(address) for address in addresses))
+        failures = {address: error for address, error in zip(addresses, errors, strict=True) if error is not None}
+        if strict:
+            refusals = [error for error in failures.values() if not isinstance(error, BrokerUnavailable)]
+            if refusals:
+                raise refusals[0]
+            if failures and len(failures) == len(addresses):
+                raise failures[addresses[0]]
+        unmet = failures.keys() - self._greeted.keys()
+        for address, error in failures.items():
+            level = logging.WARNING if address in unmet - self._unmet else logging.DEBUG
+            _log.log(level, "heartbeat of %s: %s", self._group, error)
+        self._unmet = frozenset(unmet)
+
+    def is_unmet(self, address: str | None) -> bool:
+        """Whether the broker there could not be greeted so far: it does not know of this member.
+
+        Its queues are another's for those who ask only that broker for the members, so they must not be consumed yet.
+        """
+        return address in self._unmet
 
     async def members(self) -> list[str]:
         """All members as any broker knows them, sorted; [] if no broker answers.

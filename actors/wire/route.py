@@ -1,4 +1,4 @@
-"""Routes: how brokers register with a name server, and what clients learn from it; both directions."""
+"""Routes: how brokers register with a name server (both directions), and how it answers clients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from raymq.actors.core.name_server import RouteTable
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_topic
-from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
+from raymq.actors.protocol import QueueData
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, Command
 from raymq.actors.wire.headers.route import (
     AddWritePermission,
     DeleteTopicInNameServer,
@@ -68,30 +68,6 @@ def heartbeat_command(header: QueryDataVersion, version: DataVersion) -> Command
 def must_register(answer: Command) -> bool:
     """Whether a name server's answer to one of these two asks for all topics."""
     return answer.fields.get("changed") == "true"
-
-
-def read_route(topic: str, body: Buffer) -> TopicRoute:
-    """The route in an answer to GET_ROUTEINFO_BY_TOPIC."""
-    data = json_body.read_answer(body)
-    queues = tuple(
-        QueueData(item["brokerName"], item["readQueueNums"], item["writeQueueNums"], item["perm"])
-        for item in data["queueDatas"]
-    )
-    addresses = {
-        item["brokerName"]: item["brokerAddrs"][min(item["brokerAddrs"], key=int)] for item in data["brokerDatas"]
-    }
-    return TopicRoute(topic, queues, addresses)
-
-
-def read_view(body: Buffer) -> ClusterView:
-    """The cluster in an answer to GET_BROKER_CLUSTER_INFO."""
-    data = json_body.read_answer(body)
-    return ClusterView(
-        {
-            name: (item["cluster"], {int(replica): address for replica, address in item["brokerAddrs"].items()})
-            for name, item in sorted(data["brokerAddrTable"].items())
-        }
-    )
 
 
 def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:

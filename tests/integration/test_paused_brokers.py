@@ -130,3 +130,56 @@ def test_closing_with_a_paused_broker_takes_about_the_time_that_was_given(
         brokers[1].signal(signal.SIGCONT)
     progress = Admin(cluster).group_progress("g")
     assert progress[sent[1].queue].committed_offset == 1, "the broker that lives was told"
+
+
+@pytest.mark.parametrize("strategy", ["average", "sticky"])
+def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
+    cluster: Connection, brokers: list[BrokerProcess], strategy: str
+) -> None:
+    """The queues of the one that hangs follow when it could be greeted; meanwhile and later each has one owner."""
+    producer, got = Producer(cluster, "p"), {"first": list[ReceivedMessage](), "second": list[ReceivedMessage]()}
+
+    def taking(name: str, mq: Connection) -> PushConsumer:
+        def listen(message: ReceivedMessage) -> ConsumeResult:
+            got[name].append(message)
+            return ConsumeResult.SUCCESS
+
+        return PushConsumer(mq, "g", {"t": "*"}, listen, strategy=strategy)
+
+    def send_to(broker: str, round_: int) -> None:
+        for queue_id in range(2):
+            producer.send(Message("t", b"%d" % round_), queue=MessageQueue("t", broker, queue_id))
+
+    def bodies(body: bytes) -> list[MessageQueue]:
+        return sorted(each.queue for messages in got.values() for each in messages if each.body == body)
+
+    def queues_of(broker: str) -> list[MessageQueue]:
+        return [MessageQueue("t", broker, queue_id) for queue_id in range(2)]
+
+    with taking("first", cluster), Connection([brokers[0].name_server]) as joining:
+        brokers[1].signal(signal.SIGSTOP)
+        second = taking("second", joining)
+        try:
+            second.start()
+            with SimpleConsumer(joining, "simple", {"t": "*"}) as simple:
+                send_to("broker-a", 1)
+                poll_until(lambda: set(bodies(b"1")) == set(queues_of("broker-a")), timeout=30)
+                messages = simple.receive(max_messages=32, invisible_duration=30.0, await_duration=10.0)
+                assert {message.queue.broker for message in messages} == {"broker-a"}
+        finally:
+            brokers[1].signal(signal.SIGCONT)
+        try:
+            rounds = iter(range(2, 1000))
+
+            def both_take_their_half() -> bool:
+                round_ = next(rounds)
+                for broker in ("broker-a", "broker-b"):
+                    send_to(broker, round_)
+                everything = queues_of("broker-a") + queues_of("broker-b")
+                poll_until(lambda: set(bodies(b"%d" % round_)) == set(everything), timeout=30)
+                owners = [{each.queue for each in messages if each.body == b"%d" % round_} for messages in got.values()]
+                return [len(queues) for queues in owners] == [2, 2] and bodies(b"%d" % round_) == everything
+
+            poll_until(both_take_their_half, timeout=60)
+        finally:
+            second.shutdown()

@@ -1,0 +1,115 @@
+"""What a name server tells of the cluster, read by its clients: nothing of it is believed before it is checked.
+
+Whatever a body is, what comes of it is a value of the right types and of bounded size, or a ProtocolError.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from raymq.actors.errors import InvalidInput, ProtocolError
+from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
+from raymq.actors.wire import json_body
+from raymq.actors.wire.frame import Buffer
+
+#: The most queues of a topic on all brokers: clients make them all. 128 brokers can have as many as we allow on each.
+MAX_ROUTE_QUEUES: Final = 128 * 1024
+#: The most brokers that a name server may tell at once.
+MAX_ROUTE_BROKERS: Final = 10_000
+#: RocketMQ's four bits: read, write, inherit, priority.
+_MAX_PERM: Final = 15
+#: Of a broker's name and address, in characters.
+_MAX_NAME: Final = 512
+#: Replica ids are Java's long.
+_MAX_ID_DIGITS: Final = 18
+
+
+def read_route(topic: str, body: Buffer) -> TopicRoute:
+    """The route in an answer to GET_ROUTEINFO_BY_TOPIC.
+
+    Queues of a broker that has no address are left out, as by RocketMQ's clients: nobody could ask for them.
+
+    Raises:
+        ProtocolError: it is none, or has more queues or brokers than a client takes.
+    """
+    told = _object(body)
+    addresses: dict[str, str] = {}
+    for broker in _brokers(told, "brokerDatas", list):
+        if replicas := _replicas(broker):
+            addresses[_text(broker, "brokerName")] = replicas[min(replicas)]
+    queues: dict[str, QueueData] = {}
+    reads = writes = 0
+    for data in _brokers(told, "queueDatas", list):
+        name = _text(data, "brokerName")
+        if name in queues:
+            raise ProtocolError(f"the route of {topic} has the queues of {name} twice")
+        read, write = (_number(data, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
+        reads, writes = reads + read, writes + write
+        if max(reads, writes) > MAX_ROUTE_QUEUES:
+            raise ProtocolError(f"the route of {topic} has more than {MAX_ROUTE_QUEUES} queues")
+        queues[name] = QueueData(name, read, write, _number(data, "perm", _MAX_PERM))
+    return TopicRoute(topic, tuple(data for name, data in queues.items() if name in addresses), addresses)
+
+
+def read_view(body: Buffer) -> ClusterView:
+    """The cluster in an answer to GET_BROKER_CLUSTER_INFO.
+
+    Raises:
+        ProtocolError: it is none, or has more brokers than a client takes.
+    """
+    table = _brokers(_object(body), "brokerAddrTable", dict)
+    return ClusterView({name: (_text(item, "cluster"), _replicas(item)) for name, item in sorted(table.items())})
+
+
+def read_topics(body: Buffer) -> list[str]:
+    """The names in an answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted; raises ProtocolError."""
+    topics = _object(body).get("topicList")
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        raise ProtocolError("a name server's answer has no topicList")
+    return sorted(topics)
+
+
+def _object(body: Buffer) -> dict[str, Any]:
+    try:
+        return json_body.read_answer(body)
+    except InvalidInput as error:
+        raise ProtocolError(f"a name server answered with something else than JSON: {error}") from error
+
+
+def _brokers(told: dict[str, Any], field: str, kind: type) -> Any:
+    """A list or an object of what is told of each broker; each of them is an object."""
+    found = told.get(field)
+    if not isinstance(found, kind):
+        raise ProtocolError(f"a name server's answer has no {field}")
+    if len(found) > MAX_ROUTE_BROKERS:
+        raise ProtocolError(f"a name server tells of {len(found)} brokers, more than {MAX_ROUTE_BROKERS}")
+    items = found.values() if isinstance(found, dict) else found
+    if not all(isinstance(item, dict) for item in items):
+        raise ProtocolError(f"a name server's answer has no object for each broker in {field}")
+    return found
+
+
+def _replicas(broker: dict[str, Any]) -> dict[int, str]:
+    """The addresses of a broker's replicas by their ids."""
+    told = broker.get("brokerAddrs")
+    if not isinstance(told, dict):
+        raise ProtocolError("a name server tells of a broker without brokerAddrs")
+    for replica in told:
+        if not (replica.isascii() and replica.isdecimal() and len(replica) <= _MAX_ID_DIGITS):
+            raise ProtocolError(f"{replica[:_MAX_NAME]!r} is no broker's id")
+    return {int(replica): _text(told, replica) for replica in told}
+
+
+def _text(told: dict[str, Any], field: str) -> str:
+    """A name or an address; printable, so without NUL and halves of surrogate pairs."""
+    value = told.get(field)
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
+        raise ProtocolError(f"a name server's answer has no text as {field}")
+    return value
+
+
+def _number(told: dict[str, Any], field: str, most: int) -> int:
+    value = told.get(field)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ProtocolError(f"a name server's answer has no number from 0 to {most} as {field}")
+    return value
