@@ -48,6 +48,8 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
         if max(reads, writes) > MAX_ROUTE_QUEUES:
             raise ProtocolError(f"the route of {topic} has more than {MAX_ROUTE_QUEUES} queues")
         queues[name] = QueueData(name, read, write, _number(data, "perm", _MAX_PERM))
+    if queues and not addresses:
+        raise ProtocolError(f"no broker in the route of {topic} has an address")
     return TopicRoute(topic, tuple(data for name, data in queues.items() if name in addresses), addresses)
 
 
@@ -79,7 +81,7 @@ def _object(body: Buffer) -> dict[str, Any]:
 def _brokers(told: dict[str, Any], field: str, kind: type) -> Any:
     """A list or an object of what is told of each broker; each of them is an object."""
     found = told.get(field)
-    if not isinstance(found, kind):
+    if type(found) is not kind:
         raise ProtocolError(f"a name server's answer has no {field}")
     if len(found) > MAX_ROUTE_BROKERS:
         raise ProtocolError(f"a name server tells of {len(found)} brokers, more than {MAX_ROUTE_BROKERS}")

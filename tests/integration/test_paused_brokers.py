@@ -140,8 +140,8 @@ def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
     producer, got = Producer(cluster, "p"), {"first": list[ReceivedMessage](), "second": list[ReceivedMessage]()}
 
     def taking(name: str, mq: Connection) -> PushConsumer:
-        def listen(message: ReceivedMessage) -> ConsumeResult:
-            got[name].append(message)
+        def listen(messages: list[ReceivedMessage]) -> ConsumeResult:
+            got[name].extend(messages)
             return ConsumeResult.SUCCESS
 
         return PushConsumer(mq, "g", {"t": "*"}, listen, strategy=strategy)
@@ -169,6 +169,7 @@ def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
         finally:
             brokers[1].signal(signal.SIGCONT)
         try:
+            poll_until(lambda: len(Admin(cluster).cluster_info().brokers) == 2)
             rounds = iter(range(2, 1000))
 
             def both_take_their_half() -> bool:

@@ -65,6 +65,8 @@ def test_queues_without_an_address_are_left_out() -> None:
     found = read_route("t", body([QUEUES | {"brokerName": "broker-b"}, QUEUES], [BROKER, nowhere]))
     assert [queue.broker for queue in found.writable()] == ["broker-a"] * 2
     assert found.addresses == {"broker-a": "h:1"}
+    with pytest.raises(ProtocolError, match="address"):
+        read_route("t", body([QUEUES | {"brokerName": "broker-b"}], [nowhere]))
 
 
 def test_a_view_and_the_topics_are_read() -> None:
