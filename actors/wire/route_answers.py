@@ -80,8 +80,8 @@ def _object(body: Buffer) -> dict[str, Any]:
 
 def _brokers(told: dict[str, Any], field: str, kind: type) -> Any:
     """A list or an object of what is told of each broker; each of them is an object."""
-    found = told.get(field)
-    if type(found) is not kind:
+    found: Any = told.get(field)
+    if not issubclass(type(found), kind):
         raise ProtocolError(f"a name server's answer has no {field}")
     if len(found) > MAX_ROUTE_BROKERS:
         raise ProtocolError(f"a name server tells of {len(found)} brokers, more than {MAX_ROUTE_BROKERS}")
