@@ -118,8 +118,8 @@ class BodyDecoder:
         starts, ends, data = spans(bodies)
         if _nests_deep(starts, ends, data):
             return None
-        # A line break can only stand between a JSON object's parts; here it ends an object.
-        lines = pc.replace_substring(gather(data, starts + 1, ends, pa.binary()), b"\n", b" ")
+        # A line break ends an object here. A tab may stand where it may: between an object's parts alone.
+        lines = pc.replace_substring(gather(data, starts + 1, ends, pa.binary()), b"\n", b"\t")
         numbers = pa.array(np.arange(len(bodies))).cast(pa.string()).cast(pa.binary())
         head = b'{"' + _ROW.encode() + b'":'
         joined = pc.binary_join_element_wise(head, numbers, b",", lines, b"\n", b"")

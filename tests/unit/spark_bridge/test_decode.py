@@ -88,6 +88,13 @@ def one_by_one(rows: list[bytes], schema: pa.Schema = SCHEMA) -> list[dict[str, 
     return pa.Table.from_arrays(columns, names=[*schema.names, "_corrupt"]).to_pylist()
 
 
+@pytest.mark.parametrize("octet", range(128))
+def test_the_parser_and_the_loop_agree_about_each_character(octet: int) -> None:
+    rows = [b'{"s": "' + bytes([octet]) + b'", "i": 3}', b'{"s": "a",' + bytes([octet]) + b'"i": 3}']
+    for row in rows:
+        assert decoded([row]) == one_by_one([row])
+
+
 @settings(deadline=None, max_examples=300)
 @given(bodies_of_json)
 def test_the_parser_and_the_loop_agree(rows: list[bytes]) -> None:
