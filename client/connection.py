@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -188,20 +189,27 @@ class Connection:
         if self._closed:
             return
         clients = list(self._clients)
-        calling = [client for client in clients if getattr(client, "is_calling", False)]
-        for client in clients:
-            with contextlib.suppress(ClientClosed):  # another thread has closed the connection meanwhile
-                client.close()
+        calling: list[Any] = [client for client in clients if getattr(client, "is_calling", False)]
         if calling:
-            threading.Thread(target=self._close_behind, args=(calling,), name="raymq-close").start()
+            for consumer in calling:
+                consumer.close()  # returns at once
+            # Not even the others are waited for: they may be in calls of their own that do the same.
+            threading.Thread(target=self._close_behind, args=(clients, calling), name="raymq-close").start()
         else:
-            self._close()
+            self._close_clients(clients)
 
-    def _close_behind(self, clients: list[Any]) -> None:
+    def _close_behind(self, clients: list[Closable], calling: list[Any]) -> None:
         """Once these consumers, of which one asked for it, have ended."""
-        for client in clients:
-            client.wait(_LAST_CALLS_SECONDS)
-        self._close()
+        for consumer in calling:
+            consumer.wait_for_end(_LAST_CALLS_SECONDS)
+        self._close_clients(clients)
+
+    def _close_clients(self, clients: list[Closable]) -> None:
+        """Close each, whatever becomes of the others, and then the connection."""
+        with ExitStack() as each:
+            each.callback(self._close)
+            for client in clients:
+                each.callback(_close_quietly, client)
 
     def _close(self) -> None:
         with self._ending:  # of several at once one closes it, and all return when it is closed
@@ -279,9 +287,15 @@ def _after_fork() -> None:
         connection.begin_anew()
 
 
+def _close_quietly(client: Closable) -> None:
+    with contextlib.suppress(ClientClosed):  # another thread has closed the connection meanwhile
+        client.close()
+
+
 def _close_all() -> None:
-    for connection in list(_of_this_process):
-        connection.close()
+    with ExitStack() as each:
+        for connection in list(_of_this_process):
+            each.callback(connection.close)
 
 
 os.register_at_fork(after_in_child=_after_fork)

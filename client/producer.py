@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -120,6 +121,9 @@ class Producer(ClientBase):
         self._when_full = when_full
         self._outbox = outbox
         self._plain_terms = self._defaults.terms("", _NO_OPTIONS)
+        #: Held by who closes it, until nothing is on its way any more.
+        self._closing = threading.Lock()
+        self._ended = False
         #: Sends that nobody waits for.
         self._under_way: set[Future[Any]] = set()
         self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
@@ -288,20 +292,29 @@ class Producer(ClientBase):
     def close(self, timeout: float = 10.0) -> None:
         """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds.
 
-        What has no answer by then goes into the outbox, where there is one, within a few seconds more.
+        What has no answer by then goes into the outbox, where there is one, within a few seconds more. Who closes it
+        while somebody else does waits for that.
         """
         arguments.duration("timeout", timeout)
-        if not self._closed:
-            self._closed = True
-            deadline = time.monotonic() + timeout
-            if self._batcher is not None:
-                self._batcher.close(timeout)
-            self.flush(max(0.0, deadline - time.monotonic()))
-            sends = self._sends
-            if isinstance(sends, OutboxSends):
-                left = max(0.0, deadline - time.monotonic())
-                with contextlib.suppress(TimeoutError):  # its file is locked by another process
-                    self._mq.run(sends.close(), left + _OUTBOX_SECONDS)
+        self._closed = True
+        if self._closing.acquire(timeout=timeout + 2 * _OUTBOX_SECONDS):
+            try:
+                if not self._ended:
+                    self._end(timeout)
+                    self._ended = True
+            finally:
+                self._closing.release()
+
+    def _end(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        if self._batcher is not None:
+            self._batcher.close(timeout)
+        self.flush(max(0.0, deadline - time.monotonic()))
+        sends = self._sends
+        if isinstance(sends, OutboxSends):
+            left = max(0.0, deadline - time.monotonic())
+            with contextlib.suppress(TimeoutError):  # its file is locked by another process
+                self._mq.run(sends.close(), left + _OUTBOX_SECONDS)
 
     @cached_property
     def _sends(self) -> Sends:
@@ -356,6 +369,7 @@ class Producer(ClientBase):
         self.__dict__.pop("_direct", None)
         self.__dict__.pop("_one_by_one", None)
         self._under_way = set()
+        self._closing = threading.Lock()
         self._mq.adopt(self)
 
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:

@@ -115,8 +115,9 @@ class PushConsumer(ClientBase):
         #: One start at a time.
         self._starting = threading.Lock()
         self._ended = threading.Event()
-        #: Set when something failed unexpectedly, or the consumer has ended: what `wait` waits for.
-        self._news = threading.Event()
+        #: Counts what `wait` waits for: something failed unexpectedly, or the consumer has ended.
+        self._told = 0
+        self._news = threading.Condition()
         mq.adopt(self)
 
     def __enter__(self) -> Self:
@@ -209,14 +210,15 @@ class PushConsumer(ClientBase):
             arguments.duration("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._news.clear()
+            told = self._told
             if self._ended.is_set():
                 return True
             raise_persistent(self.health.failures)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self._news.wait(left)
+            with self._news:
+                self._news.wait_for(lambda: self._told != told, left)  # noqa: B023 - called before the next round
 
     async def await_(self, timeout: float | None = None) -> bool:
         """`wait` for asyncio code."""
@@ -286,7 +288,12 @@ class PushConsumer(ClientBase):
 
     def _has_ended(self) -> None:
         self._ended.set()
-        self._news.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._news:
+            self._told += 1
+            self._news.notify_all()
 
     async def ashutdown(self, timeout: float = 30.0) -> None:
         """`shutdown` for asyncio code."""
@@ -296,9 +303,13 @@ class PushConsumer(ClientBase):
         """`shutdown`, as a connection calls it that is closed."""
         self.shutdown(timeout)
 
+    def wait_for_end(self, timeout: float) -> bool:
+        """`wait` whatever fails: False if it still runs after `timeout` seconds."""
+        return self._ended.wait(timeout)
+
     async def _begin(self, runner: ListenerRunner) -> Consuming:
         consuming = Consuming(self._mq, self._settings, runner)
-        consuming.supervisor.on_failure(self._news.set)
+        consuming.supervisor.on_failure(self._tell)
         try:
             await consuming.start()
         except BaseException:

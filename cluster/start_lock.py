@@ -43,6 +43,9 @@ def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOP
         os.pwrite(file, str(os.getpid()).encode(), 0)
         yield
     finally:
+        # Not by closing alone: a process that was forked meanwhile has the lock, too, and it goes on.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)
 
 

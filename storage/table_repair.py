@@ -117,9 +117,11 @@ def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping
             kept = _free_name(paths.damaged / path.name)
             fileutil.replace(kept, path.read_bytes())
             aside.append(str(kept))
-            path.unlink()
-    if content is not None:
-        json_file.save(table.path, content)
+    for path in (table.path, json_file.spare_of(table.path)):
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:  # one after the other: a disk that takes no more leaves the one that was not reached
+            fileutil.replace(path, json_file.encode(content).encode())
     return BrokenTable(broken.file, broken.problem, broken.rebuilt, broken.lost, tuple(aside))
 
 

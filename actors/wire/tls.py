@@ -37,11 +37,15 @@ class RenewedContext:
 
     def now(self) -> ssl.SSLContext:
         """For the next handshake."""
-        with self._lock:
-            if time.monotonic() - self._looked_at >= LOOK_SECONDS:
-                self._looked_at = time.monotonic()
-                self._renew()
-            return self._context
+        # Who looks already is not waited for: in a forked child that may be a thread which is not there.
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+                    self._looked_at = time.monotonic()
+                    self._renew()
+            finally:
+                self._lock.release()
+        return self._context
 
     def _renew(self) -> None:
         stamps = self._look()

@@ -51,6 +51,31 @@ def test_closing_the_connection_from_inside_the_listener_returns_at_once_and_its
 
 
 @pytest.mark.timeout(60)
+def test_two_listeners_may_close_the_connection_of_both(services: Services, admin: Admin) -> None:
+    mq = Connection([services.name_server.address])
+    admin.create_topic("u", queues=1)
+    sent = [Producer(mq, "p").send(Message(topic, b"1")) for topic in ("t", "u")]
+    both = threading.Barrier(2)
+    closed: list[str] = []
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        both.wait(10)
+        mq.close()
+        closed.append(messages[0].topic)
+        return ConsumeResult.SUCCESS
+
+    consumers = [PushConsumer(mq, f"g-{topic}", {topic: "*"}, listener) for topic in ("t", "u")]
+    for consumer in consumers:
+        consumer.start()
+    poll_until(lambda: sorted(closed) == ["t", "u"], 5, "neither waits for the other")
+    assert all(consumer.wait(20) for consumer in consumers)
+    poll_until(lambda: mq._closed, 20)
+    for at in sent:
+        progress = admin.group_progress(f"g-{at.queue.topic}")
+        assert progress[at.queue].committed_offset == at.queue_offset + 1
+
+
+@pytest.mark.timeout(60)
 def test_a_listener_may_shut_down_before_start_has_returned(
     mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

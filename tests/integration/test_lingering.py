@@ -315,6 +315,26 @@ def test_closing_waits_for_what_is_under_way(services: Services, mq: Connection,
     assert delayed.result().queue.topic == "SCHEDULE_TOPIC_XXXX"
 
 
+@pytest.mark.parametrize("second", ["the producer", "its connection"])
+def test_who_closes_second_waits_for_the_first(services: Services, admin: Admin, second: str) -> None:
+    del admin
+    mq = Connection([services.name_server.address])
+    producer = Producer(mq, "p", linger=FOREVER)
+    producer.send(Message("t", b"now"))
+    release = threading.Event()
+    services.loop.loop.call_soon_threadsafe(release.wait, 10.0)  # the brokers stand still
+    futures = [producer.send_async(Message("t", b"%d" % number)) for number in range(20)]
+    first = threading.Thread(target=producer.close)
+    first.start()
+    poll_until(lambda: producer._closed)
+    threading.Timer(0.2, release.set).start()
+    (producer if second == "the producer" else mq).close()
+    assert all(future.done() for future in futures)
+    assert [future.result().queue.topic for future in futures] == ["t"] * 20
+    first.join()
+    mq.close()
+
+
 def test_a_forked_child_sends_for_itself(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     lines = """

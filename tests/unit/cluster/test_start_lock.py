@@ -78,6 +78,23 @@ def test_a_start_that_ends_or_is_killed_lets_the_next_one_in() -> None:
                 pass
 
 
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock() -> None:
+    reads, writes = os.pipe()
+    with alone("one", 30):
+        child = os.fork()
+        if not child:
+            os.close(writes)
+            os.read(reads, 1)  # until the parent closes its end
+            os._exit(0)
+    try:
+        with alone("one", 0.0):
+            pass
+    finally:
+        os.close(writes)
+        os.close(reads)
+        os.waitpid(child, 0)
+
+
 def test_a_lock_file_with_anything_in_it_does_not_matter(home: Path) -> None:
     for content in (b"", b"none", b"-1", b"9" * 100):
         found.lock_file("one").write_bytes(content)

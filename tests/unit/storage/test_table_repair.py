@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 from pathlib import Path
 
@@ -11,11 +13,13 @@ from click.testing import CliRunner
 from raymq.cluster.cli import main_group
 from raymq.storage import json_file
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreLocked
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull, StoreLocked
+from raymq.storage.file_calls import replaced
 from raymq.storage.group_config import GroupConfig
 from raymq.storage.store import Store
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.topic_config import TopicConfig
+from tests.faulty_calls import FaultyCalls
 from tests.stored import append, make_record
 
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=100, index_entries=1_000)
@@ -89,6 +93,21 @@ def test_a_table_without_a_spare_is_made_anew(directory: Path, name: str, conten
         assert group is not None
         assert group.retry_max_times == (16 if name == "subscriptionGroup.json" else 3)
         assert store.max_offset("orders", 2) == 1
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_repair_that_a_full_disk_stops_leaves_no_table_out(directory: Path, nth: int) -> None:
+    """Else the next start would find none, and begin without topics."""
+    break_both(directory, "topics.json", b"{")
+    calls = FaultyCalls("write", nth, errno.ENOSPC, lasting=True)
+    with replaced(calls), contextlib.suppress(StoreFull):
+        repair(directory)
+    assert calls.failed or nth > 4
+    assert (directory / "config" / "topics.json").exists()
+    if (directory / "config" / "topics.json").read_bytes() == b"{":
+        repair(directory)
+    with Store.open(directory, CONFIG) as store:
+        assert store.topic_configs.get("orders") is not None
 
 
 def test_what_was_committed_since_the_table_was_written_is_not_lost_with_it(directory: Path) -> None:
