@@ -30,8 +30,6 @@ ENTRY_BYTES: Final = _ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
 #: Behind all places that a log may ever have.
 _FARTHEST: Final = 1 << 56
-#: How many entries on either side are asked for one that says nothing.
-_NEIGHBOURS: Final = 4096
 #: So many entries are looked at together, where one after the other tells of no message.
 _LOOKED_AT: Final = 4096
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
@@ -284,22 +282,23 @@ class ConsumeQueue:
 
     def _by_neighbours(self, low: int, middle: int, high: int, log_min: int) -> tuple[int, int]:
         """Where within low..high to look on, as the entry in the middle says nothing."""
-        begin = max(low, middle - _NEIGHBOURS)
-        end = min(high, middle + _NEIGHBOURS)
-        found = [self._is_there(entry, log_min) for entry in self.entries(begin, end - begin).tolist()]
-        before = next((at for at in range(middle - 1, begin - 1, -1) if found[at - begin] is not None), -1)
-        if before >= 0:
-            if found[before - begin]:
-                return low, before
-            begin = before + 1
-        first = end - len(found)
-        behind = next((at for at in range(middle + 1, end) if found[at - first] is not None), -1)
-        if behind >= 0 and not found[behind - first]:
+        before = self._last_message(low, middle)
+        if before >= low and self._is_there(self.entry(before), log_min):
+            return low, before
+        behind = self.first_message(middle + 1, high)
+        if behind < high and not self._is_there(self.entry(behind), log_min):
             return behind + 1, high
-        for at in range(begin, behind if behind >= 0 else end):
-            if self.entry(at)[1] != FILLER_SIZE:
-                return at, at
-        return (behind, behind) if behind >= 0 else (end, high)
+        first = self._first_but_fillers(before + 1, behind)
+        return first, first
+
+    def _first_but_fillers(self, begin: int, end: int) -> int:
+        while begin < end:
+            entries = self.entries(begin, min(_LOOKED_AT, end - begin))
+            found = np.flatnonzero(entries["size"] != FILLER_SIZE)
+            if len(found):
+                return begin + int(found[0])
+            begin += len(entries)
+        return end
 
     def detach_before(self, log_min: int) -> list[tuple[Path, MappedFile | None]]:
         """Forget the files all of whose messages lie before `log_min`, as `MappedFileQueue.detach_before`."""
@@ -485,6 +484,8 @@ class ConsumeQueue:
 
 def _are_messages(entries: Entries) -> npt.NDArray[np.bool_]:
     """Which entries are neither fillers nor surely damaged."""
-    sizes = entries["size"]
-    found: npt.NDArray[np.bool_] = (sizes > 0) & (sizes < FILLER_SIZE)
+    sizes, places = entries["size"], entries["physical_offset"]
+    found: npt.NDArray[np.bool_] = (
+        (sizes >= MIN_RECORD_BYTES) & (sizes < FILLER_SIZE) & (places >= 0) & (places < _FARTHEST)
+    )
     return found

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.storage.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
+from raymq.storage.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue, make_entries
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, make_record
 
@@ -105,3 +105,20 @@ def test_an_offset_by_time_is_what_a_loop_says(kinds: str, second: int) -> None:
         upper = max(0, sum(key <= second for key in keys) - 1)
         assert store.offset_at_time("orders", 0, second * 1000) == lower
         assert store.offset_at_time("orders", 0, second * 1000, boundary="upper") == upper
+
+
+@pytest.mark.parametrize("nothing", ["fillers", "zeros"])
+def test_the_minimum_passes_over_no_message_however_many_entries_say_nothing(tmp_path: Path, nothing: str) -> None:
+    """And no file of messages that are there goes with it."""
+    count, log_min = 40_000, 10_500 * 100
+    entries = make_entries(np.arange(count) * 100, np.full(count, 100), np.zeros(count))
+    entries["physical_offset"][15_000:38_000] = 0
+    entries["size"][15_000:38_000] = FILLER_SIZE if nothing == "fillers" else 0
+    queue = ConsumeQueue(tmp_path, 1_000, writable=True)
+    queue.put(0, entries)
+    queue.write()
+    assert [path.name for path, _ in queue.detach_before(log_min)] == [f"{n * 20_000:020d}" for n in range(10)]
+    assert queue.min_offset == 10_500
+    queue.trim(38_500 * 100)
+    assert queue.min_offset == 38_500
+    queue.close()
