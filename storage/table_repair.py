@@ -17,7 +17,6 @@ from raymq.storage import directory as layout
 from raymq.storage import fileutil, json_file
 from raymq.storage.directory import Paths
 from raymq.storage.dispatch import SCHEDULE_TOPIC
-from raymq.storage.epochs import Epochs
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.group_config import GroupConfig, GroupConfigs
 from raymq.storage.offset_tables import read_consumers, read_delays
@@ -169,12 +168,6 @@ def _tables(paths: Paths) -> list[_Table]:
             lambda: RequestModes(paths.request_modes, writable=False),
             lambda: (None, "nothing: all groups ask as their members do"),
             "which groups were told to pop",
-        ),
-        _Table(
-            paths.epochs,
-            lambda: Epochs(paths.epochs),
-            lambda: (None, "the first epoch"),
-            "where losses of power cut the log: consumers that read what was lost then are not sent back",
         ),
         _Table(
             identity,

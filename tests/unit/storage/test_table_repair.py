@@ -95,6 +95,16 @@ def test_a_table_without_a_spare_is_made_anew(directory: Path, name: str, conten
         assert store.max_offset("orders", 2) == 1
 
 
+def test_looking_leaves_broken_epochs_to_the_next_start(directory: Path) -> None:
+    """That one begins a new epoch by itself; who only looks must not."""
+    epochs = directory / "raymq" / "epochs.json"
+    epochs.write_bytes(b"{")
+    assert find_broken(directory) == []
+    assert epochs.read_bytes() == b"{"
+    Store.open(directory, CONFIG).close()
+    assert epochs.read_bytes() != b"{"
+
+
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_a_repair_that_a_full_disk_stops_leaves_no_table_out(directory: Path, nth: int) -> None:
     """Else the next start would find none, and begin without topics."""
