@@ -53,7 +53,7 @@ class Health:
             self.good = False
             try:
                 fileutil.remove(self._marker)
-            except StoreError:
+            except (StoreError, OSError):  # a disk that is gone does not even say what is there
                 with contextlib.suppress(OSError):
                     _told(self._marker).touch(mode=0o600)
 

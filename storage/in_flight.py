@@ -102,9 +102,13 @@ class InFlight:
         self._change(_DONE, queue, list(offsets))
 
     def forget(self, queue: GroupQueue) -> None:
-        """Nothing of the queue is out any more."""
+        """Nothing of the queue is out any more: at once, then in the journal (it raises if not)."""
         if queue in self._queues:
-            self._change(_FORGOTTEN, queue)
+            try:
+                self._change(_FORGOTTEN, queue)
+            except StoreError:
+                self._apply(_FORGOTTEN, queue, ())
+                raise
 
     def sync(self) -> None:
         """Wait until all changes are on disk; StoreFailed if they may not be. Any thread."""

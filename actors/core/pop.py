@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from typing import Final
 
 from raymq.actors.core import retry
@@ -188,8 +189,9 @@ class Pop:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
-        for queue in [queue for queue in self._lent if queue[1] == topic]:
-            self._drop(queue)
+        with ExitStack() as each:  # all of them, also behind one that the disk did not take
+            for queue in [queue for queue in self._lent if queue[1] == topic]:
+                each.callback(self._drop, queue)
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
@@ -387,8 +389,8 @@ class Pop:
 
     def _drop(self, queue: GroupQueue) -> None:
         self._lent.pop(queue, None)
-        self._store.in_flight.forget(queue)
         self._least_pop_ms = self._latest_pop_ms + 1
+        self._store.in_flight.forget(queue)
 
     # -- time and place ------------------------------------------------------------------------------------------
 

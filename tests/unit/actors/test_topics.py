@@ -13,6 +13,7 @@ import pytest
 from raymq.actors.core.consumption import Consumption
 from raymq.actors.core.fetching import Fetch, Wanted
 from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.pop_request import PopRequest
 from raymq.actors.core.statistics import Statistics
 from raymq.actors.core.topics import TopicChange
 from raymq.actors.errors import (
@@ -60,11 +61,20 @@ def test_a_deletion_that_a_full_disk_stops_leaves_no_offsets_on_new_queues(bench
     bench.core.ensure_group("g")
     bench.append(*(Message("t", b"%d" % n) for n in range(20)))
     bench.core.offsets.commit("g", "t", 0, 15)
+    bench.core.ensure_group("poppers")
+    asked = PopRequest("poppers", "t", range(1), 3, 1 << 20, 30_000, 16)
+    popped_ms = bench.core.pop.receive(asked).pop_time_ms
     calls = FaultyCalls("write", nth, errno.ENOSPC)
     with replaced(calls), contextlib.suppress(StoreFull):
         bench.core.topics.delete("t")
     _, end = bench.core.bounds("t", 0) if "t" in bench.core.topics else (0, 0)
     assert (end, bench.core.offsets.get("g", "t", 0)) in ((20, 15), (0, None))
+    if end == 0:  # nor does an old handle end a message of the new topic
+        bench.core.topics.create("t", 1)
+        bench.append(*(Message("t", b"%d" % n) for n in range(3)))
+        bench.core.pop.acknowledge("poppers", "t", 0, popped_ms, [0, 1, 2])
+        assert [list(queue.taken.offsets) for queue in bench.core.pop.receive(asked).queues] == [[0, 1, 2]]
+    bench.core.pop.validate()
 
 
 def test_attributes_are_set_and_removed_one_by_one(bench: Bench) -> None:
