@@ -34,6 +34,8 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 #: What `format=` may say, and the content type it stands for.
 FORMATS: Final = {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}
 
+_ORDER: Final = (JSON, MSGPACK, ARROW)
+
 #: Blocks of up to so many messages are decoded one by one if Arrow's parser refuses them.
 _SMALL_BLOCK: Final = 64
 #: What Arrow's parser takes for a number and JSON does not know. It may also be text in a string: then it is only slow.
@@ -67,6 +69,8 @@ class BodyDecoder:
             raise InvalidInput("schema", "types that messages can hold", str(error)) from None
         self._default = default
         self._direct = all(_is_plain(field.type) for field in schema) and _ROW not in schema.names
+        #: In the order of _ORDER, and for all others.
+        self._decoders = self._decode_json, self._decode_msgpack, self._decode_arrow, self._decode_unknown
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BodyDecoder, (pa.schema(list(self._type)), self._default)
@@ -74,13 +78,16 @@ class BodyDecoder:
     def decode(self, bodies: pa.Array, content_types: pa.Array) -> list[pa.Array]:
         """The decoded columns and, last, `_corrupt`."""
         kinds = content_types.fill_null(self._default).dictionary_encode()
-        codes = np.asarray(kinds.indices)
+        # However many content types somebody makes up, there are four ways: each is gone once.
+        ways = np.array([_format_of(kind) for kind in kinds.dictionary.to_pylist()], np.int8)
+        formats = ways[np.asarray(kinds.indices)]
         parts, order = [], []
-        for code, kind in enumerate(kinds.dictionary.to_pylist()):
-            rows = np.flatnonzero(codes == code)
-            chosen = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
-            parts.append(self._decode_kind(chosen, kind))
-            order.append(rows)
+        for number, decode in enumerate(self._decoders):
+            rows = np.flatnonzero(formats == number)
+            if len(rows):
+                chosen = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
+                parts.append(decode(chosen))
+                order.append(rows)
         if not parts:
             decoded = pa.array([], self._type)
         elif len(parts) == 1:
@@ -90,14 +97,13 @@ class BodyDecoder:
         columns = [pc.struct_field(decoded, index) for index in range(self._type.num_fields)]
         return [*columns, pc.if_else(decoded.is_null(), bodies, pa.scalar(None, bodies.type))]
 
-    def _decode_kind(self, bodies: pa.Array, kind: str) -> pa.Array:
-        media_type = kind.partition(";")[0].strip().lower()
-        if media_type == JSON:
-            return self._decode_json(bodies)
-        if media_type == MSGPACK:
-            return self._one_by_one(bodies, _from_msgpack)
-        if media_type == ARROW:
-            return self._one_by_one(bodies, row_of_stream)
+    def _decode_msgpack(self, bodies: pa.Array) -> pa.Array:
+        return self._one_by_one(bodies, _from_msgpack)
+
+    def _decode_arrow(self, bodies: pa.Array) -> pa.Array:
+        return self._one_by_one(bodies, row_of_stream)
+
+    def _decode_unknown(self, bodies: pa.Array) -> pa.Array:
         return pa.nulls(len(bodies), self._type)
 
     def _decode_json(self, bodies: pa.Array) -> pa.Array:
@@ -158,6 +164,12 @@ class BodyDecoder:
             raise
         except Exception:  # noqa: BLE001 - Arrow knows a limit that the conversion does not
             return pa.array([_or_none(fitting, row) for row in rows], self._type)
+
+
+def _format_of(content_type: str) -> int:
+    """Its place in _ORDER; behind the last one for what we cannot decode."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return _ORDER.index(media_type) if media_type in _ORDER else len(_ORDER)
 
 
 def _or_none(make: Callable[[Any], Any], value: Any) -> Any:

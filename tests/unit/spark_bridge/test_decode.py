@@ -160,6 +160,25 @@ def test_every_message_is_decoded_by_its_own_content_type() -> None:
     assert default[0].to_pylist() == [7]
 
 
+def test_content_types_of_which_every_message_has_another_cost_no_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch was looked through once for each of them: 60,000 took 4 s."""
+    passes = 0
+    look = decode.np.flatnonzero
+
+    def counted(mask: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return look(mask)
+
+    monkeypatch.setattr(decode.np, "flatnonzero", counted)
+    bodies = [b'{"i": %d}' % n for n in range(3_000)]
+    kinds = [f"application/JSON ; n={n}" if n % 2 else f"text/x-{n}" for n in range(3_000)]
+    columns = BodyDecoder(SCHEMA, JSON).decode(pa.array(bodies), pa.array(kinds))
+    assert columns[0].to_pylist() == [n if n % 2 else None for n in range(3_000)]
+    assert columns[-1].to_pylist() == [None if n % 2 else bodies[n] for n in range(3_000)]
+    assert passes < 20
+
+
 def test_richer_types() -> None:
     schema = pa.schema(
         [
