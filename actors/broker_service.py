@@ -271,8 +271,9 @@ class BrokerService:
                 duty.cancel()
 
     def _close_timers(self) -> None:
-        with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
-            self.core.timers.close()
+        for close in (self.core.timers.close, self.core.schedule.close):
+            with contextlib.suppress(StoreError):  # the next start looks for more, nothing else
+                close()
         with contextlib.suppress(StoreError):  # the notes are written, and their messages told in the log
             self.core.set_aside.sync()
 

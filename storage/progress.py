@@ -516,6 +516,12 @@ class DelayProgress:
         """The next offset; None if the level has no progress yet."""
         return self._progress.delays.get(level)
 
+    def knows_all_before(self, log_end: int) -> None:
+        """Say of all levels that have a place that no copy before `log_end` is delivered and not committed."""
+        if self._progress.delays and log_end != self.log_end:
+            level, offset = next(iter(self._progress.delays.items()))
+            self._progress.commit((_DELAY, level, offset, log_end))
+
     @property
     def log_end(self) -> int:
         """The log's end at the newest commit; copies behind it may be delivered and not committed."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pyarrow.compute as pc
 
 from raymq.actors.core.copying import REDRIVE, Copying, Duty, Made, place_of
+from raymq.actors.core.delivered import message_of
 from raymq.actors.core.rewriting import SPARE_WAITING, encode_fitting
 from raymq.actors.errors import GroupNotFound, OffsetOutOfRange, QueueNotFound
 from raymq.actors.naming import check_group, dlq_topic, retry_topic
@@ -40,8 +41,8 @@ class DeadLetters:
         self._store = store
         self._ensure_group = ensure_group
         self._copying = copying
-        #: By retry topic and queue: up to where it was read, and the entries that its messages name, with offsets.
-        self._seen: dict[tuple[str, int], tuple[int, dict[str, int]]] = {}
+        #: By retry topic and queue: up to where it was read, and the offsets of the messages that name an entry, by it.
+        self._seen: dict[tuple[str, int], tuple[int, dict[str, list[int]]]] = {}
 
     def redrive(self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> list[Redriven]:
         """Give entries of a group's dead-letter queue to the group again; what was done, for each offset.
@@ -58,7 +59,8 @@ class DeadLetters:
         if self._store.group_configs.get(check_group(group)) is None:
             raise GroupNotFound(f"consumer group {group} does not exist")
         duty = Duty(REDRIVE, group)
-        known = set() if force else self._redriven(group)
+        named = {} if force else self._named(group)
+        known: set[str] = set()
         told = [Redriven.UNKNOWN] * len(offsets)
         chosen: list[Record] = []
         #: Which of `offsets` each message of the queue is.
@@ -67,7 +69,7 @@ class DeadLetters:
             entry = self._entry(duty, offset)
             if entry is None:
                 continue
-            if _id_of(entry) in known:
+            if _id_of(entry) in known or any(self._is_copy(place, entry) for place in named.get(_id_of(entry), ())):
                 told[number] = Redriven.ALREADY
                 continue
             known.add(_id_of(entry))
@@ -98,27 +100,38 @@ class DeadLetters:
             return None
         return records[0] if records else None
 
-    def _redriven(self, group: str) -> set[str]:
-        """The message ids of the entries that messages of the group's retry topic name."""
+    def _named(self, group: str) -> dict[str, list[tuple[str, int, int]]]:
+        """The messages of the group's retry topic that name an entry, by its message id: topic, queue and offset."""
         topic = retry_topic(group)
-        found: set[str] = set()
+        found: dict[str, list[tuple[str, int, int]]] = {}
         for queue_id in self._store.queues(topic):
             offset, entries = self._seen.get((topic, queue_id), (0, {}))
             low = self._store.min_offset(topic, queue_id)
-            entries = {entry: at for entry, at in entries.items() if at >= low}  # others have expired
+            left = ((entry, [each for each in at if each >= low]) for entry, at in entries.items())
+            entries = {entry: at for entry, at in left if at}  # others have expired
             offset = max(offset, low)
             while offset < self._store.max_offset(topic, queue_id, written=True):
                 try:
                     with self._store.read(topic, queue_id, offset, _SCAN_MESSAGES, _SCAN_BYTES, written=True) as lease:
                         column = properties_of_records(lease.records, lease.sizes).last(names.REDRIVEN_FROM)
                         at = lease.queue_offsets[pc.is_valid(column).to_numpy(zero_copy_only=False)]
-                        entries.update(zip(pc.drop_null(column).to_pylist(), at.tolist(), strict=True))
+                        for entry, place in zip(pc.drop_null(column).to_pylist(), at.tolist(), strict=True):
+                            entries.setdefault(entry, []).append(place)
                         offset = lease.next_offset
                 except StoreCorrupt:
                     offset += 1
             self._seen[topic, queue_id] = offset, entries
-            found |= entries.keys()
+            for entry, offsets in entries.items():
+                found.setdefault(entry, []).extend((topic, queue_id, each) for each in offsets)
         return found
+
+    def _is_copy(self, place: tuple[str, int, int], entry: Record) -> bool:
+        """Whether the message there, which says so, is a copy of the entry: anybody may write that into a message."""
+        try:
+            with self._store.read(*place, 1, written=True) as lease:
+                return message_of(lease.messages()[0]) == message_of(entry)
+        except StoreCorrupt:
+            return True  # it cannot be told: an entry that comes twice is worse than one that has to be forced
 
 
 def _copy(entry: Record, group: str) -> bytes:

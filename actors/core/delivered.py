@@ -1,7 +1,8 @@
 """Finding the copies that were delivered from where they waited: what a start after a crash needs to know.
 
 A copy names its entry in a property, which any sender of ready-made records can write. Looking for it in every append
-would cost as much as the append; so nothing is believed here that the entry itself does not say.
+would cost as much as the append; so nothing is believed here that the entry itself does not say. What it says of itself
+only its own sender knows, for it is not delivered yet; and a copy speaks for its entry alone.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from raymq.actors.core.marked_records import Part, marked_parts, parts_of_topic
 from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.storage import properties as names
+from raymq.storage import record as layout
 from raymq.storage import record_batch
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
 from raymq.storage.property_columns import PropertyColumns, properties_of_batch
+from raymq.storage.record import Record
 from raymq.storage.store import Store
+
+#: flag, born time in ms, CRC-32 of the body, its length
+Message = tuple[int, int, int, int]
 
 _ORIGIN = re.compile(r"([0-9]{1,4}):([0-9]{1,18})")
 
@@ -33,12 +40,19 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Sense:
-    """What a waiting message and its copy have in common: the real place, the sender's key, the time if it has one."""
+    """What a waiting message and its copy have in common.
+
+    Attributes:
+        topic, queue_id: the real ones.
+        due_ms: the time that it waits for, if it has one.
+        message: its flag, born time, and the CRC and length of its body. Of the body nothing else: it may be damaged.
+    """
 
     topic: str
     queue_id: str
     unique_key: str | None
     due_ms: str | None
+    message: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,7 @@ def delivered_since(store: Store, log_end: int) -> Iterator[Copy]:
 def moved_since(store: Store, log_end: int) -> Iterator[Copy]:
     """The copies at or behind `log_end` by which messages of a delay level came into the timer queue."""
     for part in parts_of_topic(store, TIMER_TOPIC, names.DELIVERED_FROM, log_end):
-        senses = list(_senses(part.columns))
+        senses = list(_senses(part.batch, part.columns))
         texts = part.columns.last(names.DELIVERED_FROM).to_pylist()
         for number in part.marked.tolist():
             origin, sense = _read_origin(texts[number]), senses[number]
@@ -101,10 +115,11 @@ def _claimed(part: Part) -> Iterator[Copy]:
         for name in (names.DELIVERED_FROM, names.UNIQ_KEY, names.TIMER_OUT_MS)
     ]
     places, sizes = part.batch.physical_offsets[marked].tolist(), part.batch.sizes[marked].tolist()
-    for text, unique_key, due_ms, place, size in zip(*told, places, sizes, strict=True):
+    messages = _messages(part.batch, part.batch.starts[marked])
+    for text, unique_key, due_ms, place, size, message in zip(*told, places, sizes, messages, strict=True):
         origin = _read_origin(text)
         if origin is not None:
-            yield Copy(origin, Sense(part.topic, str(part.queue_id), unique_key, due_ms), place, size)
+            yield Copy(origin, Sense(part.topic, str(part.queue_id), unique_key, due_ms, message), place, size)
 
 
 def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Sense]:
@@ -126,7 +141,7 @@ def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Se
         return {}
     if {group.topic for group in batch.groups} != {_lane(level)[0]}:
         return {}
-    return dict(zip(batch.queue_offsets.tolist(), _senses(properties_of_batch(batch)), strict=True))
+    return dict(zip(batch.queue_offsets.tolist(), _senses(batch, properties_of_batch(batch)), strict=True))
 
 
 def _entry(store: Store, origin: Origin) -> Sense | None:
@@ -134,13 +149,32 @@ def _entry(store: Store, origin: Origin) -> Sense | None:
     try:
         with store.read(*_lane(origin.level), origin.offset, 1) as lease:
             batch = record_batch.parse(lease.records, lease.sizes)
-            return next(_senses(properties_of_batch(batch)))
+            return next(_senses(batch, properties_of_batch(batch)))
     except (NotFoundError, OffsetOutOfRange, StoreCorrupt, record_batch.BadRecord):
         return None
 
 
-def _senses(waiting: PropertyColumns) -> Iterator[Sense]:
+def _senses(batch: record_batch.Batch, waiting: PropertyColumns) -> Iterator[Sense]:
     """What waiting messages say of themselves."""
     topics, queue_ids = waiting.last(names.REAL_TOPIC), waiting.last(names.REAL_QID).fill_null("0")
     keys, dues = waiting.last(names.UNIQ_KEY), waiting.last(names.TIMER_OUT_MS)
-    yield from map(Sense, *(column.to_pylist() for column in (topics, queue_ids, keys, dues)))
+    told = (column.to_pylist() for column in (topics, queue_ids, keys, dues))
+    yield from map(Sense, *told, _messages(batch, batch.starts))
+
+
+def _messages(batch: record_batch.Batch, starts: npt.NDArray[np.int64]) -> list[Message]:
+    """What records of the batch are, by where they begin."""
+    ints, longs = record_batch.strided(batch.records, ">i4"), record_batch.strided(batch.records, ">i8")
+    late = (ints[starts + layout.OFFSET_SYS_FLAG] & layout.SYS_FLAG_BORN_IPV6 != 0) * layout.IPV6_SHIFT
+    fields = (
+        ints[starts + layout.OFFSET_FLAG],
+        longs[starts + layout.OFFSET_BORN_TIMESTAMP],
+        ints[starts + layout.OFFSET_BODY_CRC],
+        ints[starts + layout.OFFSET_BODY_LENGTH + late],
+    )
+    return list(zip(*(field.tolist() for field in fields), strict=True))
+
+
+def message_of(record: Record) -> tuple[int, int, bytes]:
+    """What a stored message and a copy of it have in common, whatever their properties say."""
+    return record.flag, record.born_timestamp_ms, record.body

@@ -20,6 +20,7 @@ from typing import Final
 
 from raymq.actors.core import retry
 from raymq.actors.core.copying import DEAD_LETTER, POP, Copying, Duty, reason_of
+from raymq.actors.core.delivered import message_of
 from raymq.actors.core.filtered_reading import Scan
 from raymq.actors.core.pop_queue import LentQueue
 from raymq.actors.core.pop_reading import read_again, read_new
@@ -358,11 +359,18 @@ class Pop:
         self._buried.discard(death)
 
     def _newest_death(self, group: str) -> str | None:
-        """Which delivery's dead letter is the group's newest; None if it has none, or not of a delivery."""
+        """Which delivery's dead letter is the group's newest; None if it has none, or not of a delivery.
+
+        Who appends ready-made records can write there what he likes: the message that died has to be the same.
+        """
         topic = dlq_topic(group)
         try:
             with self._store.read(topic, 0, self._store.max_offset(topic, 0) - 1, 1) as lease:
-                return lease.messages()[0].properties.get(names.DIED_IN)
+                [letter] = lease.messages()
+            death = letter.properties.get(names.DIED_IN, "")
+            died_in, queue_id, offset, _ = death.split(":")
+            with self._store.read(died_in, int(queue_id), int(offset), 1) as lease:
+                return death if message_of(lease.messages()[0]) == message_of(letter) else None
         except Exception:  # noqa: BLE001 - there is none, or it says nothing: nothing that it is keeps a broker down
             return None
 

@@ -8,8 +8,8 @@ it was changed, and what waits in log files that are about to go, moves: it wait
 on, and is passed over here.
 
 Delivery is once, also over SIGKILL. A delivered copy names the entry that it was made from (`DELIVERED_FROM`), the
-position of each level is journaled after its copies are in the log, and a start looks through the log behind the
-last journaled position for copies that the journal had not reached.
+place of each level is journaled after its copies are in the log, and a start looks through the log for copies of which
+the journal says nothing. Each of these speaks for one entry alone: others before it are delivered all the same.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class Schedule:
         self._tables = store.delay_tables
         had = [queue_id + 1 for queue_id in store.queues(SCHEDULE_TOPIC)]  # also levels that the table had once
         self._due_times = {level: DueTimes() for level in [*range(1, self.levels + 1), *had]}
+        #: Up to where levels are delivered, where that is not written down (yet).
+        self._places: dict[int, int] = {}
+        #: What lies behind a level's place and was delivered, as a start has found. While there is any, no place is
+        #: written down: the next start has to find it, too.
+        self._done: dict[int, set[int]] = {}
         self._recover()
         #: What waits before these offsets moves, by level.
         self._in_the_way: dict[int, int] = {}
@@ -110,6 +115,7 @@ class Schedule:
 
     def deliver_due(self) -> DueReport:
         """Put every message whose time has come into its real queue, at most `_MAX_PER_PASS` of a level."""
+        self._settle()
         now_ms = self._now_ms()
         delivered, lateness_ms = 0, 0
         next_due_ms: int | None = None
@@ -146,7 +152,8 @@ class Schedule:
 
     def _begin(self, level: int) -> int:
         """The offset of the first that waits in a level's queue."""
-        return self._store.delay_progress.get(level) or 0
+        place = self._places.get(level)
+        return (self._store.delay_progress.get(level) or 0) if place is None else place
 
     def _waiting(
         self, level: int, begin: int, most: int, now_ms: int
@@ -176,14 +183,19 @@ class Schedule:
 
     def first_place(self) -> int | None:
         """The place in the log of the first message that waits a level; None: nothing waits."""
-        found = (self._waiting(level, self._begin(level), 1, self._now_ms())[1] for level in self._due_times)
-        return min((int(places[0]) for places in found if len(places)), default=None)
+        found = map(self._first_place, self._due_times)
+        return min((place for place in found if place is not None), default=None)
+
+    def _first_place(self, level: int) -> int | None:
+        places = self._waiting(level, self._begin(level), 1, self._now_ms())[1]
+        return int(places[0]) if len(places) else None
 
     def move_before(self, place: int, most: int, max_bytes: int) -> None:
         """Have what waits before a place of the log wait as timers do, at most `most` messages of each level.
 
         StoreFull, StoreFailed: it is not done, and to be tried again.
         """
+        self._settle()
         for level in self._due_times:
             begin, places, _ = self._waiting(level, self._begin(level), most, self._now_ms())
             within = int(np.argmax(np.append(places >= place, True)))
@@ -238,6 +250,8 @@ class Schedule:
         offset = begin
         while offset < end:
             records, following = self._copying.read(duty, lane, offset, end - offset, max_bytes)
+            if done := self._done.get(level):
+                records = [record for record in records if record.queue_offset not in done]
             self._copying.store(duty, self._copying.make(duty, records, copy), stored)
             offset = following
             self._passed(level, offset)
@@ -258,20 +272,74 @@ class Schedule:
 
     def _passed(self, level: int, offset: int) -> None:
         """All before that offset is delivered, or set aside."""
-        self._store.delay_progress.commit(level, offset, self._store.max_physical_offset)
+        self._places[level] = offset
+        if level in self._done:
+            self._done[level] = {each for each in self._done[level] if each >= offset}
+            if not self._done[level]:
+                del self._done[level]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Write down up to where levels are delivered; StoreFull, StoreFailed: nothing may be delivered before that."""
+        if self._done or not self._places:
+            return
+        log_end = self._store.max_physical_offset
+        if len(self._places) > 1:  # a kill between two commits leaves a start with the copies of all of them to find
+            self._store.flush()
+            log_end = self._store.delay_progress.log_end
+        for level, offset in list(self._places.items()):
+            self._store.delay_progress.commit(level, offset, log_end)
+            del self._places[level]
+
+    def close(self) -> None:
+        """Write down that all copies are known, so that the next start has none to look for. The store is closed after.
+
+        StoreFull, StoreFailed: it is not; the next start looks.
+        """
+        self._settle()
+        if not self._places:
+            self._store.delay_progress.knows_all_before(self._store.max_physical_offset)
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
     def _recover(self) -> None:
-        """Move each level's position past what was delivered and not journaled before a crash."""
-        if self._store.recovery.clean or SCHEDULE_TOPIC not in self._store.topics():
-            return
-        start = self._store.delay_progress.log_end
-        found = itertools.chain(delivered_since(self._store, start), moved_since(self._store, start))
-        for origin in (copy.origin for copy in found):
-            if origin.level and origin.offset >= (self._store.delay_progress.get(origin.level) or 0):
-                self._store.delay_progress.commit(origin.level, origin.offset + 1, start)
+        """Know again what was delivered and is not written down, as after a kill, or if what was written is lost."""
+        progress, start = self._store.delay_progress, self._unknown_from()
+        if start < self._store.max_physical_offset:
+            found = itertools.chain(delivered_since(self._store, start), moved_since(self._store, start))
+            for origin in (copy.origin for copy in found):
+                if origin.level:
+                    self._done.setdefault(origin.level, set()).add(origin.offset)
+        for level in {*self._done, *self._places}:
+            place = max(self._begin(level), self._low(level))
+            done = {offset for offset in self._done.pop(level, ()) if offset >= place}
+            while place in done:
+                done.remove(place)
+                place += 1
+            progress.commit(level, place, start)  # of what a start finds in the log nothing can be lost
+            self._places.pop(level, None)
+            if done:
+                self._done[level] = done
+
+    def _unknown_from(self) -> int:
+        """From where on the log may have copies that the levels' places do not tell of.
+
+        A copy lies behind what it is made from; and behind the log's end at the newest commit, if its level had one.
+        """
+        progress, found = self._store.delay_progress, self._store.max_physical_offset
+        for level in self._due_times:
+            is_known = progress.get(level) is not None
+            if not is_known and (low := self._low(level)):
+                self._places[level] = low  # what it had before that may well have been delivered
+            first = self._first_place(level)
+            if first is not None:
+                found = min(found, max(first, progress.log_end if is_known else 0))
+        return found
+
+    def _low(self, level: int) -> int:
+        has_queue = level - 1 in self._store.queues(SCHEDULE_TOPIC)
+        return self._store.min_offset(SCHEDULE_TOPIC, level - 1) if has_queue else 0
 
 
 def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, level: int) -> dict[str, str]:

@@ -1,0 +1,175 @@
+"""What a record says of another message is believed by a start only where that message itself says the same.
+
+Whoever appends records that he has made himself can write any property into them. He may harm his own messages by it,
+never those of others.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.core.rewriting import encode_again
+from raymq.actors.errors import StoreFull
+from raymq.actors.naming import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from raymq.actors.protocol import Redriven
+from raymq.client import Message
+from raymq.storage import properties as names
+from raymq.storage.file_calls import replaced
+from raymq.storage.record import Record, encode, encode_properties
+from tests.faulty_calls import FaultyCalls
+from tests.unit.actors.bench import Bench
+from tests.unit.actors.pop_bench import PopBench
+
+
+def append_raw(bench: Bench, record: bytes, topic: str = "t") -> None:
+    bench.core.append(topic, 0, memoryview(record), np.array([len(record)], np.int32))
+
+
+def forge(bench: Bench, waiting: Record, **told: str) -> None:
+    """Append a copy of a message that waits, with properties of our choice."""
+    append_raw(bench, encode_again(waiting, "t", 0, {**waiting.properties, **told}))
+
+
+def come(bench: Bench) -> list[bytes]:
+    while bench.core.deliver_due().delivered:
+        pass
+    return bench.bodies("t")
+
+
+@pytest.mark.parametrize("claimed", range(1, 6))
+def test_who_forges_the_delivery_of_his_own_message_skips_nobody_elses(bench: Bench, claimed: int) -> None:
+    """All that stood before it in the level's queue was taken for delivered."""
+    for number in range(6):
+        bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
+    [mine] = bench.store.read(SCHEDULE_TOPIC, 0, claimed, 1).messages()
+    forge(bench, mine, RAYMQ_DELIVERED_FROM=f"1:{claimed}")
+    for _ in range(2):  # what a start has found counts for the next one, too
+        bench.crash()
+    bench.clock.advance(2)
+    assert sorted(come(bench)) == [b"%d" % number for number in range(6)]
+    for _ in range(2):
+        bench.crash()
+        assert len(come(bench)) == 6
+
+
+@pytest.mark.parametrize("level", [1, 0])
+def test_who_does_not_know_a_waiting_message_cannot_forge_its_delivery(bench: Bench, level: int) -> None:
+    """Without a unique key all messages for one queue looked alike."""
+    told = {names.DELAY: "1"} if level else {names.TIMER_DELIVER_MS: str(int(bench.clock.now * 1000) + 1_000)}
+    victim = encode("t", 0, b"others", encode_properties(told), born_timestamp_ms=5, born_host=("10.0.0.1", 1))
+    bench.core.append("t", 0, memoryview(victim), np.array([len(victim)], np.int32), delayed=True)
+    bench.core.deliver_due()
+    due = {} if level else {names.TIMER_OUT_MS: str(int(bench.clock.now * 1000) + 1_000)}
+    forged = encode_properties({names.DELIVERED_FROM: f"{level}:0", **due})
+    append_raw(bench, encode("t", 0, b"forged", forged, born_timestamp_ms=7, born_host=("10.0.0.2", 1)))
+    bench.core.timers.log.close()
+    bench.crash()
+    bench.clock.advance(2)
+    assert come(bench) == [b"forged", b"others"]
+
+
+def test_a_forged_death_does_not_lose_a_dead_letter(tmp_path: Path) -> None:
+    """A dead letter that names a delivery of pop was taken for that of the message."""
+    bench = PopBench(tmp_path)
+    bench.core.ensure_group("g")
+    bench.send(b"dies")
+    [handle] = bench.receive(1, invisible=1.0, maximum=0)
+    told = encode_properties({names.DIED_IN: f"t:0:0:{handle.pop_time_ms}"})
+    bench.core.topics.create(dlq_topic("g"), 1)
+    forged = encode(dlq_topic("g"), 0, b"forged", told, born_timestamp_ms=1, born_host=("10.0.0.2", 1))
+    bench.core.append(dlq_topic("g"), 0, memoryview(forged), np.array([len(forged)], np.int32))
+    bench.kill()
+    bench.clock.advance(2)
+    bench.pop.sweep()
+    with bench.store.read(dlq_topic("g"), 0, 0, 10) as lease:
+        assert [record.body for record in lease.messages()] == [b"forged", b"dies"]
+    bench.close()
+
+
+def test_a_forged_redrive_keeps_no_dead_letter_from_its_group(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.append(Message("t", b"dead"))
+    bench.core.redelivery.bury("g", bench.records("t")[0], "test")
+    [dead] = bench.records(dlq_topic("g"))
+    told = encode_properties({names.REDRIVEN_FROM: dead.message_id})
+    topic = retry_topic("g")
+    append_raw(bench, encode(topic, 0, b"x", told, born_timestamp_ms=1, born_host=("10.0.0.2", 1)), topic)
+    for outcome in (Redriven.REDRIVEN, Redriven.ALREADY):
+        assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [outcome]
+    append_raw(bench, encode(topic, 0, b"x", told, born_timestamp_ms=1, born_host=("10.0.0.2", 1)), topic)
+    bench.crash()
+    assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [Redriven.ALREADY]
+    assert bench.bodies(topic) == [b"x", b"dead", b"x"]
+
+
+@pytest.mark.parametrize("how", ["gone", "empty table", "killed"])
+@pytest.mark.parametrize("delivered", ["none", "some", "all"])
+def test_a_lost_table_of_the_levels_repeats_nothing_and_skips_nothing(bench: Bench, how: str, delivered: str) -> None:
+    """After a clean stop nobody looked what had been delivered, and all of it came again."""
+    for number in range(30):
+        bench.append(Message("t", b"%02d" % number, delay_level=1 + number % 2), delayed=True)
+    bench.clock.advance({"none": 0, "some": 2, "all": 6}[delivered])
+    count = len(come(bench))
+    assert count == {"none": 0, "some": 15, "all": 30}[delivered]
+    if how == "killed":
+        bench.store._parts.progress.fold()
+        bench.store._flusher.stop()
+        bench.store._abandon()
+    else:
+        bench.core.timers.close()
+        bench.store.close()
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        if how == "gone":
+            (bench.directory / "config" / name).unlink(missing_ok=True)
+        else:
+            (bench.directory / "config" / name).write_text("{}")
+    bench.open()
+    assert len(come(bench)) == count
+    bench.crash()
+    bench.clock.advance(10)
+    assert sorted(come(bench)) == [b"%02d" % number for number in range(30)]
+    bench.crash()
+    assert len(come(bench)) == 30
+
+
+def test_a_level_without_a_place_is_looked_for_though_another_has_one(bench: Bench) -> None:
+    """The newest commit of any level said from where the log was read, for all of them."""
+    for number in range(10):
+        bench.append(Message("t", b"%d" % number, delay_level=2), delayed=True)
+    bench.clock.advance(6)
+    assert len(come(bench)) == 10
+    bench.store.flush()
+    bench.store._parts.progress.fold()
+    bench.append(Message("t", b"of level 1", delay_level=1), delayed=True)
+    bench.clock.advance(2)
+    assert len(come(bench)) == 11
+    bench.store._flusher.stop()
+    bench.store._abandon()
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        (bench.directory / "config" / name).write_text("{}")  # the journal still has level 1
+    bench.open()
+    assert len(come(bench)) == 11
+
+
+@pytest.mark.parametrize("how", ["goes on", "killed", "stopped"])
+def test_what_was_delivered_while_its_note_found_no_room_comes_once(bench: Bench, how: str) -> None:
+    """The copies were in the log, the level's place was not in its journal: the next pass delivered them again."""
+    for number in range(10):
+        bench.append(Message("t", b"%d" % number, delay_level=1), delayed=True)
+    bench.clock.advance(2)
+    with replaced(FaultyCalls("write", 1, errno.ENOSPC, lasting=True)):
+        for _ in range(3):
+            with pytest.raises(StoreFull):
+                bench.core.schedule.deliver_due()
+    assert len(bench.bodies("t")) == 10
+    if how == "killed":
+        bench.crash()
+    elif how == "stopped":
+        bench.core.timers.close()
+        bench.store.close()
+        bench.open()
+    assert come(bench) == [b"%d" % number for number in range(10)]
