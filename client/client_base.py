@@ -23,6 +23,8 @@ class ClientBase:
         """A client that is ready has its connection `adopt` it, so that it is closed with it."""
         self._mq = mq
         self._closed = False
+        #: We are a child process, and it was the parent that opened it.
+        self._is_parents = False
 
     def __enter__(self) -> Self:
         return self
@@ -60,4 +62,6 @@ class ClientBase:
         if self._closed:
             if coroutine is not None:
                 coroutine.close()
+            if self._is_parents:
+                raise ClientClosed(f"the {self.KIND} is the parent process's; a child opens one of its own")
             raise ClientClosed(f"the {self.KIND} is closed")

@@ -39,10 +39,19 @@ class Committing:
                 self._under_way[broker] = task
                 task.add_done_callback(lambda _, broker=broker: self._under_way.pop(broker))  # type: ignore[misc]
 
-    async def finish(self) -> None:
-        """Wait until all brokers have answered."""
-        if self._under_way:
-            await asyncio.wait(self._under_way.values())
+    async def finish(self, due: Callable[[], Iterable[ProcessQueue]] = tuple) -> None:
+        """Wait until all brokers have answered, and commit what is `due()` at each as soon as it has.
+
+        So who has no more time than one that hangs takes has told all others.
+        """
+        asked: set[str] = set()
+        while True:
+            left = [process for process in due() if process.queue.broker not in asked]
+            asked |= {process.queue.broker for process in left} - self._under_way.keys()
+            self.begin(left)
+            if not self._under_way:
+                return
+            await asyncio.wait(self._under_way.values(), return_when=asyncio.FIRST_COMPLETED)
 
     async def _commit_each(self, processes: list[ProcessQueue]) -> None:
         await asyncio.gather(*map(self._commit_one, processes))

@@ -30,6 +30,7 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
+from raymq.client.forking import leave_to_parent
 from raymq.client.worker_end import call_at_worker_end
 
 _log = logging.getLogger(__name__)
@@ -232,7 +233,7 @@ class Connection:
         self._starting = threading.Lock()
         self._ending = threading.Lock()
         if self._loop is not None:
-            _of_the_parent.append(self._loop)
+            leave_to_parent(self._loop)  # it shares its descriptors with us
             self._loop = None
         self.pool.abandon()
         self.channels.abandon()
@@ -276,10 +277,8 @@ class Connection:
         return await invoke(self.namespace, broker, self._session, command, timeout)
 
 
-#: Connections that a child process has to begin anew,
+#: Connections that a child process has to begin anew.
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
-#: and what it must not even destroy: the loops of its parent, which share their descriptors with it.
-_of_the_parent: list[EventLoopThread] = []
 
 
 def _after_fork() -> None:

@@ -51,6 +51,8 @@ _COMMIT_SECONDS = 0.5
 _PARK_SECONDS = 15.0
 #: How long a queue that goes to another member is kept for the sake of an ordered call that still runs.
 _LET_GO_SECONDS = 30.0
+#: How long the last commits of queues that go to other members are waited for, all at the same time.
+_LAST_COMMIT_SECONDS = 3.0
 #: How long the routes are looked at every second for a broker that fell out of them: a restart takes 2 s.
 _RETURN_SECONDS = 60.0
 
@@ -221,11 +223,12 @@ class Consuming:
             settled = settled and owned & others == mine & others
         for queue in others - mine:  # another member knows better by now
             self._unsaved.pop(queue, None)
-        brokers = {queue.broker for queue in mine | others}
+        brokers, gone = {queue.broker for queue in mine | others}, list[MessageQueue]()
         for queue in [queue for queue in self._queues if queue not in mine]:
             if queue.broker not in brokers:
                 self._missed_until = time.monotonic() + _RETURN_SECONDS
-            await self._let_go(queue)
+            gone.append(queue)
+        await asyncio.gather(*map(self._let_go, gone))
         new = {queue for queue in mine - set(self._queues) if self._backoffs.is_due(queue)}
         may_take = {queue for queue in new - unmet if queue not in self._leaving}
         if self._locking and may_take:
@@ -561,14 +564,16 @@ class Consuming:
     # -- commits --------------------------------------------------------------------------------------------------
 
     async def _commit_all(self) -> None:
-        """Wait for what is under way, then for the rest."""
-        await self._committing.finish()
-        await self._begin_commits()
-        await self._committing.finish()
+        """What is done, at each broker behind what it is told already."""
+        self.delivery.settle()
+        await self._committing.finish(self._uncommitted)
 
     async def _begin_commits(self) -> None:
         self.delivery.settle()
-        self._committing.begin(process for process in self._queues.values() if self._has_to_commit(process))
+        self._committing.begin(self._uncommitted())
+
+    def _uncommitted(self) -> list[ProcessQueue]:
+        return [process for process in self._queues.values() if self._has_to_commit(process)]
 
     def _has_to_commit(self, process: ProcessQueue) -> bool:
         return self._clustering and self._committed.get(process.queue) != process.commit_offset
@@ -579,7 +584,7 @@ class Consuming:
         Of broadcasting no broker is told anything: a queue that comes back goes on where it was.
         """
         offset = process.commit_offset
-        await self._commit(process)
+        await _within(_LAST_COMMIT_SECONDS, self._commit(process))
         known = self._committed.pop(process.queue, offset)
         if not self._clustering or known < offset:
             self._unsaved[process.queue] = process

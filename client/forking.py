@@ -11,12 +11,19 @@ _T = TypeVar("_T")
 
 #: In the order of registration, so that a connection is there again before those who use it.
 _owners: list[tuple[weakref.ref[Any], Callable[[Any], None]]] = []
+#: What a child has of its parent, and leaves as it is.
+_of_the_parent: list[object] = []
 
 
 def renew_in_child(owner: _T, renew: Callable[[_T], None]) -> None:
     """Call `renew(owner)` in every child that this process forks, as long as `owner` lives."""
     _owners[:] = [(known, call) for known, call in _owners if known() is not None]
     _owners.append((weakref.ref(owner), renew))
+
+
+def leave_to_parent(thing: object) -> None:
+    """In a child: keep what is the parent's as it is. Even to destroy it could do something in the parent's name."""
+    _of_the_parent.append(thing)
 
 
 def _renew_all() -> None:

@@ -16,6 +16,8 @@ from raymq.client.forking import renew_in_child
 
 #: Of all bodies of a process that are kept.
 MOST_KEPT_BYTES: Final = 64 << 20
+#: What a kept body costs beside its text, in bytes: so many empty ones are bounded, too.
+OVERHEAD_BYTES: Final = 200
 
 
 class Forgetful(Protocol):
@@ -26,21 +28,35 @@ class Forgetful(Protocol):
 
 
 class KeptBodies:
-    """Which texts are kept. Thread-safe. One that is gone with its message counts until its turn comes."""
+    """Which texts are kept. One that is gone with its message counts until its turn comes.
+
+    Thread-safe, and nobody waits: who comes while another counts leaves it to him what he has made. So a signal handler
+    may look at a body, too, also where it interrupts its own thread while that counts.
+    """
 
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES) -> None:
         self._most_bytes = most_bytes
         self._holders: deque[tuple[ref[Forgetful], int]] = deque()
-        self._lock = threading.Lock()
-        #: Of all that is kept.
+        self._made: deque[tuple[ref[Forgetful], int]] = deque()
+        self._counting = threading.Lock()
+        #: Of all that is kept, and what it costs besides.
         self.bytes = 0
         renew_in_child(self, KeptBodies._renew)
 
     def keep(self, holder: Forgetful, size: int) -> None:
         """A holder has made a text of so many bytes; those that were made longest ago are told to forget theirs."""
-        with self._lock:
-            self._holders.append((ref(holder), size))
-            self.bytes += size
+        self._made.append((ref(holder), size + OVERHEAD_BYTES))
+        while self._made and self._counting.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._counting.release()
+
+    def _count(self) -> None:
+        while self._made:
+            made = self._made.popleft()
+            self._holders.append(made)
+            self.bytes += made[1]
             while self.bytes > self._most_bytes:
                 oldest, gone = self._holders.popleft()
                 self.bytes -= gone
@@ -49,7 +65,7 @@ class KeptBodies:
                     known.forget()
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._counting = threading.Lock()  # another thread of the parent may have held it
         self.bytes = sum(size for _, size in self._holders)
 
 

@@ -53,6 +53,8 @@ from raymq.storage.record import decode
 
 _TICK_SECONDS = 1.0
 _REQUEST_SECONDS = 5.0
+#: The answer to a pop is waited for as long as what it brings is hidden from others, but no longer than this.
+_LATE_SECONDS = 300.0
 #: One notification waits so long; then it is asked for anew.
 _PARK_SECONDS = 15.0
 #: A broker that does not answer is asked again after this.
@@ -63,6 +65,9 @@ _PATIENCE_SECONDS = 0.25
 _TIMER_SECONDS = 0.005
 #: Who leaves takes at least so long to say so.
 _FAREWELL_SECONDS = 0.5
+#: A receiver that was given something says so soon whether it has it, unless its thread or its loop stands still.
+_HANDOVER_SECONDS = 1.0
+_LOOK_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +112,10 @@ class Popping:
         self._kept = Kept(time.monotonic)
         #: What was returned and has not arrived yet, by who receives it.
         self._handed: dict[object, list[Popped]] = {}
-        self._stopped = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopped = asyncio.Event()
+        self._heartbeats: asyncio.Task[None] | None = None
+        #: Messages that go back, or whose time is made longer.
+        self._returns: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Join the group.
@@ -120,16 +127,43 @@ class Popping:
             if topic != retry_topic(self._group):
                 await self._mq.routes.get(topic, fresh=True)
         await self._membership.heartbeat(strict=True)
-        self._tasks.add(self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat))
+        self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)
 
     async def stop(self, timeout: float) -> None:
-        """Leave the group, within `timeout` seconds; what nobody has received is there for others at once."""
-        self._stopped = True
-        for task in [*self._tasks, *self._notifications.values(), *self._pops.values()]:
-            task.cancel()
-        with contextlib.suppress(TimeoutError):  # a broker that hangs finds out by itself
-            async with asyncio.timeout(max(timeout, _FAREWELL_SECONDS)):
-                await asyncio.gather(self._give_back(self._kept.empty()), self._membership.leave())
+        """Leave the group, within `timeout` seconds; what nobody has received is there for others at once.
+
+        Pops under way are waited for: what a broker gives for one that nobody waits for any more stays hidden.
+        """
+        self._stopped.set()
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+        for notification in self._notifications.values():
+            notification.cancel()
+        try:
+            with contextlib.suppress(TimeoutError):  # a broker that hangs finds out by itself
+                async with asyncio.timeout(max(timeout, _FAREWELL_SECONDS)):
+                    await asyncio.gather(self._give_all_back(), self._membership.leave())
+        finally:
+            for task in [*self._pops.values(), *self._returns]:
+                task.cancel()
+
+    async def _give_all_back(self) -> None:
+        """What was popped and not received, and what pops under way and receivers that give up bring of it."""
+        loop = asyncio.get_running_loop()
+        handed_until = loop.time() + _HANDOVER_SECONDS
+        while True:
+            if left := self._kept.empty():
+                self._spawn(self._give_back(left))
+            under_way: set[asyncio.Task[Any]] = {*self._pops.values(), *self._returns}
+            is_handed = bool(self._handed) and loop.time() < handed_until
+            if under_way:
+                await asyncio.wait(
+                    under_way, timeout=_LOOK_SECONDS if is_handed else None, return_when=asyncio.FIRST_COMPLETED
+                )
+            elif is_handed:
+                await asyncio.sleep(_LOOK_SECONDS)
+            else:
+                return
 
     async def receive(
         self, max_messages: int, invisible_ms: int, wait_seconds: float, receiver: object
@@ -148,19 +182,17 @@ class Popping:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
         while True:
-            if self._stopped:
-                raise ClientClosed("the consumer is closed")
+            self._check_running()
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
             sources = await self._sources()
             failures = await self._ask_all(sources, max_messages, invisible_ms)
             refusals = [error for error in failures if not isinstance(error, BrokerUnavailable)]
+            self._check_running()
             if found := self._received(max_messages, invisible_ms, receiver):
                 return found
             if refusals:
                 raise refusals[0]
-            if self._stopped:
-                raise ClientClosed("the consumer is closed")
             left = deadline - loop.time()
             if left <= 0:
                 silent = self._silent(sources)
@@ -168,10 +200,19 @@ class Popping:
                     raise failures[0] if failures else BrokerUnavailable(silent[0][0], "it has not answered yet")
                 return []
             waiting = [self._pops.get(source) or self._notification(source) for source in sources]
-            if waiting:
-                await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                await asyncio.sleep(min(left, _PAUSE_SECONDS))
+            await self._wait_for_one(waiting, left if waiting else min(left, _PAUSE_SECONDS))
+
+    def _check_running(self) -> None:
+        if self._stopped.is_set():
+            raise ClientClosed("the consumer is closed")
+
+    async def _wait_for_one(self, waiting: Sequence[asyncio.Task[Any]], seconds: float) -> None:
+        """Until one of them has ended, or the consumer is closed, which does not wait for those who wait here."""
+        stopped = asyncio.get_running_loop().create_task(self._stopped.wait())
+        try:
+            await asyncio.wait([stopped, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
 
     async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
         """End the deliveries; False if one of the handles was stale."""
@@ -230,7 +271,7 @@ class Popping:
         failures: list[RayMQError] = []
         for source in sources:
             while (room := max_messages - self._kept.count(invisible_ms)) > 0 and source not in self._pops:
-                if self._stopped:
+                if self._stopped.is_set():
                     return failures
                 asked = min(MAX_MESSAGES, room)
                 self._asked_at[source] = time.monotonic()
@@ -288,7 +329,7 @@ class Popping:
 
     def _look_after_the_kept(self) -> None:
         """Nobody has received them in time: they are renewed for a while, then anybody's again."""
-        if self._stopped:
+        if self._stopped.is_set():
             return
         renewed, given_back = self._kept.late()
         if given_back:
@@ -309,7 +350,11 @@ class Popping:
 
     def take_back(self, receiver: object) -> None:
         """A receiver has given up: if something was on its way to it already, the next one gets that."""
-        if popped := self._handed.pop(receiver, ()):
+        if not (popped := self._handed.pop(receiver, ())):
+            return
+        if self._stopped.is_set():
+            self._spawn(self._give_back([each.message for each in popped]))
+        else:
             self._kept.put_back(popped)
             self._look_again_at(min(each.late_at for each in popped))
 
@@ -343,7 +388,7 @@ class Popping:
         )
         address = await address_of(self._mq, topic, broker)
         try:
-            answer = await self._mq.pool.request(address, header.command(), _REQUEST_SECONDS)
+            answer = await self._mq.pool.request(address, header.command(), _seconds_for_pop(invisible_ms))
         except NothingToPop:
             return [], 0
         handle_of = read_handles(header, broker, answer)
@@ -423,5 +468,10 @@ class Popping:
                 self.supervisor.report("return of messages", error)
 
         task = asyncio.get_running_loop().create_task(reported())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+
+def _seconds_for_pop(invisible_ms: int) -> float:
+    """How long the answer to a pop is waited for. A receive passes over a source that does not answer soon."""
+    return max(_REQUEST_SECONDS, min(invisible_ms / 1000, _LATE_SECONDS))

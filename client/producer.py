@@ -30,7 +30,7 @@ from raymq.client.callbacks import CallbackFuture
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.encoding import Part, encode_messages, message_parts, packed_host, table_parts
-from raymq.client.forking import renew_in_child
+from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.message import Message, key_numbers
 from raymq.client.message_batch import Delivery
 from raymq.client.options import SendDefaults, SendOptions, checked_timeout
@@ -364,7 +364,7 @@ class Producer(ClientBase):
 
     def _begin_anew(self) -> None:
         """In a forked child: what was gathered is the parent's to send."""
-        self.__dict__.pop("_sends", None)
+        leave_to_parent(self.__dict__.pop("_sends", None))  # of which the outbox's file is open
         self.__dict__.pop("_batcher", None)
         self.__dict__.pop("_direct", None)
         self.__dict__.pop("_one_by_one", None)

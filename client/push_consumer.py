@@ -17,6 +17,7 @@ from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.consuming import Consuming
+from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health, raise_persistent
 from raymq.client.listener import Listener, ListenerRunner
 from raymq.client.offsets import ConsumeFrom
@@ -118,6 +119,7 @@ class PushConsumer(ClientBase):
         #: Counts what `wait` waits for: something failed unexpectedly, or the consumer has ended.
         self._told = 0
         self._news = threading.Condition()
+        renew_in_child(self, PushConsumer._leave_to_parent)
         mq.adopt(self)
 
     def __enter__(self) -> Self:
@@ -298,6 +300,17 @@ class PushConsumer(ClientBase):
     async def ashutdown(self, timeout: float = 30.0) -> None:
         """`shutdown` for asyncio code."""
         await asyncio.to_thread(self.shutdown, timeout)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: a consumer that runs is the parent's, with its queues, locks and commits."""
+        self._starting, self._ending, self._news = threading.Lock(), threading.Lock(), threading.Condition()
+        self._ended = threading.Event()
+        if self._runner is not None:
+            leave_to_parent((self._consuming, self._last_consuming, self._runner))
+            self._consuming = self._last_consuming = self._runner = None
+            self._closed = self._is_parents = True
+        if self._closed:
+            self._ended.set()
 
     def close(self, timeout: float = 10.0) -> None:
         """`shutdown`, as a connection calls it that is closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -11,6 +12,7 @@ from raymq.actors.naming import check_group
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
+from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.health import Health
 from raymq.client.message import ReceivedMessage
 from raymq.client.popping import Popping
@@ -18,6 +20,8 @@ from raymq.client.receipt import Receipt
 from raymq.client.subscription import Sql, SqlWanted, TagFilter, parse_subscriptions
 
 _MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0
+#: What closing may take beyond the time that was given.
+_CLOSE_SECONDS: Final = 5.0
 
 
 class SimpleConsumer(ClientBase):
@@ -57,6 +61,10 @@ class SimpleConsumer(ClientBase):
         arguments.flag("ordered", ordered)
         super().__init__(mq)
         self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
+        #: Held by who closes it; a signal handler may do that while it is closed.
+        self._closing = threading.RLock()
+        self._has_left = False
+        renew_in_child(self, SimpleConsumer._leave_to_parent)
         mq.adopt(self)
 
     @property
@@ -139,11 +147,26 @@ class SimpleConsumer(ClientBase):
         return await self._arun(self._change(message, seconds))
 
     def close(self, timeout: float = 10.0) -> None:
-        """Leave the group, within `timeout` seconds. What was received and not acknowledged comes again in time."""
+        """Leave the group, within `timeout` seconds. What was received and not acknowledged comes again in time.
+
+        What was on its way to a `receive` in another thread or task is there for other members at once, and that
+        `receive` raises ClientClosed. Who closes it while somebody else does waits for that.
+        """
         arguments.duration("timeout", timeout)
-        if not self._closed:
-            self._closed = True
-            self._mq.run(self._popping.stop(timeout))
+        self._closed = True
+        if self._closing.acquire(timeout=timeout + _CLOSE_SECONDS):
+            try:
+                if not self._has_left:
+                    self._mq.run(self._popping.stop(timeout))
+                    self._has_left = True
+            finally:
+                self._closing.release()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the membership, and what was popped, is the parent's."""
+        leave_to_parent(self._popping)
+        self._closed = self._has_left = self._is_parents = True
+        self._closing = threading.RLock()
 
     async def _begin(
         self, filters: Mapping[str, TagFilter | SqlWanted], ordered: bool, max_reconsume_times: int

@@ -67,3 +67,20 @@ def test_finishing_waits_for_the_last_answer() -> None:
         assert sorted(bench.committed) == ["a0", "a1", "b0"]
 
     run(scenario)
+
+
+def test_what_is_due_at_a_broker_is_committed_when_it_has_answered_whoever_else_hangs() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.committing.begin(bench.processes)
+        committed_before = bench.committed.copy()
+        finishing = asyncio.ensure_future(bench.committing.finish(lambda: bench.processes))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert committed_before == []
+        assert bench.committed == ["a0", "a1"] * 2, "what was under way, and what is due now"
+        assert not finishing.done(), "b hangs"
+        bench.go_on.set()
+        await finishing
+        assert bench.committed.count("b0") == 2
+
+    run(scenario)

@@ -5,6 +5,7 @@ Fault 13.21: 8 MiB of compressed messages could become gigabytes in one fetch.
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
-from raymq.client.kept_bodies import MOST_KEPT_BYTES, KeptBodies, kept_bodies
+from raymq.client.kept_bodies import MOST_KEPT_BYTES, OVERHEAD_BYTES, KeptBodies, kept_bodies
 from raymq.client.message import ReceivedMessage
 from raymq.client.pull_consumer import _table
 from raymq.client.received import received, received_one
@@ -149,17 +150,58 @@ def test_what_was_made_longest_ago_is_forgotten_first_and_what_is_gone_is_no_mat
         def forget(self) -> None:
             self.forgot = True
 
-    kept = KeptBodies(10)
+    kept = KeptBodies(10_000)
     holders = [Holder() for _ in range(4)]
     for holder in holders[:2]:
-        kept.keep(holder, 4)
+        kept.keep(holder, 4_000 - OVERHEAD_BYTES)
     assert not any(holder.forgot for holder in holders)
     del holders[0]
-    kept.keep(holders[1], 4)
+    kept.keep(holders[1], 4_000 - OVERHEAD_BYTES)
     assert [holder.forgot for holder in holders] == [False, False, False]
-    assert kept.bytes == 8
-    kept.keep(holders[2], 10)
+    assert kept.bytes == 8_000
+    kept.keep(holders[2], 10_000 - OVERHEAD_BYTES)
     assert [holder.forgot for holder in holders] == [True, True, False]
-    kept.keep(holders[0], 11)
+    kept.keep(holders[0], 11_000 - OVERHEAD_BYTES)
     assert holders[0].forgot, "given, and not kept"
     assert kept.bytes == 0
+
+
+class Holder:
+    """Has made a text; `is_kept` until it is told to forget it."""
+
+    def __init__(self, on_forget: Callable[[], None] = lambda: None) -> None:
+        self.is_kept = True
+        self._on_forget = on_forget
+
+    def forget(self) -> None:
+        self.is_kept = False
+        self._on_forget()
+
+
+def test_empty_bodies_count_with_what_it_costs_to_know_of_them() -> None:
+    kept = KeptBodies(OVERHEAD_BYTES * 10)
+    holders = [Holder() for _ in range(25)]
+    for holder in holders:
+        kept.keep(holder, 0)
+    assert [holder.is_kept for holder in holders] == [False] * 15 + [True] * 10
+    assert kept.bytes == OVERHEAD_BYTES * 10
+    assert len(kept._holders) == 10
+
+
+def test_a_body_that_is_looked_at_while_its_own_thread_counts_waits_for_nobody() -> None:
+    """As a signal handler does that interrupts the count."""
+    kept = KeptBodies(OVERHEAD_BYTES * 3)
+    in_between = Holder()
+    first = Holder(lambda: kept.keep(in_between, 0))
+    holders = [first, *(Holder() for _ in range(3))]
+
+    def look_at_all() -> None:
+        for holder in holders:
+            kept.keep(holder, 0)
+
+    thread = threading.Thread(target=look_at_all, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [holder.is_kept for holder in [*holders, in_between]] == [False, False, True, True, True]
+    assert kept.bytes == OVERHEAD_BYTES * 3

@@ -1,0 +1,234 @@
+"""A simple consumer that is closed beside a receive that is under way leaves no message in nobody's hands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.client import (
+    Admin,
+    ClientClosed,
+    Connection,
+    Message,
+    MessageQueue,
+    Producer,
+    ReceivedMessage,
+    SimpleConsumer,
+)
+from tests.broker_process import BrokerProcess
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+#: Longer than any test: what is hidden for so long is lost to it.
+HIDDEN_SECONDS = 600.0
+COUNT = 5
+
+
+class LateAnswers:
+    """The answers to a connection's pops come, and are told when `go_on` is called."""
+
+    def __init__(self, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._mq, self._request = mq, mq.pool.request
+        self.held = 0
+        self._go_on = asyncio.Event()
+        monkeypatch.setattr(mq.pool, "request", self._late)
+
+    async def _late(self, address: str, command: Command, *rest: Any, **options: Any) -> Command:
+        try:
+            return await self._request(address, command, *rest, **options)
+        finally:
+            if command.code == RequestCode.POP_MESSAGE:
+                self.held += 1
+                await self._go_on.wait()
+
+    def go_on(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the connection is closed already
+            self._mq.loop.call_soon_threadsafe(self._go_on.set)
+
+
+@pytest.fixture
+def late(mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateAnswers]:
+    made = LateAnswers(mq, monkeypatch)
+    yield made
+    made.go_on()
+
+
+def all_of(name_server: str) -> list[ReceivedMessage]:
+    """What another member of the group finds, as long as there is some of what was sent."""
+    found: list[ReceivedMessage] = []
+    with Connection([name_server]) as mq, SimpleConsumer(mq, "g", {"t": "*"}) as other:
+        while len(found) < COUNT and (came := other.receive(32, HIDDEN_SECONDS, 5.0)):
+            assert other.ack(came)
+            found += came
+    return found
+
+
+def check_all_are_there(name_server: str) -> None:
+    found = all_of(name_server)
+    assert sorted(message.body for message in found) == [b"%d" % number for number in range(COUNT)]
+    assert {message.reconsume_times for message in found} == {0}, "nobody has failed on them"
+
+
+def send(mq: Connection, queue: MessageQueue | None = None) -> None:
+    Producer(mq, "p").send_batch([Message("t", b"%d" % number) for number in range(COUNT)], queue=queue)
+
+
+def test_what_a_broker_gives_while_the_consumer_is_closed_goes_back(
+    services: Services, mq: Connection, late: LateAnswers
+) -> None:
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    send(mq)
+    with ThreadPoolExecutor(2) as threads:
+        receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
+        poll_until(lambda: late.held)
+        closing = threads.submit(consumer.close)
+        with pytest.raises(ClientClosed):  # at once, whatever the close waits for
+            receiving.result(5)
+        assert not closing.done(), "it waits for what the broker has given"
+        late.go_on()
+        closing.result(10)
+    check_all_are_there(services.name_server.address)
+
+
+def test_a_receive_that_is_cancelled_while_the_consumer_is_closed_gives_back_what_it_was_to_return(
+    services: Services, mq: Connection, late: LateAnswers
+) -> None:
+    async def cancel_while_closing() -> None:
+        consumer = SimpleConsumer(mq, "g", {"t": "*"})
+        receiving = asyncio.ensure_future(consumer.areceive(COUNT, HIDDEN_SECONDS, 30.0))
+        await asyncio.to_thread(poll_until, lambda: late.held)
+        closing = asyncio.ensure_future(consumer.aclose())
+        await asyncio.to_thread(poll_until, lambda: consumer._popping._stopped.is_set())
+        receiving.cancel()
+        late.go_on()
+        await closing
+        with pytest.raises((asyncio.CancelledError, ClientClosed)):
+            await receiving
+
+    send(mq)
+    asyncio.run(cancel_while_closing())
+    check_all_are_there(services.name_server.address)
+
+
+def test_what_was_handed_to_a_receiver_that_gives_up_after_the_close_has_begun_goes_back(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """The moment between the loop's end of a receive and the thread that takes what it brought."""
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    send(mq)
+    receiver = object()
+
+    def all_handed() -> bool:
+        return sum(map(len, consumer._popping._handed.values())) == COUNT
+
+    turn = 0
+    while not all_handed():
+        turn += 1
+        mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, (receiver, turn)))
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(consumer.close)
+        poll_until(lambda: consumer._popping._stopped.is_set())
+        for each in range(1, turn + 1):
+            consumer._given_up((receiver, each))
+        closing.result(10)
+    check_all_are_there(services.name_server.address)
+
+
+def test_of_two_that_close_it_the_second_one_waits_for_the_first(
+    services: Services, mq: Connection, late: LateAnswers
+) -> None:
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    send(mq)
+    with ThreadPoolExecutor(3) as threads:
+        receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
+        poll_until(lambda: late.held)
+        first = threads.submit(consumer.close)
+        poll_until(lambda: consumer._popping._stopped.is_set())
+        second = threads.submit(mq.close)
+        with pytest.raises(ClientClosed):
+            receiving.result(5)
+        assert not first.done()
+        assert not second.done()
+        late.go_on()
+        first.result(10)
+        second.result(10)
+    check_all_are_there(services.name_server.address)
+
+
+AT_EXIT = """
+    import sys, threading
+    from raymq.actors.wire.codes import RequestCode
+    from raymq.client import Connection, SimpleConsumer
+
+    mq = Connection([sys.argv[1]])
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    real, popped = mq.pool.request, threading.Event()
+
+    async def slow(address, command, *rest, **options):
+        import asyncio
+        answer = await real(address, command, *rest, **options)
+        if command.code == RequestCode.POP_MESSAGE:
+            popped.set()
+            await asyncio.sleep(0.5)  # it is on its way when the program ends
+        return answer
+
+    mq.pool.request = slow
+    threading.Thread(target=lambda: consumer.receive(5, 600.0, 30.0), daemon=True).start()
+    popped.wait(30)
+"""
+
+
+def test_a_program_that_ends_during_a_receive_gives_back_what_comes_of_it(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    send(mq)
+    script = textwrap.dedent(AT_EXIT)
+    done = subprocess.run(
+        [sys.executable, "-c", script, services.name_server.address], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    check_all_are_there(services.name_server.address)
+
+
+def test_an_answer_that_is_later_than_a_request_may_be_brings_its_messages_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that hangs for longer than a request waits, and then gives what it was asked for."""
+    monkeypatch.setattr("raymq.client.popping._REQUEST_SECONDS", 0.5)
+    first = BrokerProcess("broker-a", tmp_path)
+    brokers = [first, BrokerProcess("broker-b", tmp_path, first.name_server)]
+    try:
+        with Connection([first.name_server]) as mq:
+            admin = Admin(mq)
+            poll_until(lambda: len(admin.cluster_info().brokers) == 2)
+            admin.create_topic("t", queues=1)
+            with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, ThreadPoolExecutor(1) as threads:
+                send(mq, MessageQueue("t", "broker-b", 0))
+                brokers[1].signal(signal.SIGSTOP)
+                receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
+                poll_until(lambda: ("broker-b", "t") in consumer._popping._asked_at)
+                threading.Event().wait(1.5)  # a hang of that length, not a synchronisation
+                brokers[1].signal(signal.SIGCONT)
+                found = receiving.result(30)
+                while len(found) < COUNT and (came := consumer.receive(COUNT, HIDDEN_SECONDS, 5.0)):
+                    found += came
+                assert sorted(message.body for message in found) == [b"%d" % number for number in range(COUNT)]
+    finally:
+        for broker in reversed(brokers):
+            broker.signal(signal.SIGCONT)
+            broker.stop()
