@@ -43,6 +43,7 @@ NAMES: Final = (
     "journal.after_write",
     "journal.before_rename",
     "journal.after_rename",
+    "journal.after_base",
     "fold.before_delays",
     "fold.before_clear",
     "settings.before_backup",

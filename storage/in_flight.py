@@ -2,14 +2,18 @@
 
 Every change appends one frame to `raymq/in_flight.journal` with a single write; from then on the kernel has it, and it
 survives the death of the process. All entries say what is so afterwards, not what was added, so that a replay of any
-prefix followed by all of the journal gives the same. A journal that has grown is rewritten with what is still out.
+prefix followed by all of the journal gives the same. When the journal has grown, what is still out is written beside
+it by another thread, while changes go on.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +28,8 @@ GroupQueue = tuple[str, str, int]
 NEVER: Final = -1
 
 _REWRITE_BYTES: Final = 4 << 20
+#: So many deliveries are made a frame before other threads have the interpreter.
+_STEP_DELIVERIES: Final = 500
 _DELIVERED: Final = "d"
 _DONE: Final = "a"
 _FORGOTTEN: Final = "f"
@@ -71,9 +77,11 @@ class InFlight:
         self._journal = Journal(path, writable=writable, on_failure=on_failure)
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
+        self._journal.entries.clear()
         self._clamp(remains)
         self._rewrite_at = _REWRITE_BYTES
-        if writable and self._journal.length:
+        self._rewriting: threading.Thread | None = None
+        if writable and not self._journal.empty:
             self._rewrite()
 
     def _clamp(self, remains: Remains) -> None:
@@ -81,8 +89,10 @@ class InFlight:
         for queue, known in list(self._queues.items()):
             limit = remains.max_offset(*queue[1:])
             known.next_offset = min(known.next_offset, limit)
-            for offset in [offset for offset in known.deliveries if offset >= limit]:
-                del known.deliveries[offset]
+            # What was written beside the journal may be newer than the frames that were heard again behind it.
+            known.deliveries = {
+                offset: known.deliveries[offset] for offset in sorted(known.deliveries) if offset < limit
+            }
             if not known.deliveries:
                 del self._queues[queue]
 
@@ -116,9 +126,14 @@ class InFlight:
 
     def close(self, *, rewrite: bool) -> None:
         """Let go of the file; `rewrite` leaves only what is still out in it."""
-        if rewrite and self._journal.length:
+        self._wait()
+        if rewrite and not self._journal.empty:
             self._rewrite()
         self._journal.close()
+
+    def _wait(self) -> None:
+        if self._rewriting is not None:
+            self._rewriting.join()
 
     def _change(self, kind: str, queue: GroupQueue, *rest: Any) -> None:
         self._journal.append((kind, *queue, *rest))
@@ -126,30 +141,42 @@ class InFlight:
         if self._journal.length >= self._rewrite_at:
             # The change is safe in the journal; a rewrite that fails is tried again when as much has come in.
             self._rewrite_at = self._journal.length + _REWRITE_BYTES
-            with contextlib.suppress(StoreError):
-                self._rewrite()
-            self._journal.check()
+            if self._rewriting is None or not self._rewriting.is_alive():
+                with contextlib.suppress(StoreError):
+                    self._journal.divert()
+                    self._rewriting = threading.Thread(target=self._settle, name="raymq-in-flight", daemon=True)
+                    self._rewriting.start()
 
     def _apply(self, kind: str, queue: GroupQueue, rest: Iterable[Any]) -> None:
         if kind == _DELIVERED:
             next_offset, packed = rest
-            known = self._queues.setdefault(queue, Outstanding(next_offset))
-            known.next_offset = next_offset
+            outstanding = self._queues.setdefault(queue, Outstanding(next_offset))
+            outstanding.next_offset = next_offset
             for offset, *delivery in packed:
-                known.deliveries[offset] = Delivery(*delivery)
+                outstanding.deliveries[offset] = Delivery(*delivery)
         elif kind == _DONE:
             (offsets,) = rest
-            known = self._queues[queue]
-            for offset in offsets:
-                known.deliveries.pop(offset, None)
-            if not known.deliveries:
-                del self._queues[queue]
+            known = self._queues.get(queue)
+            if known is not None:  # it is gone where frames are heard again behind what they have led to
+                for offset in offsets:
+                    known.deliveries.pop(offset, None)
+                if not known.deliveries:
+                    del self._queues[queue]
         elif kind == _FORGOTTEN:
-            del self._queues[queue]
+            self._queues.pop(queue, None)
+
+    def _settle(self) -> None:
+        with contextlib.suppress(StoreError):  # tried again when more has come in
+            self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.settle(self._entries()))
 
     def _rewrite(self) -> None:
-        self._journal.rewrite(
-            (_DELIVERED, *queue, known.next_offset, [[offset, *each] for offset, each in known.deliveries.items()])
-            for queue, known in self._queues.items()
-        )
-        self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.length)
+        self._journal.divert()
+        self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.settle(self._entries()))
+
+    def _entries(self) -> Iterator[tuple[Any, ...]]:
+        """All that is out. Any thread: each copy of a table is one operation of the interpreter."""
+        for queue, known in list(self._queues.items()):
+            next_offset, deliveries = known.next_offset, iter(known.deliveries.copy().items())
+            while chunk := list(islice(deliveries, _STEP_DELIVERIES)):
+                yield (_DELIVERED, *queue, next_offset, [[offset, *each] for offset, each in chunk])
+                time.sleep(0)

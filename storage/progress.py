@@ -44,7 +44,8 @@ class Journal:
     """The file of frames. One thread, but for `sync` and `settle`.
 
     While what its frames say is written elsewhere, further frames can go into another file beside it (`divert`), which
-    takes its place when that is done (`settle`). Opening reads both, in this order.
+    takes its place when that is done (`settle`). A journal that is all that there is of a table has its own elsewhere:
+    a file of frames that say the same in less. Opening reads all three: that one, the journal, the one beside it.
     """
 
     def __init__(
@@ -64,12 +65,17 @@ class Journal:
         #: The descriptor of the file that was diverted from; its frames count until `settle`.
         self._before = -1
         self._beside = path.with_name(path.name + ".beside")
+        self._base = path.with_name(path.name + ".base")
+        self._has_base = False
         self._unsynced_name = False
         if writable:
             fileutil.make_folder(path.parent)
         self.entries: list[tuple[Any, ...]] = []
         #: Bytes of the file that frames are appended to.
         self.length = 0
+        with contextlib.suppress(FileNotFoundError):
+            self.entries += _read(self._base.read_bytes())[0]
+            self._has_base = True
         self._take(path, writable=writable)
         if self._beside.exists():
             self._before, self._fd = self._fd, -1
@@ -89,7 +95,7 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no frame."""
+        """Whether there is no frame, but for those that `settle` was given."""
         return self.length == 0 and self._before < 0
 
     @property
@@ -107,12 +113,24 @@ class Journal:
                 self._unsynced_name = True
             self.length, self._torn = 0, False
 
-    def settle(self) -> None:
-        """What the frames of before `divert` say is safe elsewhere: drop them. Any thread, one at a time.
+    def settle(self, entries: Iterable[tuple[Any, ...]] | None = None) -> int:
+        """Drop the frames of before `divert`. Any thread, one at a time.
+
+        Args:
+            entries: what these frames say, and all before them, in less. They may say what later frames say, too, if
+                it changes nothing to hear those again from the first one on. None: all that is safe elsewhere.
+
+        Returns:
+            how many bytes the entries take.
 
         Raises:
             StoreFull, StoreFailed: the other file has not got the place, or perhaps not for good; nothing is lost.
         """
+        content = b""
+        if entries is not None:
+            content = b"".join(map(_framed, entries))
+            self.sync()  # After a loss of power the journal must not say less than that file.
+            self._replace_base(content)
         fileutil.move(self._beside, self._path)
         with self._descriptor:
             before, self._before = self._before, -1
@@ -123,6 +141,12 @@ class Journal:
         except StoreFailed as error:
             self._on_failure(error)
             raise
+        return len(content)
+
+    def _replace_base(self, content: bytes) -> None:
+        fileutil.replace(self._base, content)
+        self._has_base = True
+        failpoint("journal.after_base")
 
     def append(self, entry: tuple[Any, ...]) -> None:
         """Hand a frame to the kernel; it survives the process when this returns.
@@ -168,6 +192,9 @@ class Journal:
         # By a new file: after a loss of power an old page behind new ones would bring back old frames. Everything
         # that can be refused comes before the rename; frames go to the file that has the name, from then on.
         content = b"".join(map(_framed, entries))
+        if self._has_base:
+            self._replace_base(content)
+            content = b""
         with fileutil.opened_directory(self._path.parent) as folder:
             fd = fileutil.write_successor(self._path, content)
             failpoint("journal.before_rename")
@@ -485,6 +512,10 @@ class ConsumerOffsets:
     def groups(self) -> list[str]:
         """All groups that have committed something."""
         return list(self._progress.consumers)
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed something of the topic."""
+        return [group for group, topics in self._progress.consumers.items() if topic in topics]
 
     def delete(self, group: str, topic: str) -> None:
         """Forget the group's offsets of one topic: at once, then in the journal (it raises if not)."""

@@ -316,15 +316,21 @@ class Store:
                 with self._deleting:
                     if count == self._deleted_count:  # else one of them may have been deleted once more
                         self._dispatcher.unsure.clear()
+            if self._parts.deletions.is_diverted:
+                with contextlib.suppress(StoreFull, StoreBusy):  # nothing is lost, and the next call tries again
+                    told = self._parts.deletions.settle(list(self._parts.deleted_topics.items()))
+                    self._shorten_at = max(_LEAST_DELETIONS_BYTES, 2 * told)
 
     def _shorten_deletions(self) -> None:
-        """Write the journal of deletions anew when most of what it says is said again later, or has expired."""
+        """Have the journal of deletions say in less what it says, once much of that is said again later or has expired.
+
+        It is written by `_sync_deletions`.
+        """
         deletions = self._parts.deletions
         # A state of before what has expired was deleted still tells of its queues.
         if deletions.length >= self._shorten_at and self._saved_to >= self._log.min_offset:
-            with contextlib.suppress(StoreFull):  # it is tried again when as much has come in
-                deletions.rewrite(self._parts.deleted_topics.items())
-            self._shorten_at = max(_LEAST_DELETIONS_BYTES, 2 * deletions.length)
+            with contextlib.suppress(StoreFull, StoreBusy):  # the next deletion tries again
+                deletions.divert()
 
     def incarnation(self, topic: str) -> int:
         """Rises when a topic of that name is deleted: what is made anew is another topic. 0 if none ever was.

@@ -161,7 +161,7 @@ class GroupOffsets:
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: no reset waits for it, and a new one of that name is consumed from its beginning."""
         with ExitStack() as each:  # all of them, also behind one that the disk did not take
-            for group in self._offsets.groups():
+            for group in self._offsets.groups_of(topic):
                 each.callback(self._offsets.delete, group, topic)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:

@@ -21,6 +21,7 @@ from typing import Final
 from raymq.actors.core import retry
 from raymq.actors.core.copying import DEAD_LETTER, POP, Copying, Duty, reason_of
 from raymq.actors.core.delivered import message_of
+from raymq.actors.core.duty_troubles import PartTroubles
 from raymq.actors.core.filtered_reading import Scan
 from raymq.actors.core.pop_queue import LentQueue
 from raymq.actors.core.pop_reading import read_again, read_new
@@ -65,6 +66,7 @@ class Pop:
         self._bury = bury
         self.on_ready: Callable[[str, str, int], None] = _nobody_waits
         self._lent: dict[GroupQueue, LentQueue] = {}
+        self._troubles = PartTroubles(clock)
         self._latest_pop_ms = 0
         self._least_pop_ms = 0
         #: Deliveries whose dead letter is in the log while they are still out. A kill leaves at most one: the last.
@@ -173,6 +175,8 @@ class Pop:
     def sweep(self) -> None:
         """Take back what ran out of time, tell who waits for it, move the dead. To be called many times a second."""
         for queue, lent in list(self._lent.items()):
+            if self._troubles.rests(queue):
+                continue
             try:
                 self._advance(lent)
                 if lent.has_dead and self._current(queue) is lent:
@@ -180,8 +184,11 @@ class Pop:
                         self._bury_one(lent, offset)
             except StoreError as error:  # they wait for the next sweep
                 _log.debug("dead messages of %s cannot be moved: %s", queue, error)
-            except Exception:  # noqa: BLE001 - one queue's trouble is not that of the others
-                _log.exception("what is out of %s cannot be looked after; it is tried again", queue)
+            except Exception as error:  # noqa: BLE001 - one queue's trouble is not that of the others
+                self._troubles.failed(queue, f"looking after what is out of {queue}", error, _log)
+            else:
+                self._troubles.succeeded(queue)
+        self._troubles.forget_all_but(self._lent)
 
     def forget(self, group: str, topic: str, queue_id: int) -> None:
         """The group's offset in a queue was reset: handles given out before have no effect."""

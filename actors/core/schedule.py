@@ -25,6 +25,7 @@ from raymq.actors.core.copying import LEVEL, Copying, Duty, Made, Place
 from raymq.actors.core.delivered import delivered_since, moved_since
 from raymq.actors.core.draft import TIMER_NAMES, Draft, delay_level
 from raymq.actors.core.due_times import DueTimes
+from raymq.actors.core.duty_troubles import PartTroubles
 from raymq.actors.core.rewriting import (
     SPARE_DELIVERED,
     SPARE_MOVED,
@@ -65,6 +66,7 @@ class Schedule:
         self._clock = clock
         self._append = append
         self._copying = copying
+        self._troubles = PartTroubles(clock)
         self._tables = store.delay_tables
         had = [queue_id + 1 for queue_id in store.queues(SCHEDULE_TOPIC)]  # also levels that the table had once
         self._due_times = {level: DueTimes() for level in [*range(1, self.levels + 1), *had]}
@@ -120,13 +122,16 @@ class Schedule:
         delivered, lateness_ms = 0, 0
         next_due_ms: int | None = None
         for level in self._due_times:
+            if self._troubles.rests(level):
+                continue
             try:
                 count, late_ms, due_ms = self._deliver_level(level, now_ms)
             except StoreError:
                 raise
-            except Exception:  # noqa: BLE001 - one level's trouble is not that of the others
-                _log.exception("delay level %d could not be delivered; it is tried again", level)
+            except Exception as error:  # noqa: BLE001 - one level's trouble is not that of the others
+                self._troubles.failed(level, f"delivering delay level {level}", error, _log)
                 continue
+            self._troubles.succeeded(level)
             delivered += count
             lateness_ms = max(lateness_ms, late_ms)
             if due_ms is not None and (next_due_ms is None or due_ms < next_due_ms):

@@ -161,6 +161,9 @@ class _Counters(Generic[_Key]):
             counter = self._table[key] = Counter()
         return counter
 
+    def drop(self, key: _Key) -> None:
+        self._table.pop(key, None)
+
     def forget(self, is_gone: Callable[[_Key], bool]) -> None:
         for key in [key for key in self._table if is_gone(key)]:
             del self._table[key]
@@ -235,7 +238,7 @@ class Statistics:
 
     def forget_topic(self, topic: str) -> None:
         """A topic was deleted."""
-        self._put.forget(lambda key: key == topic)
+        self._put.drop(topic)
         for table in (self._get, self._sent_back):
             table.forget(lambda key: key[0] == topic)
 

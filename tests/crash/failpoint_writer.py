@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.storage import compiled, progress
+from raymq.storage import compiled, in_flight, progress
 from raymq.storage.config import StoreConfig
 from raymq.storage.dispatch import SCHEDULE_TOPIC
 from raymq.storage.file_calls import replaced
+from raymq.storage.in_flight import Delivery
 from raymq.storage.record import encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.topic_config import TopicConfig
@@ -65,6 +66,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
                 consumed = store.max_offset("t", 0)
                 store.consumer_offsets.commit("g", "t", 0, consumed)
                 say(f"committed {consumed}")
+                store.in_flight.deliver(("g", "t", 0), consumed, {consumed - 1: Delivery(1, 2, 0, 16)})
                 waiting = record(0, SCHEDULE_TOPIC)
                 delayed = int(store.append(waiting, np.array([len(waiting)], np.int32)).queue_offsets[0]) + 1
                 store.delay_progress.commit(1, delayed, store.max_physical_offset)
@@ -87,7 +89,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
 
 
 if __name__ == "__main__":
-    progress._FOLD_BYTES = 400
+    progress._FOLD_BYTES = in_flight._REWRITE_BYTES = 400  # type: ignore[misc]
     if sys.argv[4] == "compiled":
         compiled.use(importlib.import_module("raymq_native"))
     with replaced(UnsyncedCalls()):  # What a process has written survives its death without.

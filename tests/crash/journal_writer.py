@@ -44,8 +44,7 @@ def commit(opened: Progress | InFlight, number: int) -> None:
 
 def let_go(opened: Progress | InFlight) -> None:
     """As a death does: nothing is written."""
-    if isinstance(opened, Progress):
-        opened._wait()
+    opened._wait()
     journal = opened.journal if isinstance(opened, Progress) else opened._journal
     journal.close()
 
@@ -76,8 +75,7 @@ def write(directory: Path, which: str, calls: FaultyCalls) -> tuple[list[int], l
         for number in range(2, COMMITS + 1):
             try:
                 commit(opened, number)
-                if isinstance(opened, Progress):
-                    opened._wait()  # it is folded in another thread
+                opened._wait()  # it is written in another thread
                 committed.append(number)
             except StoreError as error:
                 refused.append(error)

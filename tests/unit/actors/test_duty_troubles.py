@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
 from raymq.actors import broker_service
-from raymq.actors.core.duty_troubles import LONGEST_SECONDS, DutyTroubles
+from raymq.actors.core.duty_troubles import LONGEST_SECONDS, DutyTroubles, PartTroubles
+from raymq.client import Message
 from raymq.storage.errors import StoreFailed, StoreFull
+from raymq.storage.topic_config import TopicConfig
+from tests.unit.actors.bench import Bench
+from tests.unit.actors.clock import FakeClock
+from tests.unit.actors.pop_bench import PopBench
 
 
 def test_a_full_disk_is_asked_less_and_less_often_and_told_in_a_line() -> None:
@@ -70,3 +76,72 @@ async def test_a_duty_of_a_broker_on_a_full_disk_fills_no_log(caplog: pytest.Log
     assert len(caplog.records) == 4, "the 1st, 2nd, 4th and 8th time"
     assert not any(record.exc_info for record in caplog.records)
     assert not any("\n" in record.getMessage() for record in caplog.records)
+
+
+def test_a_part_that_fails_has_its_turn_less_and_less_often_and_the_others_have_theirs() -> None:
+    clock, tried = FakeClock(0.0), []
+    troubles = PartTroubles(clock)
+    for _ in range(2_000):
+        for part in (1, 2):
+            if troubles.rests(part):
+                continue
+            tried.append(part)
+            if part == 1:
+                troubles.failed(part, "level 1", ValueError("x"), logging.getLogger("x"))
+            else:
+                troubles.succeeded(part)
+        clock.now += 0.05
+    assert tried.count(2) == 2_000
+    assert 10 < tried.count(1) < 20, "100 s: 0.1, 0.2, 0.4 ... s apart, at last 10 s"
+    troubles.succeeded(1)
+    assert not troubles.rests(1)
+
+
+def test_a_delay_level_that_fails_fills_no_log_and_holds_up_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A traceback was logged at each pass, twenty times a second."""
+    bench.store.topic_configs.put(TopicConfig("t", 1, 1))
+    bench.append(Message("t", b"1", delay_level=1), delayed=True)
+    bench.append(Message("t", b"2", delay_level=2), delayed=True)
+    deliver, tries = bench.core.schedule._deliver_level, []
+
+    def failing(level: int, now_ms: int) -> tuple[int, int, int | None]:
+        if level == 1:
+            tries.append(now_ms)
+            raise KeyError("nobody expected that")
+        return deliver(level, now_ms)
+
+    monkeypatch.setattr(bench.core.schedule, "_deliver_level", failing)
+    for _ in range(1_200):
+        bench.core.deliver_due()
+        bench.clock.now += 0.05
+    assert bench.bodies("t") == [b"2"]
+    assert len(tries) < 20
+    assert 1 <= len(caplog.records) <= 5
+    monkeypatch.undo()
+    bench.clock.now += LONGEST_SECONDS
+    bench.core.deliver_due()
+    assert bench.bodies("t") == [b"2", b"1"]
+
+
+def test_a_popped_queue_that_cannot_be_looked_after_fills_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = PopBench(tmp_path)
+    bench.send(b"0")
+    assert bench.receive()
+    tries: list[object] = []
+
+    def failing(lent: object) -> None:
+        tries.append(lent)
+        raise KeyError("nobody expected that")
+
+    monkeypatch.setattr(bench.pop, "_advance", failing)
+    for _ in range(1_200):
+        bench.pop.sweep()
+        bench.clock.now += 0.05
+    assert len(tries) < 20
+    assert 1 <= len(caplog.records) <= 5
+    monkeypatch.undo()
+    bench.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,26 @@ class HangingQueues(FileCalls):
         if "/consumequeue/" in os.readlink(f"/proc/self/fd/{fd}"):
             self.reached.set()
             assert self.going.wait(30)
+
+
+class OwnCalls(UnsyncedCalls):
+    """Real calls; those that wait for the disk while this thread is watched are counted."""
+
+    def __init__(self) -> None:
+        self._watched = False
+        self.waits = 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        self._watched = True
+        yield
+        self._watched = False
+
+    def fsync(self, fd: int) -> None:
+        self.waits += self._watched and threading.current_thread() is threading.main_thread()
+
+    def fdatasync(self, fd: int) -> None:
+        self.fsync(fd)
 
 
 def filled(directory: Path, queues: int) -> Store:
@@ -303,6 +324,31 @@ def test_what_is_written_of_deletions_is_bounded(tmp_path: Path, monkeypatch: py
     with Store.open(tmp_path / "killed", CONFIG) as store:
         assert bodies(store, "gone") == [b"anew"]
         assert store.incarnation("gone") == incarnation
+
+
+def test_a_deletion_waits_for_no_disk_though_what_is_written_of_them_is_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal of deletions was rewritten, with two fsyncs, by the deletion that made it too long."""
+    monkeypatch.setattr(store_module, "_LEAST_DELETIONS_BYTES", 500)
+    store, disk = Store.open(tmp_path / "s", CONFIG), OwnCalls()
+    store._shorten_at = 500
+    with replaced(disk):
+        for number in range(300):
+            append(store, make_record(b"%d" % number, topic=f"gone{number % 7}"))
+            with disk.watched():
+                store.delete_topic_soon(f"gone{number % 7}")
+            store.sync_settings()
+    assert disk.waits == 0
+    path = tmp_path / "s" / "raymq"
+    assert sum(each.stat().st_size for each in path.glob("deletions.journal*")) < 1_200
+    known = {topic: store.incarnation(topic) for topic in (f"gone{n}" for n in range(7))}
+    shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    (tmp_path / "killed" / "raymq" / "state.json").unlink()
+    store.close()
+    for directory in (tmp_path / "s", tmp_path / "killed", tmp_path / "killed"):
+        with Store.open(directory, CONFIG) as again:
+            assert {topic: again.incarnation(topic) for topic in known} == known
 
 
 def test_folders_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
