@@ -29,7 +29,7 @@ from raymq.client.errors import (
     TopicNotFound,
     WorkFailed,
 )
-from raymq.client.health import Health, SetAside
+from raymq.client.health import Health, RunningCall, SetAside
 from raymq.client.listener import ConsumeResult, Retry
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.offsets import ConsumeFrom
@@ -86,6 +86,7 @@ __all__ = [
     "ReceivedMessage",
     "RedriveResult",
     "Retry",
+    "RunningCall",
     "SchedulerInfo",
     "SendResult",
     "SendStatus",

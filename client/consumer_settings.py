@@ -47,6 +47,7 @@ class ConsumerSettings:
     threads: int = 20
     batch_size: int = 1
     consume_timeout: float = 900.0
+    hang_after: float = 300.0
     strategy: str = "average"
     ordered_retry_interval: float = 1.0
     rate_limit: float | None = None
@@ -70,6 +71,7 @@ class ConsumerSettings:
             arguments.whole("max_reconsume_times", self.max_reconsume_times, 0)
         strategy_named(self.strategy)
         arguments.duration("consume_timeout", self.consume_timeout, above=True)
+        arguments.duration("hang_after", self.hang_after, above=True)
         least, most = LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS
         interval = self.ordered_retry_interval
         arguments.number("ordered_retry_interval", interval, f"{least}..{most} seconds", least=least, most=most)

@@ -23,6 +23,7 @@ from typing import Protocol
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Supervisor
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.health import RunningCall
 from raymq.client.lanes import Lane, Levels, OrderedLane, UnorderedLane, all_succeeded
 from raymq.client.listener import ListenerRunner
 from raymq.client.listener_threads import ListenerThreads
@@ -52,6 +53,8 @@ class _Call:
     abandoned: bool = False
     #: It was not begun, since the gate was shut by then; set by its thread.
     barred: bool = False
+    #: Set by its thread when the listener's call is over, and not looked at yet.
+    ended: bool = False
     #: Done when it has ended, for who waits for it.
     over: asyncio.Future[None] | None = None
 
@@ -113,6 +116,8 @@ class Delivery:
         self._direct: dict[ProcessQueue, Lane] = {}
         self._turns: dict[ProcessQueue, Lane] = {}
         self._calls: set[_Call] = set()
+        #: Calls that have been counted as failed, and still run.
+        self._overdue: set[_Call] = set()
         self._ended: deque[tuple[_Call, Levels | None]] = deque()
         self._settling = False
         #: Somebody wants to know of each step of each message.
@@ -188,6 +193,7 @@ class Delivery:
         self._settling = False
         while self._ended:
             call, levels = self._ended.popleft()
+            self._overdue.discard(call)
             if levels is None:
                 self._not_begun(call)
             elif not call.abandoned:
@@ -237,6 +243,15 @@ class Delivery:
         for task in list(self._returning):  # what is not given back is not committed either: it comes again
             task.cancel()
 
+    def running_calls(self) -> list[RunningCall]:
+        """The calls that have begun and not ended, also those that were counted as failed. Any thread."""
+        now = self._clock()
+        return [
+            RunningCall(call.lane.process.queue, now - call.started)
+            for call in [*self._calls, *self._overdue]
+            if call.started is not None and not call.ended
+        ]
+
     def expire_calls(self) -> None:
         """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
         if self._settings.ordered:
@@ -248,6 +263,7 @@ class Delivery:
             if call.started is not None and now - call.started > limit:
                 _log.warning("the listener runs for more than %.0f s: counted as failed", limit)
                 call.abandoned = True
+                self._overdue.add(call)
                 self._finish(call, [0] * len(call.messages))
         self._pump()
 
@@ -328,6 +344,7 @@ class Delivery:
                 levels = [0] * len(call.messages)
             self._failed(error)
         finally:
+            call.ended = True
             self._ended.append((call, levels))
             if not self._settling and self._is_awaited(call, levels):
                 self._settling = True

@@ -26,6 +26,24 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningCall:
+    """A call of the listener that has begun and not ended: its messages' queue, and for how many seconds it runs."""
+
+    queue: MessageQueue
+    seconds: float
+
+
+def hanging(running: Sequence[RunningCall], bound_seconds: float) -> Sequence[RunningCall]:
+    """The calls that run, longest first, if all of them have run for longer than the bound; else nothing.
+
+    While a single call is younger than that the listener goes on, however long others take.
+    """
+    if not all(call.seconds > bound_seconds for call in running):
+        return []
+    return sorted(running, key=lambda call: -call.seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """A consumer's health.
 
@@ -34,6 +52,7 @@ class Health:
         works: the names of what it has under way in the background.
         failures: what failed although nobody expected that, and began anew.
         set_aside: how many messages it passed over because they cannot be read; `last_set_aside` are the latest 100.
+        hanging: the listener's calls, if all that run have run for longer than the consumer's `hang_after`.
     """
 
     running: bool
@@ -41,11 +60,12 @@ class Health:
     failures: Sequence[Failure] = ()
     set_aside: int = 0
     last_set_aside: Sequence[SetAside] = ()
+    hanging: Sequence[RunningCall] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether it runs, and nothing of it fails again and again."""
-        return self.running and not any(failure.persists for failure in self.failures)
+        """Whether it runs, its listener does not hang, and nothing of it fails again and again."""
+        return self.running and not self.hanging and not any(failure.persists for failure in self.failures)
 
 
 class Aside:

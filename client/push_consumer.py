@@ -18,7 +18,7 @@ from raymq.client.connection import Connection
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.consuming import Consuming
 from raymq.client.forking import leave_to_parent, renew_in_child
-from raymq.client.health import Health, raise_persistent
+from raymq.client.health import Health, hanging, raise_persistent
 from raymq.client.listener import Listener, ListenerRunner
 from raymq.client.offsets import ConsumeFrom
 from raymq.client.subscription import Sql, parse_subscriptions
@@ -50,6 +50,8 @@ class PushConsumer(ClientBase):
         max_reconsume_times: retries before a message goes to the dead letters; None = the group's (16), ordered
             without end. What a member sets holds for its group until another sets it anew.
         consume_timeout: seconds after which a call counts as failed, whatever it answers later (not ordered).
+        hang_after: seconds after which `health` counts the listener as hanging: when all its calls that run have run
+            for longer, `health.ok` is False and `health.hanging` names their queues.
         strategy: how queues are shared out, the same in all members: "average", "sticky" or "consistent-hash".
         rate_limit: messages per second of this member; what is above it stays on the broker.
         on_outage: "pause": when nearly every message fails, keep them and try one call at a time until one succeeds,
@@ -77,6 +79,7 @@ class PushConsumer(ClientBase):
         threads: int = 20,
         batch_size: int = 1,
         consume_timeout: float = 900.0,
+        hang_after: float = 300.0,
         consume_timestamp: float | None = None,
         strategy: str = "average",
         ordered_retry_interval: float = 1.0,
@@ -96,6 +99,7 @@ class PushConsumer(ClientBase):
             threads=threads,
             batch_size=batch_size,
             consume_timeout=consume_timeout,
+            hang_after=hang_after,
             strategy=strategy,
             ordered_retry_interval=ordered_retry_interval,
             rate_limit=rate_limit,
@@ -197,6 +201,7 @@ class PushConsumer(ClientBase):
             failures=[*consuming.supervisor.failures, *consuming.failures_of_loops()],
             set_aside=aside.count,
             last_set_aside=aside.last,
+            hanging=hanging(consuming.delivery.running_calls(), self._settings.hang_after),
         )
 
     def wait(self, timeout: float | None = None) -> bool:

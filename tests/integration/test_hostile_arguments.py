@@ -116,6 +116,7 @@ def test_a_producer_refuses(mq: Connection, given: dict[str, Any]) -> None:
         {"consume_timestamp": math.inf},
         {"consume_timestamp": "yesterday"},
         {"consume_timeout": math.inf},
+        {"hang_after": math.nan},
         {"batch_size": 1.0},
         {"ordered": "yes"},
         {"strategy": []},

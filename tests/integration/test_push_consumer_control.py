@@ -46,6 +46,33 @@ def test_a_call_that_runs_too_long_has_failed(mq: Connection, admin: Admin) -> N
         release.set()
 
 
+@pytest.mark.parametrize("consume_timeout", [0.3, 900.0])
+def test_a_consumer_whose_calls_all_hang_says_so(mq: Connection, admin: Admin, consume_timeout: float) -> None:
+    """Also of calls that were counted as failed: they keep their threads."""
+    release, called = threading.Event(), list[MessageQueue]()
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        called.append(messages[0].queue)
+        release.wait(60)
+        return ConsumeResult.SUCCESS
+
+    queues = [MessageQueue("t", broker, 0) for broker in ("broker-a", "broker-b")]
+    limits = {"consume_timeout": consume_timeout, "hang_after": 0.5}
+    with PushConsumer(mq, "g", {"t": "*"}, listener, threads=2, **limits) as consumer:  # type: ignore[arg-type]
+        for queue in queues:
+            Producer(mq, "p").send(Message("t", b"x"), queue=queue)
+        poll_until(lambda: len(called) == 2)
+        assert consumer.health.running
+        poll_until(lambda: not consumer.health.ok, 20)
+        hanging = consumer.health.hanging
+        assert sorted(call.queue for call in hanging) == queues
+        assert all(call.seconds > 0.5 for call in hanging)
+        poll_until(lambda: all(call.seconds > 2.0 for call in consumer.health.hanging), 20)
+        assert not consumer.health.ok, "however long"
+        release.set()
+        poll_until(lambda: consumer.health.ok, 20)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_listener_that_was_quick_and_blocks_holds_up_no_more_than_its_call(
     mq: Connection, admin: Admin, threads: int
@@ -185,6 +212,7 @@ def test_members_share_by_every_strategy(mq: Connection, admin: Admin, strategy:
     ("name", "value"),
     [
         ("consume_timeout", 0),
+        ("hang_after", 0),
         ("strategy", "random"),
         ("ordered_retry_interval", 0.001),
         ("ordered_retry_interval", 31),

@@ -1,0 +1,32 @@
+"""When a consumer counts as hanging."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.protocol import MessageQueue
+from raymq.client.health import Health, RunningCall, hanging
+
+QUEUES = [MessageQueue("t", "broker-a", number) for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named"),
+    [
+        ([], []),
+        ([299.0], []),
+        ([300.0], []),
+        ([301.0], [301.0]),
+        ([301.0, 900.0, 400.0], [900.0, 400.0, 301.0]),
+        ([301.0, 900.0, 0.0], []),  # one thread goes on
+        ([1.0, 2.0, 3.0], []),
+    ],
+)
+def test_a_listener_hangs_when_all_its_calls_have_run_for_longer_than_the_bound(
+    seconds: list[float], named: list[float]
+) -> None:
+    running = [RunningCall(queue, each) for queue, each in zip(QUEUES, seconds, strict=False)]
+    found = hanging(running, 300.0)
+    assert [call.seconds for call in found] == named
+    assert Health(running=True, hanging=found).ok is not bool(named)
+    assert not Health(running=False, hanging=found).ok
