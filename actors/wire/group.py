@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,9 +23,10 @@ from raymq.actors.wire.headers.group import (
     UnregisterClient,
 )
 from raymq.actors.wire.json_body import answer, read_object
+from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
-from raymq.storage.steps import Steps
+from raymq.storage.steps import Steps, mapped
 
 #: What every heartbeat is answered with: the second heartbeat form is understood, and bodies without subscriptions are
 #: not wanted, so that a broker that restarted knows all of them from the first heartbeat on.
@@ -38,6 +38,13 @@ _LATE_NOTICES_SECONDS = (2.0, 5.0)
 #: So many consumers or producers of one heartbeat are looked at before others have their turn.
 _CONSUMERS_AT_ONCE = 200
 _PRODUCERS_AT_ONCE = 1_000
+#: A group that is made is written down, with its retry topic.
+_NEW_GROUPS_AT_ONCE = 10
+#: Members of so many groups are told at once, and those of the next ones so much later.
+_NOTICES_AT_ONCE = 50
+_NOTICES_SECONDS = 0.01
+#: Of a heartbeat's body: the body, the list of consumers.
+_HEARTBEAT_DEPTH = 2
 
 
 def heartbeat_command(
@@ -109,34 +116,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 def _membership(context: BrokerContext) -> dict[int, Handler]:
     core, groups = context.core, context.groups
 
-    async def heartbeat(connection: ServerConnection, request: Command) -> Command:
-        data = read_object(request.body)
-        client_id = str(data.get("clientID") or "")
-        if not client_id:
-            raise InvalidInput("clientID", "a client's id", client_id)
-        strict = HeartBeat.read(request).strict
-        consumers = await _consumers(data)
-        producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
-        greet(groups, client_id, connection, request)
-        for number, group in enumerate(filter(None, producers)):
-            if number and number % _PRODUCERS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            groups.produce(client_id, group)
-        new_retry_topics = []
-        for number, consumer in enumerate(consumers, 1):
-            if number % _CONSUMERS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            is_new = core.ensure_group(consumer.group)  # first: a group that may not be has no members
-            changed = groups.consume(client_id, consumer, strict=strict)
-            if is_new:
-                new_retry_topics.append(consumer.group)
-            elif changed:
-                context.notify_group(consumer.group)
-        if new_retry_topics:
-            await context.announce()
-            for group, seconds in itertools.product(new_retry_topics, _LATE_NOTICES_SECONDS):
-                asyncio.get_running_loop().call_later(seconds, context.notify_group, group)
-        return request.response(ResponseCode.SUCCESS, dict(_HEARTBEAT_FORMS))
+    def heartbeat(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        return _heartbeat(context, connection, request)
 
     def unregister(_: ServerConnection, request: Command) -> Command:
         header = UnregisterClient.read(request)
@@ -149,9 +130,55 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.HEART_BEAT: heartbeat,
+        RequestCode.HEART_BEAT: in_steps(heartbeat),
         RequestCode.UNREGISTER_CLIENT: unregister,
     }
+
+
+def _heartbeat(
+    context: BrokerContext, connection: ServerConnection, request: Command
+) -> Steps[Command | Awaitable[Command]]:
+    core, groups = context.core, context.groups
+    data = yield from reading_object(request.body, depth=_HEARTBEAT_DEPTH)
+    client_id = str(data.get("clientID") or "")
+    if not client_id:
+        raise InvalidInput("clientID", "a client's id", client_id)
+    strict = HeartBeat.read(request).strict
+    told = _objects(data, "consumerDataSet")
+    consumers = yield from mapped(lambda each: _consumer(each, data), told, _CONSUMERS_AT_ONCE)
+    producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
+    greet(groups, client_id, connection, request)
+    for number, group in enumerate(filter(None, producers)):
+        if number and number % _PRODUCERS_AT_ONCE == 0:
+            yield None
+        groups.produce(client_id, group)
+    new_retry_topics = []
+    for number, consumer in enumerate(consumers, 1):
+        if number % _CONSUMERS_AT_ONCE == 0:
+            yield None
+        is_new = core.ensure_group(consumer.group)  # first: a group that may not be has no members
+        changed = groups.consume(client_id, consumer, strict=strict)
+        if is_new:
+            new_retry_topics.append(consumer.group)
+            if len(new_retry_topics) % _NEW_GROUPS_AT_ONCE == 0:
+                yield None
+        elif changed:
+            context.notify_group(consumer.group)
+    done = request.response(ResponseCode.SUCCESS, dict(_HEARTBEAT_FORMS))
+    return _announced(context, new_retry_topics, done) if new_retry_topics else done
+
+
+async def _announced(context: BrokerContext, new_retry_topics: Sequence[str], done: Command) -> Command:
+    def notify(names: Iterable[str]) -> None:
+        for name in names:
+            context.notify_group(name)
+
+    await context.announce()
+    for number, first in enumerate(range(0, len(new_retry_topics), _NOTICES_AT_ONCE)):
+        some = new_retry_topics[first : first + _NOTICES_AT_ONCE]
+        for seconds in _LATE_NOTICES_SECONDS:
+            asyncio.get_running_loop().call_later(seconds + number * _NOTICES_SECONDS, notify, some)
+    return done
 
 
 def _questions(context: BrokerContext) -> dict[int, Handler]:
@@ -189,16 +216,6 @@ def _objects(data: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise InvalidInput(name, "a list of objects", items)
     return items
-
-
-async def _consumers(heartbeat: Mapping[str, Any]) -> list[Consumer]:
-    """All consumers of a heartbeat's body."""
-    consumers: list[Consumer] = []
-    for number, told in enumerate(_objects(heartbeat, "consumerDataSet")):
-        if number and number % _CONSUMERS_AT_ONCE == 0:
-            await asyncio.sleep(0)
-        consumers.append(_consumer(told, heartbeat))
-    return consumers
 
 
 def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer:

@@ -28,12 +28,22 @@ def read_object(body: Buffer, *, max_bytes: int = MAX_BODY_BYTES, max_values: in
     Raises:
         InvalidInput: it is none, or breaks one of these limits, or values are nested too deep.
     """
+    return parsed(checked(body, max_bytes, max_values))
+
+
+def checked(body: Buffer, max_bytes: int, max_values: int) -> bytes:
+    """The text in a body that breaks neither limit; InvalidInput as `read_object`."""
     if len(body) > max_bytes:
         raise InvalidInput("body", f"at most {max_bytes} bytes of JSON", len(body))
     text = bytes(body)
     values = text.count(b",") + text.count(b"[") + text.count(b"{")
     if values > max_values:
         raise InvalidInput("body", f"JSON of at most {max_values} values", values)
+    return text
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """The object in a text; InvalidInput as `read_object`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

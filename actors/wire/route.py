@@ -23,11 +23,19 @@ from raymq.actors.wire.headers.route import (
     UnregisterBroker,
     WipeWritePermission,
 )
+from raymq.actors.wire.json_steps import reading_object
+from raymq.actors.wire.route_answers import MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.json_file import DataVersion
+from raymq.storage.steps import Steps, mapped
 
 #: A broker with 100,000 topics tells five values of each.
 _MAX_REGISTERED_VALUES = 600_000
+#: Of its body: the body itself, the wrapper, the table of topics.
+_TABLE_DEPTH = 3
+#: Of so many topics is read before others have their turn.
+_TOPICS_AT_ONCE = 200
 
 
 def topics_json(topics: Mapping[str, QueueData]) -> bytes:
@@ -84,23 +92,24 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
             connection.at_end(lambda: watched.discard(connection))
             connection.at_end(lambda: table.connection_closed(connection))
 
-    def register(connection: ServerConnection, request: Command) -> Command:
+    def register(connection: ServerConnection, request: Command) -> Steps[Command]:
         header = RegisterBroker.read(request)
         if header.compressed:
             raise InvalidInput("compressed", "false", "true")
+        body = yield from reading_object(
+            request.body, depth=_TABLE_DEPTH, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES
+        )
         try:
-            body = json_body.read_object(request.body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
             wrapper = body["topicConfigSerializeWrapper"]
             version = DataVersion.from_json(wrapper.get("dataVersion"))
-            topics = {
-                check_topic(name): QueueData(
-                    header.broker_name, int(item["readQueueNums"]), int(item["writeQueueNums"]), int(item["perm"])
-                )
-                for name, item in wrapper["topicConfigTable"].items()
-            }
+            told = wrapper["topicConfigTable"].items()
+            queues = yield from mapped(lambda item: _queue_data(header.broker_name, *item), told, _TOPICS_AT_ONCE)
+            topics = dict(queues)
             deleted = [str(name) for name in body.get("raymqDeleted") or []]
             since = header.raymq_since and DataVersion.from_json(json.loads(header.raymq_since))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, InvalidInput):
+                raise
             raise InvalidInput("registration", "the body of REGISTER_BROKER", repr(error)) from error
         accepted = True
         if since:
@@ -131,10 +140,23 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.REGISTER_BROKER: register,
+        RequestCode.REGISTER_BROKER: in_steps(register),
         RequestCode.QUERY_DATA_VERSION: heartbeat,
         RequestCode.UNREGISTER_BROKER: unregister,
     }
+
+
+def _queue_data(broker: str, name: str, told: Mapping[str, Any]) -> tuple[str, QueueData]:
+    """One topic of a registration."""
+    reads, writes = (_number(name, told, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
+    return check_topic(name), QueueData(broker, reads, writes, _number(name, told, "perm", MAX_ROUTE_PERM))
+
+
+def _number(topic: str, told: Mapping[str, Any], field: str, most: int) -> int:
+    value = told[field]
+    if type(value) is not int or not 0 <= value <= most:
+        raise InvalidInput(field, f"0..{most} for topic {topic}", value)
+    return value
 
 
 def _permission(table: RouteTable) -> dict[int, Handler]:

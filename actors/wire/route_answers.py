@@ -17,7 +17,7 @@ MAX_ROUTE_QUEUES: Final = 128 * 1024
 #: The most brokers that a name server may tell at once.
 MAX_ROUTE_BROKERS: Final = 10_000
 #: RocketMQ's four bits: read, write, inherit, priority.
-_MAX_PERM: Final = 15
+MAX_ROUTE_PERM: Final = 15
 #: Of a broker's name and address, in characters.
 _MAX_NAME: Final = 512
 #: Replica ids are Java's long.
@@ -47,7 +47,7 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
         reads, writes = reads + read, writes + write
         if max(reads, writes) > MAX_ROUTE_QUEUES:
             raise ProtocolError(f"the route of {topic} has more than {MAX_ROUTE_QUEUES} queues")
-        queues[name] = QueueData(name, read, write, _number(data, "perm", _MAX_PERM))
+        queues[name] = QueueData(name, read, write, _number(data, "perm", MAX_ROUTE_PERM))
     if queues and not addresses:
         raise ProtocolError(f"no broker in the route of {topic} has an address")
     return TopicRoute(topic, tuple(data for name, data in queues.items() if name in addresses), addresses)

@@ -1,0 +1,132 @@
+"""Who tells much of himself, in one request, leaves a turn to the others between little and little of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable
+from inspect import isawaitable
+from typing import Any, cast
+
+import pytest
+
+from raymq.actors.core.groups import GroupTable
+from raymq.actors.core.name_server import LEARNING_SECONDS, RouteTable
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import QueueData
+from raymq.actors.wire import group, route
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.context import BrokerContext
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.group import HeartBeat
+from raymq.actors.wire.headers.route import RegisterBroker
+from raymq.actors.wire.route_answers import MAX_ROUTE_QUEUES
+from raymq.actors.wire.server import ServerConnection
+from raymq.storage.json_file import DataVersion
+from tests.unit.actors.bench import Bench
+from tests.unit.actors.clock import FakeClock
+
+
+class Connection:
+    """What a handler asks of one."""
+
+    def at_end(self, _: object) -> None:
+        pass
+
+
+CONNECTION = cast("ServerConnection", Connection())
+WHO = RegisterBroker("c", "broker-a", 0, "h:1")
+
+
+def name_server() -> tuple[RouteTable, Any]:
+    clock = FakeClock()
+    table = RouteTable(clock)
+    clock.advance(LEARNING_SECONDS)
+    return table, route.handlers(table, lambda _: None)[RequestCode.REGISTER_BROKER]
+
+
+def registration(**queues: Any) -> Command:
+    topic = {"topicName": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6} | queues
+    body = {"topicConfigSerializeWrapper": {"topicConfigTable": {"t": topic}}}
+    return WHO.command(json.dumps(body).encode())
+
+
+async def done(answer: Command | Awaitable[Command]) -> tuple[int, Command]:
+    """How many turns others had until the answer was there."""
+    if not isawaitable(answer):
+        return 0, cast("Command", answer)
+    task, turns = asyncio.ensure_future(answer), 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns, cast("Command", task.result())
+
+
+async def test_a_registration_of_many_topics_is_read_in_steps() -> None:
+    """20,000 topics stopped a name server for 0.36 s."""
+    table, register = name_server()
+    topics = {f"t{n}": QueueData("broker-a", 4, 2) for n in range(20_000)}
+    request = route.register_command(WHO, DataVersion(1, 1), [route.topics_json(topics)])
+    turns, answer = await done(register(CONNECTION, request))
+    assert answer.fields["changed"] is False
+    assert turns >= 100, "so many times others had their turn"
+    assert len(table.topics()) == 20_000
+    assert table.route("t19999").queues == (QueueData("broker-a", 4, 2),)
+    turns, _ = await done(register(CONNECTION, registration()))
+    assert turns == 0, "what is short is done at once"
+    table.validate()
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, MAX_ROUTE_QUEUES + 1, -1, 1.5, "4", True, None, [], float("inf")])
+@pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums", "perm"])
+def test_a_registration_of_queues_that_cannot_be_is_refused(field: str, value: object) -> None:
+    """2^31-1 queues were taken, and told to all clients."""
+    table, register = name_server()
+    with pytest.raises(InvalidInput, match=f"{field}.*topic t"):
+        register(CONNECTION, registration(**{field: value}))
+    assert table.topics() == []
+
+
+async def test_a_heartbeat_of_many_new_groups_makes_few_at_a_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9,000 of them stopped a broker 20 to 60 ms again and again: each is written down, with its retry topic."""
+    told: list[str] = []
+    later: list[tuple[float, int]] = []
+
+    async def announce() -> None:
+        pass
+
+    unused = cast("Any", None)
+    fields = dict.fromkeys(BrokerContext.__dataclass_fields__, unused) | {
+        "core": bench.core,
+        "groups": GroupTable(bench.clock),
+        "announce": announce,
+        "notify_group": told.append,
+    }
+    heartbeat: Any = group.handlers(BrokerContext(**fields))[RequestCode.HEART_BEAT]
+    consumers = [{"groupName": f"g{n}", "subscriptionDataSet": []} for n in range(600)]
+    body = {"clientID": "me", "consumerDataSet": consumers}
+    request = HeartBeat().command(json.dumps(body).encode())
+    made: list[int] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def counted_later(delay: float, call: Any, *arguments: Any) -> Any:
+        if delay > 1:
+            later.append((delay, len(arguments[0])))
+            return None
+        return call_later(delay, call, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", counted_later)
+    answer = asyncio.ensure_future(heartbeat(CONNECTION, request))
+    while not answer.done():
+        made.append(len(bench.store.group_configs))
+        await asyncio.sleep(0)
+    made.append(len(bench.store.group_configs))
+    assert made[-1] == 600
+    assert max(after - before for before, after in itertools.pairwise(made)) <= 10
+    assert sum(count for _, count in later) == 2 * 600, "all are told twice that there are members"
+    assert max(count for _, count in later) <= 50
+    assert len({delay for delay, _ in later}) == len(later), "and not all at the same time"
