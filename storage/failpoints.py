@@ -54,6 +54,7 @@ NAMES: Final = (
     "retention.before_close",
     "delete_topic.before_state",
     "delete_topic.before_queues",
+    "delete_topic.before_progress",
     "delete_topic.before_settings",
     "open.before_abort",
     "open.before_recovery",

@@ -33,6 +33,10 @@ _STEP_DELIVERIES: Final = 500
 _DELIVERED: Final = "d"
 _DONE: Final = "a"
 _FORGOTTEN: Final = "f"
+#: A topic was deleted, when the log ended there.
+_TOPIC_GONE: Final = "t"
+#: Of which deletions of topics the table knows.
+_KNOWN: Final = "k"
 
 
 class Delivery(NamedTuple):
@@ -75,13 +79,18 @@ class InFlight:
         """Read what is there, as far as its messages remain; `on_failure` as in `Journal`."""
         self._queues: dict[GroupQueue, Outstanding] = {}
         self._journal = Journal(path, writable=writable, on_failure=on_failure)
+        #: Where the log ended when topics were deleted that are forgotten; None: of an older version.
+        self._forgotten: dict[str, int] | None = None if self._journal.entries else {}
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
         self._journal.entries.clear()
+        for topic in remains.deleted_later(self._forgotten):
+            self._forget_topic(topic)
+        known, self._forgotten = self._forgotten, dict(remains.deleted_topics)
         self._clamp(remains)
         self._rewrite_at = _REWRITE_BYTES
         self._rewriting: threading.Thread | None = None
-        if writable and not self._journal.empty:
+        if writable and (known != self._forgotten or not self._journal.empty):
             self._rewrite()
 
     def _clamp(self, remains: Remains) -> None:
@@ -119,6 +128,20 @@ class InFlight:
             except StoreError:
                 self._apply(_FORGOTTEN, queue, ())
                 raise
+
+    def forget_topic(self, topic: str, log_end: int) -> None:
+        """The topic was deleted when the log ended there: nothing of it is out any more, whatever the disk does.
+
+        Args:
+            log_end: told to every later opening by `Remains.deleted_topics`, too.
+        """
+        entry = _TOPIC_GONE, "", topic, 0, log_end
+        self._journal.append_or_owe(entry)
+        self._apply(_TOPIC_GONE, ("", topic, 0), [log_end])
+
+    def _forget_topic(self, topic: str) -> None:
+        for queue in [queue for queue in self._queues if queue[1] == topic]:
+            del self._queues[queue]
 
     def sync(self) -> None:
         """Wait until all changes are on disk; StoreFailed if they may not be. Any thread."""
@@ -164,6 +187,13 @@ class InFlight:
                     del self._queues[queue]
         elif kind == _FORGOTTEN:
             self._queues.pop(queue, None)
+        elif kind == _TOPIC_GONE:
+            (log_end,) = rest
+            self._forget_topic(queue[1])
+            self._forgotten = (self._forgotten or {}) | {queue[1]: log_end}
+        elif kind == _KNOWN:
+            (told,) = rest
+            self._forgotten = dict(told)
 
     def _settle(self) -> None:
         with contextlib.suppress(StoreError):  # tried again when more has come in
@@ -175,6 +205,7 @@ class InFlight:
 
     def _entries(self) -> Iterator[tuple[Any, ...]]:
         """All that is out. Any thread: each copy of a table is one operation of the interpreter."""
+        yield _KNOWN, "", "", 0, self._forgotten
         for queue, known in list(self._queues.items()):
             next_offset, deliveries = known.next_offset, iter(known.deliveries.copy().items())
             while chunk := list(islice(deliveries, _STEP_DELIVERIES)):

@@ -17,11 +17,14 @@ class ConsumerTable:
     Attributes:
         offsets: by group, topic and queue id.
         resets: group, topic and queue id of the queues whose group was reset and has not gone there yet.
+        forgotten: where the log ended when topics were deleted of which nothing is told here; None: nobody wrote it
+            down then.
     """
 
     version: DataVersion
     offsets: dict[str, dict[str, dict[int, int]]]
     resets: set[tuple[str, str, int]]
+    forgotten: dict[str, int] | None
 
 
 @dataclass(slots=True)
@@ -44,7 +47,9 @@ def read_consumers(path: Path) -> ConsumerTable:
                 of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
                 offsets.setdefault(group, {})[topic] = of_queues
         resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
-        return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets)
+        told = raw.get("raymqForgottenTopics", None if raw else {})
+        forgotten = None if told is None else {str(topic): int(place) for topic, place in told.items()}
+        return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten)
     except (ValueError, TypeError, AttributeError) as error:
         raise _of_another_form(path, error) from None
 

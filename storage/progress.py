@@ -22,7 +22,7 @@ import msgpack
 
 from raymq.storage import fileutil, json_file
 from raymq.storage.dispatch import SCHEDULE_TOPIC
-from raymq.storage.errors import StoreError, StoreFailed
+from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.offset_tables import read_consumers, read_delays
 from raymq.storage.remains import EVERYTHING, Remains
@@ -31,6 +31,7 @@ _FRAME = struct.Struct(">II")
 _FOLD_BYTES: Final = 4 << 20
 _CONSUMER: Final = "c"
 _CONSUMER_GONE: Final = "g"
+_TOPIC_GONE: Final = "t"
 _RESET: Final = "r"
 _HEEDED: Final = "h"
 _DELAY: Final = "d"
@@ -61,6 +62,8 @@ class Journal:
         self._failure: StoreError | None = None
         self._fd = -1
         self._torn = False
+        #: Frames that stand before the next one.
+        self._owed = b""
         self._descriptor = threading.Lock()
         #: The descriptor of the file that was diverted from; its frames count until `settle`.
         self._before = -1
@@ -95,8 +98,8 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no frame, but for those that `settle` was given."""
-        return self.length == 0 and self._before < 0
+        """Whether there is no frame, but for those that `settle` was given, and none is owed."""
+        return self.length == 0 and self._before < 0 and not self._owed
 
     @property
     def is_diverted(self) -> bool:
@@ -158,7 +161,7 @@ class Journal:
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         self.check()
-        frame = _framed(entry)
+        frame = self._owed + _framed(entry)
         if self._torn:
             self._cut()
         failpoint("journal.before_write")
@@ -170,7 +173,18 @@ class Journal:
                 self._cut()
             raise
         failpoint("journal.after_write")
+        self._owed = b""
         self.length += len(frame)
+
+    def append_or_owe(self, entry: tuple[Any, ...]) -> None:
+        """`append`; where it fails the frame is owed: it is written with the next one, before that.
+
+        Until then a start does not know of it, so what it says has to be told by something else, too.
+        """
+        try:
+            self.append(entry)
+        except (StoreFull, StoreFailed):
+            self._owed += _framed(entry)
 
     def _cut(self) -> None:
         """Drop what is no whole frame, behind which no other could be found."""
@@ -208,7 +222,7 @@ class Journal:
                 before, self._before = self._before, -1
             failpoint("journal.after_rename")
             fileutil.close(old)
-            self.entries, self.length, self._torn = [], len(content), False
+            self.entries, self.length, self._torn, self._owed = [], len(content), False, b""
             try:
                 if before >= 0:  # Its frames are older than those that will come.
                     fileutil.close(before)
@@ -302,6 +316,8 @@ class Progress:
         self.consumers, self.delays = consumers.offsets, delays.offsets
         #: The queues whose group was reset and has not gone there yet; its offset is the place.
         self.resets = consumers.resets
+        #: Where the log ended when topics were deleted whose offsets are forgotten.
+        self.forgotten = consumers.forgotten
         self.log_end = delays.log_end
         self._fold_at = _FOLD_BYTES
         self._folding: threading.Thread | None = None
@@ -316,11 +332,20 @@ class Progress:
         for entry in self.journal.entries:
             if entry[0] != _DELAY or remains.has(entry[-1]):
                 self.apply(entry)
-        clamped = self._clamp()
+        clamped = self._forget_deleted() | self._clamp()
         self.consumer_offsets = ConsumerOffsets(self)
         self.delay_progress = DelayProgress(self)
         if writable and (clamped or not self.journal.empty):
             self.fold()
+
+    def _forget_deleted(self) -> bool:
+        """Forget offsets in deleted topics where the journal was not told of the deletion; whether anything changed."""
+        deleted, told = self._remains.deleted_topics, self.forgotten
+        unheeded = self._remains.deleted_later(told)
+        for topic in unheeded:
+            self._forget_topic(topic)
+        self.forgotten = dict(deleted)
+        return bool(unheeded) or self.forgotten != told
 
     def _clamp(self) -> bool:
         """Let nothing speak of what the log does not have; whether anything did. See `remains`."""
@@ -393,11 +418,33 @@ class Progress:
             if not self.consumers.get(group):
                 self.consumers.pop(group, None)
             self.resets = {each for each in self.resets if each[:2] != (group, topic)}
+        elif kind == _TOPIC_GONE:
+            topic, log_end = rest
+            self._forget_topic(topic)
+            self.forgotten = (self.forgotten or {}) | {topic: log_end}
         elif kind == _DELAY:
             level, offset, self.log_end = rest
             self.delays[level] = offset
             self._unsure.append((level, offset, self.log_end))
             self._make_sure()
+
+    def _forget_topic(self, topic: str) -> None:
+        for group in [group for group, topics in self.consumers.items() if topic in topics]:
+            del self.consumers[group][topic]
+            if not self.consumers[group]:
+                del self.consumers[group]
+        if any(each[1] == topic for each in self.resets):
+            self.resets = {each for each in self.resets if each[1] != topic}
+
+    def forget_topic(self, topic: str, log_end: int) -> None:
+        """The topic was deleted when the log ended there: no group has an offset in it, whatever the disk does.
+
+        Args:
+            log_end: told to every later opening by `Remains.deleted_topics`, too.
+        """
+        entry = _TOPIC_GONE, topic, log_end
+        self.journal.append_or_owe(entry)
+        self.apply(entry)
 
     def _make_sure(self) -> None:
         """The copies that were delivered before a level's commit are on disk once the log is, up to there."""
@@ -460,6 +507,7 @@ class Progress:
         content: dict[str, Any] = {"dataVersion": self._version.to_json(), "groupTopicMap": groups}
         if resets:
             content["raymqResets"] = sorted(resets)
+        content["raymqForgottenTopics"] = self.forgotten or {}
         return f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'.encode()
 
     def close(self, *, fold: bool) -> None:
@@ -512,10 +560,6 @@ class ConsumerOffsets:
     def groups(self) -> list[str]:
         """All groups that have committed something."""
         return list(self._progress.consumers)
-
-    def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed something of the topic."""
-        return [group for group, topics in self._progress.consumers.items() if topic in topics]
 
     def delete(self, group: str, topic: str) -> None:
         """Forget the group's offsets of one topic: at once, then in the journal (it raises if not)."""

@@ -18,6 +18,9 @@ agree with it (`recovery`); everything else is clamped when it is opened, by thi
                                    void; a commit drops its data when the log has it on disk
     deleted topics, checkpoint     at most the log's end                                             `opening`
 
+Groups' offsets and what pop has lent say which deletions of topics they know of; where a topic was deleted later, since
+their journals could not be told, what they say of it is void, too.
+
 Settings of topics and groups, request modes and the broker's identity name no place of the log: each is durable before
 its change is answered, and nothing of them is clamped.
 
@@ -51,6 +54,16 @@ class Remains:
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset of the queue's next message; 0 where nothing was ever written."""
         return EVERYTHING.log_end if self.max_offsets is None else self.max_offsets.get((topic, queue_id), 0)
+
+    def deleted_later(self, forgotten: Mapping[str, int] | None) -> list[str]:
+        """The topics that were deleted, and not only as a table says that has `forgotten` them.
+
+        Args:
+            forgotten: where the log ended then; None: the table is of a time when nobody wrote that down.
+        """
+        if forgotten is None:
+            return []
+        return [topic for topic, place in self.deleted_topics.items() if forgotten.get(topic, -1) < place]
 
     def has(self, log_end: int) -> bool:
         """Whether the log reaches as far as it did when something was written down."""

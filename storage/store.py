@@ -256,7 +256,9 @@ class Store:
             raise StoreError("the store is closed" if self._closed else "the store was opened read-only")
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the topic's queues and its settings; its records stay in the log until they expire.
+        """Forget the topic's queues, what groups were at in them, and its settings.
+
+        Its records stay in the log until they expire.
 
         If it is written again its offsets begin at 0. All that is on disk when it returns.
         """
@@ -290,6 +292,9 @@ class Store:
             self._remover.moved(self._dispatcher.folder_of(topic), aside)
         self._remover.add([(folder, None) for folder in moved])
         deleted[topic] = log_end
+        failpoint("delete_topic.before_progress")
+        self._parts.progress.forget_topic(topic, log_end)
+        self.in_flight.forget_topic(topic, log_end)
         failpoint("delete_topic.before_settings")
         self.topic_configs.delete_soon(topic)
 

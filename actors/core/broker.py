@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -269,10 +268,9 @@ class BrokerCore:
         return place
 
     def _forget_topic(self, topic: str) -> None:
-        """The topic was deleted. A disk that does not take what one says of it keeps none of the others from it."""
-        with ExitStack() as each:
-            for owner in (self.offsets, self.pop, self.producers, self.dead_letters):
-                each.callback(owner.forget_topic, topic)
+        """The topic was deleted, and with it what the store has of it."""
+        for owner in (self.pop, self.producers, self.dead_letters):
+            owner.forget_topic(topic)
 
     def is_open(self, lane: tuple[str, int]) -> bool:
         """Whether `check_writable` has let that queue pass since topics were changed last."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from raymq.actors.core.group_settings import GroupSettings
 from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetReset
@@ -157,12 +156,6 @@ class GroupOffsets:
         """
         committed = None if group is None else self.get(group, topic, queue_id)
         return OffsetReset(kept if committed is None else committed)
-
-    def forget_topic(self, topic: str) -> None:
-        """The topic is deleted: no reset waits for it, and a new one of that name is consumed from its beginning."""
-        with ExitStack() as each:  # all of them, also behind one that the disk did not take
-            for group in self._offsets.groups_of(topic):
-                each.callback(self._offsets.delete, group, topic)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         low, high = self._bounds(topic, queue_id)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
 from typing import Final
 
 from raymq.actors.core import retry
@@ -196,10 +195,10 @@ class Pop:
         self.on_ready(group, topic, queue_id)
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted."""
-        with ExitStack() as each:  # all of them, also behind one that the disk did not take
-            for queue in [queue for queue in self._lent if queue[1] == topic]:
-                each.callback(self._drop, queue)
+        """The topic was deleted: the store has forgotten what was out of it."""
+        for queue in [queue for queue in self._lent if queue[1] == topic]:
+            del self._lent[queue]
+            self._least_pop_ms = self._latest_pop_ms + 1
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""

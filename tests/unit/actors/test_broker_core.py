@@ -23,7 +23,6 @@ from raymq.actors.errors import (
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
 from raymq.storage.errors import StoreFull
-from raymq.storage.progress import ConsumerOffsets
 from raymq.storage.record import decode
 from raymq.storage.staging import ABANDONED_SECONDS
 from raymq.storage.topic_config import TopicConfig
@@ -269,22 +268,3 @@ def test_what_is_longer_than_messages_may_be_by_now_comes_all_the_same(tmp_path:
     assert bench.bodies("%DLQ%g") == [body]
     assert bench.core.dead_letters.redrive("g", [0], force=False, dry_run=False) == [Redriven.REDRIVEN]
     bench.store.close()
-
-
-def test_a_deleted_topic_is_forgotten_by_its_groups_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All groups were asked: 40 ms of a broker's loop where there are 5,000."""
-    bench.store.topic_configs.put(TopicConfig("t", 1, 1), TopicConfig("u", 1, 1))
-    for number in range(50):
-        bench.store.consumer_offsets.commit(f"g{number}", "t" if number % 25 == 0 else "u", 0, 0)
-    asked: list[str] = []
-    delete = ConsumerOffsets.delete
-
-    def counted(offsets: ConsumerOffsets, group: str, topic: str) -> None:
-        asked.append(group)
-        delete(offsets, group, topic)
-
-    monkeypatch.setattr(ConsumerOffsets, "delete", counted)
-    assert bench.core.topics.delete("t")
-    assert sorted(asked) == ["g0", "g25"]
-    assert bench.store.consumer_offsets.groups_of("t") == []
-    assert len(bench.store.consumer_offsets.groups_of("u")) == 48

@@ -1,0 +1,127 @@
+"""A deletion of a topic that a full disk stops half way: what groups were at in it never holds for a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+
+import pytest
+
+from raymq.actors.core.pop_request import PopRequest
+from raymq.actors.errors import StoreFull
+from raymq.client import Message
+from raymq.storage.file_calls import replaced
+from tests.faulty_calls import FaultyCalls
+from tests.unit.actors.bench import Bench
+
+POP = PopRequest("poppers", "t", range(1), 3, 1 << 20, 30_000, 16)
+
+
+def deleted_while_full(bench: Bench, nth: int, *, lasting: bool) -> bool:
+    """Topic t with progress of two groups, deleted while the nth write finds no room; False if it is still there."""
+    bench.core.ensure_group("g")
+    bench.core.ensure_group("poppers")
+    bench.append(*(Message("t", b"old %d" % n) for n in range(20)))
+    bench.core.offsets.commit("g", "t", 0, 15)
+    bench.core.reset_offset("g", "t", 1, 0)
+    assert bench.core.pop.receive(POP).queues
+    with replaced(FaultyCalls("write", nth, errno.ENOSPC, lasting=lasting)), contextlib.suppress(StoreFull):
+        bench.core.topics.delete("t")
+    return "t" not in bench.core.topics or bench.core.bounds("t", 0) == (0, 0)
+
+
+def made_anew(bench: Bench) -> None:
+    bench.core.topics.delete("t")
+    bench.core.topics.create("t", 2)
+    bench.append(*(Message("t", b"new %d" % n) for n in range(20)))
+
+
+def popped(bench: Bench) -> list[list[int]]:
+    return [list(queue.taken.offsets) for queue in bench.core.pop.receive(POP).queues]
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("folded", [False, True])
+def test_offsets_and_deliveries_of_the_old_topic_do_not_come_back(
+    bench: Bench, nth: int, lasting: bool, folded: bool
+) -> None:
+    """They were forgotten in memory; a kill brought them back, if the journal had not taken that."""
+    if not deleted_while_full(bench, nth, lasting=lasting):
+        assert bench.core.offsets.get("g", "t", 0) == 15
+        bench.crash()
+        assert bench.core.offsets.get("g", "t", 0) == 15
+        return
+    if folded:
+        bench.crash()
+    if "t" not in bench.core.topics or not folded:
+        made_anew(bench)
+    else:  # its settings could not be deleted
+        bench.append(*(Message("t", b"new %d" % n) for n in range(20)))
+    for _ in range(2):
+        bench.crash()
+        assert bench.core.offsets.get("g", "t", 0) is None
+        assert not bench.store.consumer_offsets.awaits("g", "t", 1)
+    assert popped(bench) == [[0, 1, 2]]
+    bench.core.pop.validate()
+
+
+@pytest.mark.parametrize("nth", range(2, 6))
+@pytest.mark.parametrize("stop", ["kill", "clean"])
+def test_what_groups_do_in_the_new_topic_stays(bench: Bench, nth: int, stop: str) -> None:
+    """What is owed is written before it."""
+    if not deleted_while_full(bench, nth, lasting=False):
+        return
+    made_anew(bench)
+    bench.core.offsets.commit("g", "t", 0, 3)
+    assert popped(bench) == [[0, 1, 2]]
+    for _ in range(2):
+        if stop == "kill":
+            bench.crash()
+        else:
+            bench.core.timers.close()
+            bench.store.close()
+            bench.open()
+        assert bench.core.offsets.get("g", "t", 0) == 3
+        assert bench.store.in_flight.queues["poppers", "t", 0].next_offset == 3
+    assert popped(bench) == [[3, 4, 5]]
+
+
+def test_a_deletion_is_one_frame_however_many_groups_there_are(bench: Bench) -> None:
+    """Each group was asked and wrote a frame: 40 ms of a broker's loop where there are 5,000."""
+    for number in range(50):
+        bench.core.ensure_group(f"g{number}")
+        bench.append(Message("t", b"x"))
+        bench.core.offsets.commit(f"g{number}", "t", 0, 1)
+    bench.store.consumer_offsets.commit("other", "u", 0, 7)
+    before = bench.store._parts.progress.journal.length
+    bench.core.topics.delete("t")
+    assert bench.store._parts.progress.journal.length - before < 100
+    bench.core.topics.create("t", 1)
+    bench.append(*(Message("t", b"x") for _ in range(3)))
+    assert bench.store.consumer_offsets.groups() == ["other"]
+    bench.crash()
+    assert bench.store.consumer_offsets.groups() == ["other"]
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_an_old_handle_ends_nothing_of_the_new_topic(bench: Bench, nth: int) -> None:
+    """What was lent was still in memory where one write of the deletion found no room."""
+    bench.core.ensure_group("poppers")
+    for queue_id in range(2):
+        bench.append(*(Message("t", b"old %d" % n) for n in range(3)), queue_id=queue_id)
+    both = PopRequest("poppers", "t", range(2), 32, 1 << 20, 600_000, 16)
+    popped_ms = bench.core.pop.receive(both).pop_time_ms
+    with replaced(FaultyCalls("write", nth, errno.ENOSPC)), contextlib.suppress(StoreFull):
+        bench.core.topics.delete("t")
+    if bench.store.queues("t"):
+        return  # it was refused as a whole
+    bench.core.topics.delete("t")
+    bench.core.topics.create("t", 2)
+    for queue_id in range(2):
+        bench.append(*(Message("t", b"new %d" % n) for n in range(3)), queue_id=queue_id)
+        one = PopRequest("poppers", "t", range(queue_id, queue_id + 1), 1, 1 << 20, 600_000, 16)
+        assert [list(each.taken.offsets) for each in bench.core.pop.receive(one).queues] == [[0]]
+        assert bench.core.pop.acknowledge("poppers", "t", queue_id, popped_ms, range(3)) == 0
+    assert sorted(list(each.taken.offsets) for each in bench.core.pop.receive(both).queues) == [[1, 2]] * 2
+    bench.core.pop.validate()
