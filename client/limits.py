@@ -13,8 +13,7 @@ from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.naming import MAX_GROUP_CHARACTERS, MAX_TOPIC_CHARACTERS, NAME_PATTERN, UNSENDABLE_TOPICS
 from raymq.client.arguments import MOST_SECONDS
 from raymq.client.encoding import MAX_PART_BYTES
-from raymq.client.message import MAX_BODY_BYTES
-from raymq.storage.record import MAX_PROPERTIES_BYTES
+from raymq.storage.record import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from raymq.client.undecoded import Around, CompressedBody
 from raymq.storage import compiled, properties
 from raymq.storage.errors import InvalidInput
 from raymq.storage.record import (
+    MAX_BODY_BYTES,
     MAX_PROPERTIES_BYTES,
     SYS_FLAG_COMPRESSED,
     Record,
@@ -37,7 +38,6 @@ from raymq.storage.record import (
 from raymq.storage.record_template import record_template
 from raymq.storage.unique_keys import PAIR_BYTES
 
-MAX_BODY_BYTES = 4 * 1024 * 1024
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search
 _attributes = attrgetter("__dict__")
@@ -101,7 +101,8 @@ class Message:
             body = bytes(body)
         own["body"] = body
         if not 0 < len(body) <= MAX_BODY_BYTES:
-            raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body))
+            remedy = "store it elsewhere, and send where it is" if body else None
+            raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body), remedy=remedy)
         if unique_key is not None:
             _check_text("unique_key", unique_key)
             if not unique_key:

@@ -170,17 +170,19 @@ class Checker:
     ) -> InvalidInput:
         """The first limit that the record breaks."""
         limit: str
+        remedy = None
         if queue_id < 0:
             limit, actual = "a queue id from 0", queue_id
         elif not 0 < body_bytes <= self._max_body_bytes:
             limit, actual = f"a body of 1 to {self._max_body_bytes} bytes", body_bytes
+            remedy = layout.TOO_LONG if body_bytes else None
         elif properties_bytes > layout.MAX_PROPERTIES_BYTES:
             limit, actual = f"properties of at most {layout.MAX_PROPERTIES_BYTES} bytes", properties_bytes
         elif sys_flag & _UNWANTED_FLAGS:
             limit, actual = "an IPv4 store host, no prepared or rolled back transaction", sys_flag
         else:
             limit, actual = f"at most {self._max_record_bytes} bytes", record_bytes
-        return InvalidInput("records", f"record {index}: {limit}", actual)
+        return InvalidInput("records", f"record {index}: {limit}", actual, remedy=remedy)
 
 
 def _may_look_missing(properties: bytes) -> bool:

@@ -24,7 +24,7 @@ from raymq.storage.compression import plain_or_stored
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.head_columns import TIMESTAMP, head_columns
 from raymq.storage.property_columns import gather_bodies, properties_of_batch
-from raymq.storage.record import Buffer
+from raymq.storage.record import MAX_BODY_BYTES, Buffer
 from raymq.storage.record_columns import join_records, lengths_of
 from raymq.storage.unique_keys import PAIR_BYTES, UniqueKeys
 
@@ -50,7 +50,6 @@ SCHEMA: Final = pa.schema(
 
 CONTENT_TYPE: Final = "content-type"
 MSGPACK: Final = "application/msgpack"
-MAX_BODY_BYTES: Final = 4 << 20
 #: Bodies that are decompressed into one table.
 MOST_TABLE_BYTES: Final = 64 << 20
 

@@ -176,7 +176,8 @@ class Accepting:
             raise PermissionDenied(f"topic {draft.topic} is the system's own, nothing may be sent to it")
         limit = self._store.config.max_message_bytes
         if not 0 < len(draft.body) <= limit:
-            raise MessageIllegal("body", f"1 to {limit} bytes", len(draft.body))
+            remedy = layout.TOO_LONG if draft.body else None
+            raise MessageIllegal("body", f"1 to {limit} bytes", len(draft.body), remedy=remedy)
         if draft.sys_flag & layout.SYS_FLAG_TRANSACTION_PREPARED and draft.kind is not Kind.HALF:
             raise MessageIllegal("sysFlag", "no transaction's bits without its property", draft.sys_flag)
 
@@ -281,7 +282,7 @@ def _with_zeros() -> MessageIllegal:
 
 
 def _illegal(error: InvalidInput) -> MessageIllegal:
-    return MessageIllegal(error.field, error.limit, error.actual)
+    return MessageIllegal(error.field, error.limit, error.actual, remedy=error.remedy or None)
 
 
 def _refuse_timer(_: Draft) -> None:

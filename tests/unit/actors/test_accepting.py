@@ -68,6 +68,11 @@ def test_a_sender_with_an_ipv6_address(intake: Intake) -> None:
     assert accepted.unique_key == "A" * 56
 
 
+def test_who_sends_too_much_learns_the_limit_and_what_can_be_done(intake: Intake) -> None:
+    with pytest.raises(MessageIllegal, match=r"1 to 4000 bytes; got 4001 .*raise max_message_bytes"):
+        intake.accept(body=b"x" * 4_001)
+
+
 @pytest.mark.parametrize(("asked", "got"), [(-1, 3), (-99, 3), (0, 0), (3, 3)])
 def test_below_zero_is_any_queue(intake: Intake, asked: int, got: int) -> None:
     assert intake.accept(queue_id=asked).queue_id == got

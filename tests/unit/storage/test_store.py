@@ -210,7 +210,7 @@ def test_limits_of_body_and_properties(tmp_path: Path) -> None:
     with Store.open(tmp_path, replace(SMALL, max_message_bytes=10, commitlog_file_bytes=1 << 20)) as store:
         append(store, make_record(b"x" * 10))
         for count in (1, 20):
-            with pytest.raises(InvalidInput):
+            with pytest.raises(InvalidInput, match=r"a body of 1 to 10 bytes; got 11 .*raise max_message_bytes"):
                 append(store, *[make_record(b"x" * 11)] * count)
         long_properties = encode_properties({"a": "b" * 32764})
         append(store, encode("t", 0, b"b", long_properties, born_timestamp_ms=0, born_host=("1.2.3.4", 5)))
