@@ -255,10 +255,12 @@ def lag(cluster: VirtualCluster, consuming: Consuming) -> int:
 
 
 @pytest.mark.parametrize(
-    "seconds",
-    [12, pytest.param(600, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    ("seconds", "pace"),
+    [(6, 2.5), pytest.param(600, 1.0, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    ids=["short", "long"],
 )
-def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Path, seconds: int) -> None:
+def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Path, seconds: int, pace: float) -> None:
+    """`pace` is how often something comes or goes, beside the long form of it."""
     services = Services(tmp_path)
     services.start()
     account = Account(SEED)
@@ -267,7 +269,7 @@ def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Pat
             admin = Admin(mq)
             admin.create_topic("t", queues=4)
             consumers = {group: consumer_of(mq, group, account) for group in LISTENERS}
-            trouble = threading.Thread(target=make_trouble, args=(services, mq, consumers, account, seconds))
+            trouble = threading.Thread(target=make_trouble, args=(services, mq, consumers, account, seconds, pace))
             trouble.start()
             deadline = time.monotonic() + seconds
             producer = Producer(mq, "p")
@@ -307,17 +309,22 @@ def consumer_of(mq: Connection, group: str, account: Account) -> PushConsumer:
 
 
 def make_trouble(
-    services: Services, mq: Connection, consumers: dict[str, PushConsumer], account: Account, seconds: float
+    services: Services,
+    mq: Connection,
+    consumers: dict[str, PushConsumer],
+    account: Account,
+    seconds: float,
+    pace: float,
 ) -> None:
     rng = random.Random(SEED)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        time.sleep(rng.uniform(1.0, 3.0))
+        time.sleep(rng.uniform(1.0, 3.0) / pace)
         match rng.choice(["broker", "consumer", "connections"]):
             case "broker":
                 name = rng.choice(sorted(services.brokers))
                 services.crash_broker(name)
-                time.sleep(rng.choice([0.1, 3.0]))
+                time.sleep(rng.choice([0.1, 3.0]) / pace)
                 services.start_broker(name)
             case "consumer":
                 group = rng.choice(sorted(consumers))

@@ -20,6 +20,7 @@ from raymq.client import (
     PushConsumer,
     ReceivedMessage,
     SimpleConsumer,
+    consuming,
 )
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
@@ -134,9 +135,10 @@ def test_closing_with_a_paused_broker_takes_about_the_time_that_was_given(
 
 @pytest.mark.parametrize("strategy", ["average", "sticky"])
 def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
-    cluster: Connection, brokers: list[BrokerProcess], strategy: str
+    cluster: Connection, brokers: list[BrokerProcess], strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queues of the one that hangs follow when it could be greeted; meanwhile and later each has one owner."""
+    monkeypatch.setattr(consuming, "REBALANCE_SECONDS", 2.0)  # what is missed is looked for every twenty
     producer, got = Producer(cluster, "p"), {"first": list[ReceivedMessage](), "second": list[ReceivedMessage]()}
 
     def taking(name: str, mq: Connection) -> PushConsumer:

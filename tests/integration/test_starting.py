@@ -43,6 +43,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the way stays there: a start need not wait five seconds for it to go."""
+    monkeypatch.setattr(launching, "PATIENCE_SECONDS", 0.5)
+
+
 @contextlib.contextmanager
 def taken(host: str, port: int) -> Iterator[None]:
     """Somebody else's socket on that port, as soon as it is free."""
@@ -90,6 +96,7 @@ class Theirs:
         return True
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_taken_port_is_named_and_only_other_peoples_actors_are_left(tmp_path: Path) -> None:
     theirs = Theirs.options(name="theirs", namespace="shared", lifetime="detached").remote()  # type: ignore[attr-defined]
     ray.get(theirs.alive.remote())
@@ -109,6 +116,7 @@ def test_a_taken_port_is_named_and_only_other_peoples_actors_are_left(tmp_path: 
     ray.kill(theirs)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_locked_store_names_who_has_it_and_the_rest_goes_on(tmp_path: Path) -> None:
     with cluster.start(brokers=1, root=tmp_path / "other", namespace="healthy") as healthy:
         with Store.open(tmp_path / "data" / "broker-a"), pytest.raises(StoreLocked) as caught:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import probing
+from raymq.actors import probing, supervision
 from raymq.actors.probing import Prober
 from raymq.client import (
     Admin,
@@ -70,7 +70,10 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a consumer does every second it does every tenth of one: each work is met several times here."""
     monkeypatch.setattr(consuming, "_TICK_SECONDS", 0.1)
     monkeypatch.setattr(consuming, "_COMMIT_SECONDS", 0.1)
+    monkeypatch.setattr(consuming, "REBALANCE_SECONDS", 1.0)
     monkeypatch.setattr(popping, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(supervision, "FIRST_SECONDS", 0.02)
+    monkeypatch.setattr(supervision, "LONGEST_SECONDS", 0.2)
 
 
 class Fault:
