@@ -2,7 +2,8 @@
 
 With it another program, or a command in another terminal, reaches the cluster by its sockets, without looking for Ray.
 The files lie in `~/.raymq` (RAYMQ_HOME), readable by their user alone; a user without a home has a folder of its own
-among the temporary files. They are hints: what they name may be gone.
+among the temporary files. They are hints: what they name may be gone. But whoever could write them could lead this
+user's programs to a cluster of his own: what another user may write is refused.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Tls
+from raymq.storage import json_file
 
 HOME = "RAYMQ_HOME"
 _LISTEN_SECONDS = 0.5
@@ -43,32 +47,50 @@ def save(namespace: str, name_servers: Sequence[str], ray_address: str | None, t
         "ray_address": ray_address,
         "tls": None if tls is None else asdict(tls),
     }
-    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w", dir=_folder(), delete=False) as file:
+    with (
+        contextlib.suppress(OSError, InvalidInput),
+        tempfile.NamedTemporaryFile("w", dir=_folder(), delete=False) as file,
+    ):  # 0600
         json.dump(content, file)
         file.flush()
         os.replace(file.name, _folder() / f"{namespace}.json")
 
 
 def load(namespace: str) -> Found | None:
-    """Where the cluster in `namespace` was last; None if this user started none, or the file cannot be read."""
+    """Where the cluster in `namespace` was last; None if this user started none, or the file cannot be read.
+
+    Raises:
+        InvalidInput: another user may write the file, or its folder: it is not believed.
+    """
     try:
-        content = json.loads((_folder() / f"{namespace}.json").read_text("utf-8"))
-        tls = content.get("tls")
-        return Found(
-            tuple(map(str, content["name_servers"])), content.get("ray_address"), None if tls is None else Tls(**tls)
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        with (_folder() / f"{namespace}.json").open(encoding="utf-8") as file:
+            _check_own(file.name, os.fstat(file.fileno()), stat.S_IFREG)
+            return json_file.read(file.read(), _found)
+    except InvalidInput:
+        raise
+    except (OSError, ValueError):
         return None
+
+
+def _found(raw: Mapping[str, Any]) -> Found:
+    servers, ray_address, tls = raw["name_servers"], raw.get("ray_address"), raw.get("tls")
+    if not isinstance(servers, list) or not isinstance(ray_address, str | None):
+        raise ValueError("no addresses")  # noqa: TRY004 - the text is at fault
+    return Found(tuple(map(str, servers)), ray_address, None if tls is None else Tls(**tls))
 
 
 def forget(namespace: str) -> None:
     """The cluster was stopped."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, InvalidInput):
         (_folder() / f"{namespace}.json").unlink()
 
 
 def lock_file(namespace: str) -> Path:
-    """The file that a start locks, so that two of one user are made one after the other; OSError: no folder."""
+    """The file that a start locks, so that two of one user are made one after the other.
+
+    Raises:
+        OSError: there can be no folder. InvalidInput: another user may write it.
+    """
     return _folder() / f"{namespace}.lock"
 
 
@@ -82,20 +104,34 @@ def _listens(address: str) -> bool:
 
 
 def _folder() -> Path:
-    """The folder, made if it is not there; OSError if there can be none that is this user's own."""
+    """The folder, made if it is not there.
+
+    Raises:
+        OSError: there can be none that is this user's own. InvalidInput: another user may write it.
+    """
     try:
         folder = Path(os.environ.get(HOME) or Path.home() / ".raymq")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        like = folder.stat()
     except (OSError, RuntimeError):  # a user without a home of its own
         folder = Path(tempfile.gettempdir()) / f"raymq-{os.getuid()}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        _check_own(folder)
+        like = folder.lstat()  # where all may write, a link may be anybody's
+    _check_own(folder, like, stat.S_IFDIR)
     return folder
 
 
-def _check_own(folder: Path) -> None:
-    """PermissionError for a folder, in a place where all may write, that somebody else made or could have filled."""
-    is_like = folder.lstat()
-    if not stat.S_ISDIR(is_like.st_mode) or is_like.st_uid != os.getuid() or is_like.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not a folder of this user alone, set {HOME} to another one")
+def _check_own(path: Path | str, like: os.stat_result, kind: int) -> None:
+    """InvalidInput for a file or folder that is not of that kind, or that somebody else made or may write."""
+    if stat.S_IFMT(like.st_mode) != kind:
+        raise InvalidInput(
+            HOME, f"{path} as a {'folder' if kind == stat.S_IFDIR else 'file'}", stat.filemode(like.st_mode)
+        )
+    if like.st_uid != os.getuid() or like.st_mode & 0o022:
+        raise InvalidInput(
+            HOME,
+            f"{path}, which says where clusters are found, written by this user alone",
+            f"{stat.filemode(like.st_mode)} of user {like.st_uid}",
+            remedy=f"chmod go-w {path} if it is yours, else remove it or set {HOME} to another folder",
+        )

@@ -139,8 +139,65 @@ def test_a_folder_that_somebody_else_may_have_filled_is_not_believed(
         mine = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: mine + 1)
         temporary.rename(tmp_path / f"raymq-{mine + 1}")
-    assert found.load("one") is None
-    found.save("one", ["127.0.0.1:9876"], None, None)
-    assert found.load("one") is None
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=found.HOME):
+            found.load("one")
+        found.save("one", ["127.0.0.1:9876"], None, None)
     with pytest.raises(InvalidInput, match=found.HOME), alone("one", 0.0):
         pass
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_another_user_may_write_leads_nobody_anywhere(home: Path, mode: int) -> None:
+    """Who may write it could lead this user's programs to a cluster of his own."""
+    found.save("one", ["127.0.0.1:9876"], None, None)
+    file = found.lock_file("one").with_suffix(".json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(mode)
+    with pytest.raises(InvalidInput, match=f"chmod go-w {file}"):
+        found.load("one")
+    file.chmod(0o644)
+    assert found.load("one") is not None
+
+
+def test_neither_does_a_folder(home: Path) -> None:
+    found.save("one", ["127.0.0.1:9876"], None, None)
+    folder = found.lock_file("one").parent
+    folder.chmod(0o770)
+    with pytest.raises(InvalidInput, match=f"chmod go-w {folder}"):
+        found.load("one")
+    with pytest.raises(InvalidInput, match="chmod go-w"), alone("one", 0.0):
+        pass
+    found.forget("one")  # the cluster was stopped: that is no reason to fail
+    folder.chmod(0o755)
+    assert found.load("one") is not None
+
+
+def test_nor_a_file_of_another_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found.save("one", ["127.0.0.1:9876"], None, None)
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    with pytest.raises(InvalidInput, match=f"set {found.HOME} to another folder"):
+        found.load("one")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"name_servers": ' + "[" * 100_000,
+        '{"name_servers": 1e999}',
+        '{"name_servers": "127.0.0.1:9876"}',
+        '{"name_servers": [], "ray_address": 7}',
+        '{"name_servers": [], "tls": {"unknown": 1}}',
+        '{"name_servers": [], "tls": 7}',
+        "[]",
+        "",
+        "\0",
+    ],
+    ids=range(10),
+)
+def test_a_file_of_anything_else_says_nothing(home: Path, content: str) -> None:
+    found.save("one", ["127.0.0.1:9876"], None, None)
+    found.lock_file("one").with_suffix(".json").write_text(content)
+    assert found.load("one") is None
