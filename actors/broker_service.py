@@ -66,6 +66,7 @@ from raymq.actors.wire.invoke import InvokeDoor
 from raymq.actors.wire.server import Server, ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage import json_file
+from raymq.storage.broker_identity import read_identity
 from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
@@ -205,8 +206,8 @@ class BrokerService:
         sql_filter.make_ready()
         directory = Path(spec.directory)
         identity_file = directory / "raymq" / "broker.json"
-        known = json_file.load(identity_file)
-        identity = _Identity(int(known.get("port", 0)), int(known.get("epoch", 0)) + 1)
+        port, epoch = read_identity(identity_file)
+        identity = _Identity(port, epoch + 1)
         bound = bind_broker(spec.host, identity.port)
         try:
             identity.port = int(bound[0].getsockname()[1])

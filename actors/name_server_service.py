@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raymq.actors.core.key_values import ORDER_TOPICS, KeyValues
 from raymq.actors.core.name_server import RouteTable
@@ -65,13 +67,12 @@ class NameServerService:
     async def start(cls, spec: NameServerSpec) -> NameServerService:
         """Listen. Raises OSError if the port is taken, StoreCorrupt if what it kept cannot be read."""
         file = Path(spec.directory) / f"name-server-{spec.index}.json"
-        known = json_file.load(file)
-        port = spec.port or int(known.get("port", 0))
+        kept_port, finished = json_file.load_as(file, _kept)
+        port = spec.port or kept_port
         bound = bind_kept(spec.host, port)
         try:
             port = int(bound.getsockname()[1])
             service = cls(spec, port)
-            finished = known.get("finished", "")
             service.is_finished = bool(spec.start_id) and finished == spec.start_id
             # Before it listens: a start that fails must not leave a server on the port that the next one comes back to.
             json_file.save(file, {"host": spec.host, "port": port, "finished": finished})
@@ -101,3 +102,11 @@ class NameServerService:
 
     def _who(self, _: ServerConnection, request: Command) -> Command:
         return request.response(ResponseCode.SUCCESS, {"address": self.address, "pid": os.getpid()})
+
+
+def _kept(raw: Mapping[str, Any]) -> tuple[int, str]:
+    """The port, and which start was finished, as the file says."""
+    port = int(raw.get("port", 0))
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"port {port}")
+    return port, str(raw.get("finished", ""))

@@ -182,7 +182,7 @@ def _place(directory: Path, brokers: int, hosts: Sequence[tuple[str, str]]) -> d
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput("root", "a folder, or a place where one can be made", f"{directory}: {error}") from error
-    known = json_file.load(file).get("brokers", {})
+    known = json_file.load_as(file, _brokers)
     resources = [resource for resource, _ in hosts]
     placed = {}
     for index in range(brokers):
@@ -201,6 +201,10 @@ def _place(directory: Path, brokers: int, hosts: Sequence[tuple[str, str]]) -> d
     except (OSError, RayMQError) as error:
         raise InvalidInput("root", "a folder that can be written", f"{directory}: {error}") from error
     return placed
+
+
+def _brokers(raw: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(resource) for name, resource in raw.get("brokers", {}).items()}
 
 
 def _check_same(namespace: str, arguments: Arguments) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.storage import fileutil
+from raymq.storage import fileutil, json_file
 
 CHECKPOINT_BYTES: Final = 4096
 #: In place of the log's end: the deletion that was told last of the topic was not done.
@@ -105,7 +105,7 @@ class State:
                 boot=str(raw["boot"]),
                 walk_from=int(raw.get("walk_from", 0)),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (OSError, *json_file.ANOTHER_FORM):
             return None
 
     def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:

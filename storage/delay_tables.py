@@ -11,15 +11,16 @@ be read, the present table is taken to have been in force all the time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.storage import delay_levels, json_file
 from raymq.storage.byte_rows import Int64s
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.errors import StoreCorrupt
 
 #: The delay of a level that its table did not have: any.
 UNKNOWN_MS: Final = 1 << 60
@@ -107,13 +108,17 @@ class DelayTables:
 
 def _read(path: Path) -> list[tuple[int, str]]:
     try:
-        told = [(place, table) for place, table in json_file.load(path).get("tables", [])]
-        in_order = all(type(place) is int and 0 <= place < _NOT_YET for place, _ in told)
-        if not in_order or [place for place, _ in told] != sorted({place for place, _ in told}):
-            raise ValueError("places of the log that are in no order")
-        for _, table in told:
-            delay_levels.parse(table)
-    except (StoreCorrupt, InvalidInput, ValueError, TypeError, AttributeError) as error:
+        return json_file.load_as(path, _tables)
+    except StoreCorrupt as error:
         _log.warning("the delay levels of before are not known any more: %s", error)
         return []
+
+
+def _tables(raw: Mapping[str, Any]) -> list[tuple[int, str]]:
+    told = [(place, table) for place, table in raw.get("tables", [])]
+    in_order = all(type(place) is int and 0 <= place < _NOT_YET for place, _ in told)
+    if not in_order or [place for place, _ in told] != sorted({place for place, _ in told}):
+        raise ValueError("places of the log that are in no order")
+    for _, table in told:
+        delay_levels.parse(table)
     return told

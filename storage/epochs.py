@@ -17,7 +17,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from raymq.storage import fileutil
+from raymq.storage import fileutil, json_file
 
 #: So many cuts are kept, the latest ones.
 _CUTS: Final = 64
@@ -96,7 +96,7 @@ def _load(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
             raise ValueError(f"epoch {current} is not the last of its cuts")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *json_file.ANOTHER_FORM) as error:
         _log.error("%s cannot be read, and who has read this store reads again: %s", path, error)
         return None
     return first, cuts

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from raymq.storage import fileutil
 from raymq.storage.errors import StoreCorrupt
@@ -22,29 +22,65 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
 
+T = TypeVar("T")
+
+#: No table nests deeper. What would is refused where it is read: later, on a fuller stack, it could not be written.
+_DEEPEST: Final = 64
+#: What reading a value raises that has another form than was written: a list for a number, 1e999, a thousand brackets.
+ANOTHER_FORM: Final = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+
+
 def parse(text: str) -> dict[str, Any]:
     """The JSON object in `text`, integer keys quoted or not (they arrive as strings); ValueError if it is none."""
     try:
-        value = json.loads(text)
+        value = _value_of(text)
     except ValueError:
-        value = json.loads(_STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text))
+        value = _value_of(_STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - the text is at fault, not its type
     return value
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The object in `path`, or in its `.bak` if it is missing or broken; {} if neither exists.
+def _value_of(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("values are nested too deep") from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_DEEPEST):
+        inner = [within for each in level for within in (each.values() if isinstance(each, dict) else each)]
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return value
+    raise ValueError("values are nested too deep")
+
+
+def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:
+    """What `interpret` makes of the JSON object in `text`.
 
     Raises:
-        StoreCorrupt: what exists cannot be read; with what to do.
+        ValueError: it is no such object, or `interpret` finds another form than it knows.
+    """
+    value = parse(text)
+    try:
+        return interpret(value)
+    except ANOTHER_FORM as error:
+        raise ValueError(f"of another form: {error!r}") from error
+
+
+def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
+    """What `interpret` makes of the object in `path`, or in its `.bak` if that is missing or broken; of {} if neither
+    exists.
+
+    Raises:
+        StoreCorrupt: what exists cannot be read, or has another form; with what to do.
     """
     problem: StoreCorrupt | None = None
     for candidate in (path, spare_of(path)):
         try:
             text = candidate.read_text("utf-8")
             if text.strip():
-                return parse(text)
+                return read(text, interpret)
             raise ValueError("empty")
         except FileNotFoundError:
             continue
@@ -53,7 +89,12 @@ def load(path: Path) -> dict[str, Any]:
             problem = problem or StoreCorrupt(str(candidate), where, reason, remedy=remedy_for(path))
     if problem is not None:
         raise problem
-    return {}
+    return interpret({})
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The object itself, whatever is in it; raises as `load_as`."""
+    return load_as(path, lambda raw: raw)
 
 
 def spare_of(path: Path) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raymq.storage import json_file
-from raymq.storage.errors import StoreCorrupt
 from raymq.storage.json_file import DataVersion
 
 
@@ -38,33 +39,28 @@ class DelayTable:
 
 def read_consumers(path: Path) -> ConsumerTable:
     """The file, or its spare copy; empty where there is none. StoreCorrupt: neither can be read."""
-    raw = json_file.load(path)
-    offsets: dict[str, dict[str, dict[int, int]]] = {}
-    try:
-        for key, queues in (raw.get("offsetTable") or {}).items():
-            topic, _, group = key.partition("@")
-            if topic and group:
-                of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-                offsets.setdefault(group, {})[topic] = of_queues
-        resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
-        told = raw.get("raymqForgottenTopics", None if raw else {})
-        forgotten = None if told is None else {str(topic): int(place) for topic, place in told.items()}
-        return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _of_another_form(path, error) from None
+    return json_file.load_as(path, _consumers)
 
 
 def read_delays(path: Path) -> DelayTable:
     """As `read_consumers`."""
-    raw = json_file.load(path)
-    try:
-        offsets = {int(level): int(offset) for level, offset in (raw.get("offsetTable") or {}).items()}
-        version = DataVersion.from_json(raw.get("dataVersion"))
-        return DelayTable(version, offsets, int(raw.get("raymqLogEnd") or 0))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _of_another_form(path, error) from None
+    return json_file.load_as(path, _delays)
 
 
-def _of_another_form(path: Path, error: Exception) -> StoreCorrupt:
-    remedy = json_file.remedy_for(path)
-    return StoreCorrupt(str(path), 0, f"an offset table of another form: {error}", remedy=remedy)
+def _consumers(raw: Mapping[str, Any]) -> ConsumerTable:
+    offsets: dict[str, dict[str, dict[int, int]]] = {}
+    for key, queues in (raw.get("offsetTable") or {}).items():
+        topic, _, group = key.partition("@")
+        if topic and group:
+            of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+            offsets.setdefault(group, {})[topic] = of_queues
+    resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
+    told = raw.get("raymqForgottenTopics", None if raw else {})
+    forgotten = None if told is None else {str(topic): int(place) for topic, place in told.items()}
+    return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten)
+
+
+def _delays(raw: Mapping[str, Any]) -> DelayTable:
+    offsets = {int(level): int(offset) for level, offset in (raw.get("offsetTable") or {}).items()}
+    version = DataVersion.from_json(raw.get("dataVersion"))
+    return DelayTable(version, offsets, int(raw.get("raymqLogEnd") or 0))

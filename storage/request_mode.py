@@ -50,9 +50,7 @@ class RequestModes:
     def __init__(self, path: Path, *, writable: bool) -> None:
         self._path = path
         self._writable = writable
-        table: Mapping[str, Any] = json_file.load(path).get(_TABLE) or {}
-        modes = [RequestMode.from_json(each) for groups in table.values() for each in groups.values()]
-        self._modes = {(mode.topic, mode.group): mode for mode in modes}
+        self._modes = json_file.load_as(path, _read)
 
     def get(self, topic: str, group: str) -> RequestMode:
         """What was set, else PULL."""
@@ -68,3 +66,9 @@ class RequestModes:
             table.setdefault(each.topic, {})[each.group] = each.to_json()
         json_file.save(self._path, {_TABLE: table})
         self._modes = modes
+
+
+def _read(raw: Mapping[str, Any]) -> dict[tuple[str, str], RequestMode]:
+    table: Mapping[str, Any] = raw.get(_TABLE) or {}
+    modes = [RequestMode.from_json(each) for groups in table.values() for each in groups.values()]
+    return {(mode.topic, mode.group): mode for mode in modes}

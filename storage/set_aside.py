@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.storage import fileutil
+from raymq.storage import fileutil, json_file
 from raymq.storage.errors import StoreError
 
 #: So many notes are kept; the file is rewritten when it has twice as many lines.
@@ -168,6 +168,6 @@ def _read(line: bytes) -> Note | None:
         duty, owner, topic, message_id, reason = [
             str(told[name]) for name in ("duty", "owner", "topic", "message_id", "reason")
         ]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except json_file.ANOTHER_FORM:
         return None
     return Note(duty, owner, topic, queue_id, offset, place, message_id, reason, time_ms)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from raymq.storage import json_file
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.json_file import DataVersion
 from raymq.storage.progress import Journal, ignore_failure
 
@@ -81,13 +81,9 @@ class SettingsTable(Generic[S]):
         self._from_json = from_json
         self._writable = writable
         self._on_failure = on_failure
-        raw = json_file.load(path)
-        beside = {name: value for name, value in raw.items() if name not in ("dataVersion", key)}
+        #: `version` counts the changes; another object after each.
+        self.version, beside, self._table = json_file.load_as(path, self._read)
         self._beside = dict(defaults or {}) | beside
-        #: Counts the changes; another object after each.
-        self.version = DataVersion.from_json(raw.get("dataVersion"))
-        table: Mapping[str, Any] = raw.get(key) or {}
-        self._table = {name: from_json(name, each) for name, each in table.items()}
         #: Each setting as it stands in the file, so that a change of one costs what one costs.
         self._lines: dict[str, tuple[S, str]] = {}
         self._last_saved: bytes | None = None
@@ -102,10 +98,15 @@ class SettingsTable(Generic[S]):
         self._journal = Journal(
             journal or path.with_name(path.name + ".journal"), writable=writable, on_failure=on_failure
         )
-        for kind, counter, timestamp_ms, *rest in self._journal.entries:
-            if counter > self.version.counter:  # else the file says it, or what became of it since
-                self._replay(kind, rest)
-                self.version = DataVersion(counter, timestamp_ms, self.version.state_version)
+        try:
+            for kind, counter, timestamp_ms, *rest in self._journal.entries:
+                if counter > self.version.counter:  # else the file says it, or what became of it since
+                    self._replay(kind, rest)
+                    self.version = DataVersion(counter, timestamp_ms, self.version.state_version)
+        except json_file.ANOTHER_FORM as error:
+            self._journal.close()
+            file = str(journal or path.with_name(path.name + ".journal"))
+            raise StoreCorrupt(file, 0, f"a change of another form: {error!r}") from error
         self._journal.entries.clear()
         self._changes_from = self.version.counter
         #: The version at which the journal was diverted: frames from before then are needed until it is in the file.
@@ -221,6 +222,13 @@ class SettingsTable(Generic[S]):
             self._table.pop(rest[0], None)
         elif kind == _BESIDE:
             self._beside = self._beside | {rest[0]: json.loads(rest[1])}
+
+    def _read(self, raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, Any], dict[str, S]]:
+        """What the file says: its version, what stands beside the table, and the table."""
+        beside = {name: value for name, value in raw.items() if name not in ("dataVersion", self._key)}
+        table: Mapping[str, Any] = raw.get(self._key) or {}
+        settings = {name: self._from_json(name, each) for name, each in table.items()}
+        return DataVersion.from_json(raw.get("dataVersion")), beside, settings
 
     def _note(self, names: Iterable[str]) -> None:
         for name in names:

@@ -7,6 +7,7 @@ file was written are untouched: the next opening replays them over it, as it doe
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from raymq.storage import directory as layout
 from raymq.storage import fileutil, json_file
+from raymq.storage.broker_identity import read_identity
 from raymq.storage.directory import Paths
 from raymq.storage.dispatch import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput, StoreCorrupt
@@ -103,8 +105,6 @@ def _problem(table: _Table) -> str | None:
         table.read()
     except StoreCorrupt as error:
         return error.reason
-    except (ValueError, TypeError, AttributeError, KeyError) as error:  # JSON of another form
-        return f"of another form: {error!r}"
     return None
 
 
@@ -171,16 +171,11 @@ def _tables(paths: Paths) -> list[_Table]:
         ),
         _Table(
             identity,
-            lambda: _identity(identity),
+            lambda: read_identity(identity),
             lambda: (None, "a new port, chosen at the next start"),
             "the broker's address, so that ids of messages that clients keep name another one",
         ),
     ]
-
-
-def _identity(path: Path) -> None:
-    known = json_file.load(path)
-    int(known.get("port", 0)), int(known.get("epoch", 0))
 
 
 def _topics(paths: Paths) -> tuple[Mapping[str, Any], str]:
@@ -200,10 +195,7 @@ def _is_number(path: Path) -> bool:
 def _groups(paths: Paths, offsets: Path) -> tuple[Mapping[str, Any], str]:
     """The groups that have progress, or a retry topic."""
     names = {topic.name.removeprefix(_RETRY_PREFIX) for topic in paths.consume_queue.glob(f"{_RETRY_PREFIX}*")}
-    try:
-        progress = json_file.load(offsets).get("offsetTable") or {}
-        names.update(key.partition("@")[2] for key in progress)
-    except (StoreCorrupt, AttributeError):
-        pass  # it is repaired first; where that is only looked at, it says nothing
+    with contextlib.suppress(StoreCorrupt):  # it is repaired first; where that is only looked at, it says nothing
+        names.update(read_consumers(offsets).offsets)
     table = {name: GroupConfig(name).to_json() for name in sorted(names - {""})}
     return {"subscriptionGroupTable": table, "forbiddenTable": {}}, f"{len(table)} groups, with ordinary settings"

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from raymq.storage import fileutil
+from raymq.storage import fileutil, json_file
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.timer_entry import ENTRY, NO_ENTRIES, Entries, in_order, least_due_ms
 from raymq.storage.timer_over import Over
@@ -75,7 +75,7 @@ def load(folder: Path) -> TimerState | None:
         return _read(told) if told["version"] == _VERSION else _take_over_journals(folder, told)
     except FileNotFoundError:
         return _take_over(folder, 0, 0)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except json_file.ANOTHER_FORM:
         return None
 
 

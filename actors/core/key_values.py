@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raymq.actors.errors import InvalidInput, MessageNotFound
 from raymq.storage import json_file
@@ -19,8 +21,7 @@ class KeyValues:
     def __init__(self, path: Path) -> None:
         """Load what is there. Raises StoreCorrupt if it cannot be read."""
         self._path = path
-        raw = json_file.load(path).get("configTable") or {}
-        self._table: dict[str, dict[str, str]] = {str(name): dict(values) for name, values in raw.items()}
+        self._table = json_file.load_as(path, _read)
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Create or replace; InvalidInput if it is more than may be kept."""
@@ -63,3 +64,8 @@ class KeyValues:
 
 def _characters(namespace: str, values: dict[str, str]) -> int:
     return len(namespace) + sum(len(name) + len(value) for name, value in values.items())
+
+
+def _read(raw: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    table: Mapping[str, Any] = raw.get("configTable") or {}
+    return {str(name): {str(key): str(value) for key, value in values.items()} for name, values in table.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from raymq.actors.errors import InvalidInput
 from raymq.storage import json_file
@@ -40,13 +41,12 @@ class Settings:
         self._path = path
         self._fixed = dict(fixed)
         self._changeable = dict(changeable)
-        raw = json_file.load(path)
-        self.version = DataVersion.from_json(raw.get("dataVersion"))
+        self.version, told = json_file.load_as(path, _read)
         self._changed: dict[str, str] = {}
-        for name, value in (raw.get("settings") or {}).items():
+        for name, value in told.items():
             if name not in self._fixed:
-                self._apply(name, str(value))
-                self._changed[name] = str(value)
+                self._apply(name, value)
+                self._changed[name] = value
 
     def all(self) -> dict[str, str]:
         """Every setting."""
@@ -99,3 +99,8 @@ def truth(value: str) -> bool:
     if value not in ("true", "false"):
         raise ValueError('"true" or "false"')
     return value == "true"
+
+
+def _read(raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, str]]:
+    settings: Mapping[str, Any] = raw.get("settings") or {}
+    return DataVersion.from_json(raw.get("dataVersion")), {str(name): str(value) for name, value in settings.items()}

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from raymq.cluster.cli import main_group
-from raymq.storage import json_file
+from raymq.storage import json_file, timer_state
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull, StoreLocked
 from raymq.storage.file_calls import replaced
@@ -93,6 +93,68 @@ def test_a_table_without_a_spare_is_made_anew(directory: Path, name: str, conten
         assert group is not None
         assert group.retry_max_times == (16 if name == "subscriptionGroup.json" else 3)
         assert store.max_offset("orders", 2) == 1
+
+
+NESTED = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+#: For each table a value that no reader can make a number, or a name, of.
+UNREADABLE = {
+    "config/topics.json": b'{"topicConfigTable": {"t": {"readQueueNums": 1e999}}}',
+    "config/subscriptionGroup.json": b'{"subscriptionGroupTable": {"g": {"retryMaxTimes": 1e999}}}',
+    "config/consumerOffset.json": b'{"offsetTable": {"t@g": {"0": 1e999}}}',
+    "config/delayOffset.json": b'{"offsetTable": {"1": 1e999}}',
+    "config/messageRequestMode.json": b'{"messageRequestModeMap": {"t": {"g": {}}}}',
+    "raymq/broker.json": b'{"port": 1e999}',
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("kind", ["nested", "nested for long", "another form"])
+def test_whatever_a_table_says_it_is_read_or_offered_for_repair(directory: Path, name: str, kind: str) -> None:
+    """A deeply nested one, and a port of 1e999, ended the repair with a RecursionError and an OverflowError."""
+    content = {
+        "nested": b'{"x":' + b"[" * 900 + b"]" * 900 + b"}",
+        "nested for long": NESTED,
+        "another form": UNREADABLE[name],
+    }[kind]
+    file = directory / name
+    for path in (file, json_file.spare_of(file)):
+        path.write_bytes(content)
+    [found] = find_broken(directory)
+    assert found.file == str(file)
+    if name != "raymq/broker.json":  # a broker's, not the store's
+        with pytest.raises(StoreCorrupt, match=f"raymq store repair {directory} --dry-run"):
+            Store.open(directory, CONFIG)
+    [done] = repair(directory)
+    assert [Path(kept).read_bytes() for kept in done.set_aside] == [content, content]
+    assert find_broken(directory) == []
+    Store.open(directory, CONFIG).close()
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_table_of_another_form_is_read_from_its_spare(directory: Path, name: str) -> None:
+    file = directory / name
+    spare = json_file.spare_of(file)
+    if not spare.exists():
+        spare.write_bytes(b"{}")
+    file.write_bytes(UNREADABLE[name])
+    assert find_broken(directory) == []
+    Store.open(directory, CONFIG).close()
+
+
+@pytest.mark.parametrize("name", ["epochs.json", "state.json", "delay_levels.json"])
+@pytest.mark.parametrize("content", [NESTED, b'{"epoch": 1e999, "cuts": []}', b"[]", b"7"])
+def test_what_is_made_again_by_itself_keeps_no_store_closed(directory: Path, name: str, content: bytes) -> None:
+    file = directory / "raymq" / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    with Store.open(directory, CONFIG) as store:
+        assert store.max_offset("orders", 2) == 1
+
+
+@pytest.mark.parametrize("content", [NESTED, b'{"enqueued": 1e999, "logEnd": 0}', b"[]", b"7"])
+def test_nor_do_the_timers(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(content)
+    assert timer_state.load(tmp_path) is None
 
 
 def test_looking_leaves_broken_epochs_to_the_next_start(directory: Path) -> None:
