@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import BrokerInfo
 from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire.told import number_in
 from raymq.client import asking
 from raymq.client.connection import Connection
 from raymq.client.results import ClusterInfo, NameServerInfo, SchedulerInfo
@@ -31,7 +32,7 @@ async def info(mq: Connection, known_before: Mapping[str, str]) -> ClusterInfo:
             answer = await mq.pool.request(address, wire_admin.status_command(), _STATUS_SECONDS)
         except RayMQError:
             return NameServerInfo(address, None)
-        return NameServerInfo(address, answer.fields["pid"])
+        return NameServerInfo(address, number_in(answer, "pid"))
 
     brokers = await asking.gather(sorted(addresses.items()), broker)
     servers = await asking.gather(mq.name_servers, name_server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from raymq.actors.errors import BrokerUnavailable, GroupNotFound
 from raymq.actors.naming import check_group, check_topic
@@ -13,6 +12,7 @@ from raymq.actors.wire import admin as wire_admin
 from raymq.actors.wire import group as wire_group
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.told import number_in
 from raymq.client import asking
 from raymq.client.connection import Connection
 from raymq.client.results import QueueProgress
@@ -41,9 +41,8 @@ async def progress(
         lost |= {queue for queue in (await mq.routes.get(topic)).readable() if queue.broker in silent}
     table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
     for queue, values in found.items():
-        committed = values["raymqCommitted"]
-        lag = None if committed is None else values["brokerOffset"] - committed
-        table[queue] = QueueProgress(committed, values["brokerOffset"], lag, values["raymqOwner"])
+        committed, end, owner = values
+        table[queue] = QueueProgress(committed, end, None if committed is None else end - committed, owner)
     return dict(sorted(table.items()))
 
 
@@ -76,21 +75,21 @@ async def _offsets_at(mq: Connection, route: TopicRoute, timestamp_ms: int) -> l
 
     async def ask(queue: MessageQueue) -> int:
         command = partial(wire_query.time_command, queue.topic, queue.queue_id, timestamp_ms)
-        return int((await asking.ask_broker(mq, route.addresses[queue.broker], command)).fields["offset"])
+        return number_in(await asking.ask_broker(mq, route.addresses[queue.broker], command), "offset")
 
     return await asking.gather(route.readable(), ask)
 
 
-async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[MessageQueue, dict[str, Any]] | None]:
+async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[MessageQueue, wire_admin.Progress] | None]:
     """Of each broker: what it knows of the group, None if it does not answer; GroupNotFound, BrokerUnavailable."""
     check_group(group)
     answers = await asking.ask_all(mq, partial(wire_admin.consume_stats_command, group))
     if all(isinstance(answer, GroupNotFound) for answer in answers.values()):
         raise GroupNotFound(f"consumer group {group} does not exist")
-    tables: dict[str, dict[MessageQueue, dict[str, Any]] | None] = {}
+    tables: dict[str, dict[MessageQueue, wire_admin.Progress] | None] = {}
     for broker, answer in answers.items():
         if isinstance(answer, Command):
-            tables[broker] = wire_admin.read_queue_table(answer)
+            tables[broker] = wire_admin.read_progress(answer)
         elif isinstance(answer, GroupNotFound):
             tables[broker] = {}
         elif isinstance(answer, BrokerUnavailable):

@@ -94,7 +94,7 @@ async def stats(mq: Connection, topic: str) -> dict[MessageQueue, QueueStats]:
     check_topic(topic)
     answers = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_stats_command, topic))
     return {
-        queue: QueueStats(values["minOffset"], values["maxOffset"], values["lastUpdateTimestamp"] / 1000)
+        queue: QueueStats(low, end, last_ms / 1000)
         for answer in answers.values()
-        for queue, values in sorted(wire_admin.read_queue_table(answer).items())
+        for queue, (low, end, last_ms) in sorted(wire_admin.read_topic_stats(answer).items())
     }

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.client import arguments
+from raymq.client.fetch_window import MAX_MESSAGES
 from raymq.client.offsets import ConsumeFrom
-from raymq.client.process_queue import MAX_MESSAGES
 from raymq.client.rebalance import strategy_named
 from raymq.client.subscription import SqlWanted, TagFilter
 from raymq.client.trace import Trace

@@ -387,7 +387,8 @@ class Consuming:
 
         wanted = [self._wanted(process) for process in processes]
         on_early = EarlyAnswers(arrived, one_arrived)
-        limits = (settings.fetched_messages, MAX_ANSWER_BYTES, _PARK_SECONDS)
+        # Together no more than the fullest of them has room for, so that none gets more.
+        limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, _PARK_SECONDS)
         member = self._client_id
         last = fetch(self._mq, share.broker, session, wanted, *limits, group, member, on_early=on_early, on_epoch=learn)
         arrived(await last)
@@ -420,7 +421,7 @@ class Consuming:
         process.next_offset = max(process.next_offset, next_offset)
         if messages:  # other queues take their turn first: this one goes behind them
             self._queues[process.queue] = self._queues.pop(process.queue)
-        elif not process.has_room:  # what is filtered out uses up no limit of the fetch, which goes on without it
+        elif not process.room:  # what is filtered out uses up no limit of the fetch, which goes on without it
             self._fetch_anew(process.queue)
 
     def _one_arrived(self, process: ProcessQueue, record: memoryview) -> None:
@@ -515,7 +516,7 @@ class Consuming:
         """Read on where something cannot be read, record by record; pass over exactly what is damaged."""
         queue, settings = process.queue, self._settings
         session = f"{self._client_id}:{settings.group}:{queue}"
-        limits = (settings.fetched_messages, MAX_ANSWER_BYTES)
+        limits = (max(1, process.room), MAX_ANSWER_BYTES)
         wanted = [self._wanted(process)]
         group = settings.group if self._clustering else None
         parts = await fetch(

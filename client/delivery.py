@@ -23,6 +23,7 @@ from typing import Protocol
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Supervisor
 from raymq.client.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.fetch_window import FetchWindow
 from raymq.client.health import RunningCall
 from raymq.client.lanes import Lane, Levels, OrderedLane, UnorderedLane, all_succeeded
 from raymq.client.listener import ListenerRunner
@@ -130,7 +131,7 @@ class Delivery:
     def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
         """Take over a queue from `offset` on; in order, once no call of a lane that was dropped has its messages."""
         settings = self._settings
-        process = ProcessQueue(queue, offset, settings.fetched_messages)
+        process = ProcessQueue(queue, offset, FetchWindow(settings.fetched_messages))
         lane: Lane = UnorderedLane(process)
         if settings.ordered:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
@@ -361,7 +362,7 @@ class Delivery:
             or not all_succeeded(levels)
             or bool(self._turns)
             or call.lane.waits_for_call
-            or process.waits_for_room
+            or (process.waits_for_room and len(self._ended) * self._settings.batch_size >= process.lacking)
             or process.dropped
             or self._stopping
             or self._is_watched
@@ -421,7 +422,7 @@ class Delivery:
         self._take_turn(lane)
 
     def _tell_of_room(self, process: ProcessQueue) -> None:
-        if process.waits_for_room and process.has_room:
+        if process.waits_for_room and process.lacking <= 0 and process.has_room:
             process.waits_for_room = False
             self._on_room(process)
 

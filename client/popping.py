@@ -41,6 +41,7 @@ from raymq.actors.wire.headers.pop import (
     PopMessage,
 )
 from raymq.actors.wire.pop import MAX_MESSAGES, read_handles
+from raymq.actors.wire.told import number_in
 from raymq.client.connection import Connection
 from raymq.client.fetching import ANSWER_SECONDS, address_of, patiently
 from raymq.client.kept import Kept, Popped
@@ -243,7 +244,7 @@ class Popping:
         except StaleHandle:
             return False
         receipt.handle = handle._replace(
-            start_offset=handle.offset, pop_time_ms=int(answer.fields["popTime"]), invisible_ms=invisible_ms
+            start_offset=handle.offset, pop_time_ms=number_in(answer, "popTime"), invisible_ms=invisible_ms
         )
         return True
 
@@ -447,7 +448,7 @@ class Popping:
         """Acknowledge at one broker; how many handles were stale."""
         broker, topic = source
         answer = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
-        return int(answer.fields[STALE])
+        return number_in(answer, STALE)
 
     async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
         """Repeat a request while the broker is unreachable, for a while: what it does it does once."""

@@ -11,16 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raymq.actors.protocol import MessageQueue
+from raymq.client.fetch_window import MAX_SPAN_PARKED, FetchWindow
 from raymq.client.message import ReceivedMessage
 
-#: Flow control per queue: above any of these nothing more is fetched (RocketMQ's pullThreshold values).
-MAX_MESSAGES = 1_000
-MAX_BYTES = 100 * 1024 * 1024
-MAX_SPAN = 2_000
-#: Messages that wait aside for one of their key do not count above, but so many of them at most,
-MAX_PARKED = 2_000
-#: and while there are some the span may grow to this; it is what a consumer that dies then gets again.
-MAX_SPAN_PARKED = 100_000
+_USUAL_WINDOW = FetchWindow()
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +27,15 @@ class ProcessQueue:
 
     queue: MessageQueue
     next_offset: int
-    max_messages: int = MAX_MESSAGES
+    window: FetchWindow = _USUAL_WINDOW
     #: Of the topic in which the offsets are meant.
     incarnation: int = 0
     dropped: bool = False
     epoch: int = 0
     #: Nothing is fetched until it has room again.
     waits_for_room: bool = False
+    #: It cannot have some before as few messages are in flight, those aside not counted.
+    worth_below: int = MAX_SPAN_PARKED
     #: How many of the messages in flight wait aside, behind a failed one of their key.
     parked: int = 0
     _ready: deque[ReceivedMessage] = field(default_factory=deque)
@@ -98,13 +94,21 @@ class ProcessQueue:
         return order[0] if order else self.next_offset
 
     @property
+    def room(self) -> int:
+        """How many messages more may be fetched."""
+        return self.window.room(len(self._in_flight), self.parked, self._bytes, self.next_offset - self.commit_offset)
+
+    @property
     def has_room(self) -> bool:
-        """Whether more may be fetched."""
-        span = self.next_offset - self.commit_offset
-        if self.parked:
-            most = self.parked < MAX_PARKED and span < MAX_SPAN_PARKED
-            return most and self.in_flight - self.parked < self.max_messages and self._bytes < MAX_BYTES
-        return self.in_flight < self.max_messages and self._bytes < MAX_BYTES and span < MAX_SPAN
+        """Whether there is room for so many that a fetch is worth its while; `worth_below` is brought up to date."""
+        room = self.room
+        self.worth_below = self.window.worth_below(room)
+        return room >= self.window.worth
+
+    @property
+    def lacking(self) -> int:
+        """So many messages at least have to be finished before it can have room. Any thread."""
+        return len(self._in_flight) - self.parked - self.worth_below
 
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""

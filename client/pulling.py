@@ -26,6 +26,7 @@ from raymq.actors.wire import offset as wire_offset
 from raymq.actors.wire import query as wire_query
 from raymq.actors.wire.fetch import Fetched
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.told import number_in
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.fetching import address_of, fetch, patiently
@@ -77,10 +78,10 @@ class Pulling:
         """The queue's minimum and maximum offset; QueueNotFound."""
         arguments.queue("queue", queue)
         answer = await self._ask(queue, lambda: wire_admin.topic_stats_command(queue.topic))
-        values = wire_admin.read_queue_table(answer).get(queue)
-        if values is None:
+        stats = wire_admin.read_topic_stats(answer).get(queue)
+        if stats is None:
             raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
-        return values["minOffset"], values["maxOffset"]
+        return stats[0], stats[1]
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset, None if it never committed one."""
@@ -91,7 +92,7 @@ class Pulling:
             )
         except MessageNotFound:
             return None
-        return int(answer.fields["offset"])
+        return number_in(answer, "offset")
 
     async def position(self, queue: MessageQueue) -> int:
         """The offset of the next fetch."""
@@ -115,7 +116,7 @@ class Pulling:
         arguments.queue("queue", queue)
         timestamp_ms = milliseconds("timestamp", timestamp)
         answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
-        self._go_to(queue, int(answer.fields["offset"]))
+        self._go_to(queue, number_in(answer, "offset"))
 
     def _go_to(self, queue: MessageQueue, offset: int) -> None:
         self._positions[queue] = offset

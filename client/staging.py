@@ -15,6 +15,7 @@ import numpy.typing as npt
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import staging as wire_staging
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.told import number_in
 from raymq.client.fetching import address_of, patiently
 from raymq.client.own_connection import OwnConnection
 
@@ -64,7 +65,7 @@ class StagedWriter(OwnConnection):
                     )
                 )
             )
-            added += int(answer.fields["added"])
+            added += number_in(answer, "added")
         return added
 
     def abort(self, transaction: str, topic: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raymq.actors.protocol import BrokerInfo, MessageQueue
-from raymq.actors.wire import admin_broker, admin_clients, admin_groups, admin_offsets, admin_topics, json_body
+from raymq.actors.wire import admin_broker, admin_clients, admin_groups, admin_offsets, admin_topics
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command, Serialization
@@ -19,7 +19,11 @@ from raymq.actors.wire.headers.admin import (
 )
 from raymq.actors.wire.headers.route import DeleteTopicInNameServer
 from raymq.actors.wire.server import Handler
+from raymq.actors.wire.told import number, reader, table, text, told_in
 from raymq.storage.topic_config import TopicConfig
+
+#: What a group has committed in a queue, the queue's end, and its owner; None where a broker does not know it.
+Progress = tuple[int | None, int, str | None]
 
 
 def create_topic_command(topic: str, queues: int, *, ordered: bool) -> Command:
@@ -32,10 +36,11 @@ def topic_config_command(topic: str) -> Command:
     return GetTopicConfig(topic).command()
 
 
+@reader
 def read_topic_config(answer: Command) -> TopicConfig:
-    """The settings in an answer to GET_TOPIC_CONFIG."""
-    told = json_body.read_answer(answer.body)
-    return TopicConfig.from_json(told["topicName"], told)
+    """The settings in an answer to GET_TOPIC_CONFIG; ProtocolError."""
+    config = told_in(answer)
+    return TopicConfig.from_json(text(config["topicName"]), config)
 
 
 def update_topic_command(
@@ -79,9 +84,11 @@ def all_groups_command() -> Command:
     return Command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 
 
+@reader
 def read_groups(answer: Command) -> list[str]:
-    """The names of the groups in an answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
-    return list(json_body.read_answer(answer.body)["subscriptionGroupTable"])
+    """The names of the groups in an answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG; ProtocolError."""
+    groups: dict[str, Any] = told_in(answer)["subscriptionGroupTable"]
+    return [text(group) for group in groups.keys()]  # noqa: SIM118 - what has none is refused
 
 
 def reset_offset_command(group: str, topic: str, timestamp_ms: int) -> Command:
@@ -89,10 +96,10 @@ def reset_offset_command(group: str, topic: str, timestamp_ms: int) -> Command:
     return ResetOffset(topic, group, timestamp_ms).command()
 
 
+@reader
 def read_reset(answer: Command) -> dict[MessageQueue, int]:
-    """Where the group goes on, in an answer to INVOKE_BROKER_TO_RESET_OFFSET."""
-    table = json_body.read_answer(answer.body)["offsetTable"]
-    return {json_body.read_queue_key(key): offset for key, offset in table.items()}
+    """Where the group goes on, in an answer to INVOKE_BROKER_TO_RESET_OFFSET; ProtocolError."""
+    return table(told_in(answer)["offsetTable"], number)
 
 
 def status_command() -> Command:
@@ -100,15 +107,40 @@ def status_command() -> Command:
     return Command(RequestCode.STATUS, serialization=Serialization.MSGPACK)
 
 
-def read_queue_table(answer: Command) -> dict[MessageQueue, dict[str, Any]]:
-    """The offsetTable of an answer: RocketMQ's map whose keys are queues, written as quoted JSON."""
-    table = json_body.read_answer(answer.body)["offsetTable"]
-    return {json_body.read_queue_key(key): values for key, values in table.items()}
+@reader
+def read_topic_stats(answer: Command) -> dict[MessageQueue, tuple[int, int, int]]:
+    """Of each queue in an answer to GET_TOPIC_STATS_INFO its minimum, its end, and when it was stored to last (ms)."""
+
+    def stats(values: Any) -> tuple[int, int, int]:
+        return number(values["minOffset"]), number(values["maxOffset"]), number(values["lastUpdateTimestamp"], -1)
+
+    return table(told_in(answer)["offsetTable"], stats)
 
 
+@reader
+def read_progress(answer: Command) -> dict[MessageQueue, Progress]:
+    """Of each queue in an answer to GET_CONSUME_STATS what is committed, its end, and its owner; None if unknown."""
+
+    def progress(values: Any) -> Progress:
+        committed, owner = values["raymqCommitted"], values["raymqOwner"]
+        return (
+            None if committed is None else number(committed),
+            number(values["brokerOffset"]),
+            None if owner is None else text(owner),
+        )
+
+    return table(told_in(answer)["offsetTable"], progress)
+
+
+@reader
 def read_status(answer: Command) -> BrokerInfo:
-    """The status in a broker's answer to STATUS."""
-    return BrokerInfo.from_dict(answer.fields)
+    """The status in a broker's answer to STATUS; ProtocolError."""
+    status = BrokerInfo.from_dict(answer.fields)
+    for field in ("name", "role", "state", "address", "node_id", "store"):
+        text(getattr(status, field))
+    for field in ("replica", "epoch", "pid"):
+        number(getattr(status, field), -1)
+    return status
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

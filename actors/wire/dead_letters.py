@@ -11,6 +11,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext, text
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.told import reader
 
 
 def redrive_command(group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> Command:
@@ -19,6 +20,7 @@ def redrive_command(group: str, offsets: Sequence[int], *, force: bool, dry_run:
     return Command(RequestCode.REDRIVE_DEAD_LETTERS, fields, serialization=Serialization.MSGPACK)
 
 
+@reader
 def read_redriven(answer: Command) -> list[Redriven]:
     """What was done, for each offset."""
     return [Redriven(word) for word in answer.fields["told"]]

@@ -72,5 +72,5 @@ def _read(told: Any) -> tuple[str, str, dict[str, Any]]:
     try:
         name, message, state = json.loads(told)
         return str(name), str(message), dict(state)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return "", str(told), {}

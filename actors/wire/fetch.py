@@ -32,6 +32,7 @@ from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.told import reader
 from raymq.actors.wire.turns import Turns
 from raymq.storage.record import OFFSET_QUEUE_OFFSET
 from raymq.storage.steps import Steps
@@ -109,6 +110,7 @@ def read_epoch(answer: Command) -> int | None:
     return answer.fields.get("epoch")
 
 
+@reader
 def read_fetched(answer: Command) -> list[Fetched]:
     """The parts of an answer to FETCH."""
     if not answer.fields:

@@ -26,6 +26,7 @@ from raymq.actors.wire.json_body import answer, read_object
 from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.told import listed, queue, reader, text, told_in
 from raymq.storage.steps import Steps, mapped
 
 #: What every heartbeat is answered with: the second heartbeat form is understood, and bodies without subscriptions are
@@ -91,15 +92,17 @@ def members_command(group: str, *, owners: bool = False) -> Command:
     return GetConsumerListByGroup(group, owners).command()
 
 
+@reader
 def read_members(answer: Command) -> list[str]:
-    """The client ids in an answer to GET_CONSUMER_LIST_BY_GROUP."""
-    return [str(client_id) for client_id in json.loads(bytes(answer.body))["consumerIdList"]]
+    """The client ids in an answer to GET_CONSUMER_LIST_BY_GROUP; ProtocolError."""
+    return listed(told_in(answer)["consumerIdList"], text)
 
 
+@reader
 def read_owners(answer: Command) -> dict[MessageQueue, str]:
-    """The queues in an answer to GET_CONSUMER_LIST_BY_GROUP with `owners`, and who fetches each."""
-    told = json.loads(bytes(answer.body))["raymqOwners"]
-    return {MessageQueue(topic, broker, queue_id): owner for topic, broker, queue_id, owner in told}
+    """The queues in an answer to GET_CONSUMER_LIST_BY_GROUP with `owners`, and who fetches each; ProtocolError."""
+    owners = listed(told_in(answer)["raymqOwners"], tuple)
+    return {queue(topic, broker, queue_id): text(owner) for topic, broker, queue_id, owner in owners}
 
 
 def greet(groups: GroupTable, client_id: str, connection: ServerConnection, request: Command) -> None:

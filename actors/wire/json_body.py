@@ -99,9 +99,3 @@ def queue_object(queue: MessageQueue) -> dict[str, Any]:
 def queue_key(queue: MessageQueue) -> str:
     """A queue as the key of a map: its object, quoted."""
     return json.dumps(queue_object(queue), separators=(",", ":"))
-
-
-def read_queue_key(key: str) -> MessageQueue:
-    """The reverse of `queue_key`."""
-    told = json.loads(key)
-    return MessageQueue(told["topic"], told["brokerName"], told["queueId"])

@@ -11,6 +11,7 @@ from raymq.actors.core.request_limits import MAX_LOCKED, check_count
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import told
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
@@ -36,15 +37,17 @@ def unlock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -
     return Command(RequestCode.UNLOCK_BATCH_MQ, body=_body(client_id, group, queues))
 
 
+@told.reader
 def read_locked(answer: Command) -> list[MessageQueue]:
-    """The queues that an answer to LOCK_BATCH_MQ says are held."""
-    held = json.loads(bytes(answer.body))["lockOKMQSet"]
-    return [MessageQueue(each["topic"], each["brokerName"], each["queueId"]) for each in held]
+    """The queues that an answer to LOCK_BATCH_MQ says are held; ProtocolError."""
+    return told.listed(told.told_in(answer)["lockOKMQSet"], told.queue_of)
 
 
+@told.reader
 def read_terms(answer: Command) -> dict[MessageQueue, int]:
     """As `read_locked`, with the term of each lock: see `raymq.actors.core.locks`."""
-    return dict(zip(read_locked(answer), json.loads(bytes(answer.body))["raymqTerms"], strict=True))
+    terms = told.listed(told.told_in(answer)["raymqTerms"], told.number)
+    return dict(zip(read_locked(answer), terms, strict=True))
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -52,8 +55,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     locks = context.core.locks
 
     def lock(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
-        told = read_object(request.body, max_values=_MAX_VALUES)
-        group, client_id, queues = yield from _reading(told)
+        asked = read_object(request.body, max_values=_MAX_VALUES)
+        group, client_id, queues = yield from _reading(asked)
         # A lock falls with the client's last connection, so the broker has to know the one that this came over.
         greet(context.groups, client_id, connection, request)
 
@@ -69,7 +72,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
                 granted += [queue for queue in piece if (queue.topic, queue.queue_id) in held]
                 terms += [held[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
             body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
-            if told.get("raymqTerms"):
+            if asked.get("raymqTerms"):
                 body["raymqTerms"] = terms
             return answer(request, body)
 
@@ -94,8 +97,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
 
 def _body(client_id: str, group: str, queues: Iterable[MessageQueue], **ours: bool) -> bytes:
-    told = [queue_object(queue) for queue in queues]
-    body = {"clientId": client_id, "consumerGroup": group, "mqSet": told, "onlyThisBroker": False, **ours}
+    named = [queue_object(queue) for queue in queues]
+    body = {"clientId": client_id, "consumerGroup": group, "mqSet": named, "onlyThisBroker": False, **ours}
     return json.dumps(body).encode()
 
 

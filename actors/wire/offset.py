@@ -9,6 +9,7 @@ from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import QueryConsumerOffset, UpdateConsumerOffset
 from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.told import number, number_in, reader
 
 
 def query_offset_command(group: str, topic: str, queue_id: int) -> Command:
@@ -55,9 +56,10 @@ def place(core: BrokerCore, topic: str, offset: int) -> dict[str, int]:
     return {"offset": offset, "raymqIncarnation": incarnation} if incarnation else {"offset": offset}
 
 
+@reader
 def read_place(answer: Command) -> tuple[int, int]:
-    """An offset, and the topic's incarnation in which it is meant."""
-    return int(answer.fields["offset"]), int(answer.fields.get("raymqIncarnation", 0))
+    """An offset, and the topic's incarnation in which it is meant; ProtocolError."""
+    return number_in(answer, "offset"), number(answer.fields.get("raymqIncarnation", 0))
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -30,6 +30,7 @@ from raymq.actors.wire.headers.pop import (
 )
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.told import reader
 from raymq.storage.steps import Steps
 
 #: One pop gives at most so many messages, whatever it asks for, and about so many bytes of them.
@@ -261,6 +262,7 @@ def _popped(
     return request.response(ResponseCode.SUCCESS, fields, remark="FOUND", pieces=pieces)
 
 
+@reader
 def read_handles(header: PopMessage, broker: str, answer: Command) -> Callable[[int, int], Handle]:
     """From an answer to POP_MESSAGE: what makes the handle of a message from its queue id and offset."""
     told = answer.fields

@@ -20,6 +20,7 @@ from raymq.actors.wire.headers.query import (
 from raymq.actors.wire.offset import place
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
+from raymq.actors.wire.told import reader
 from raymq.storage.record import Record, decode
 
 MAX_RESULTS = 10_000
@@ -47,6 +48,7 @@ def bound_command(topic: str, queue_id: int, *, newest: bool) -> Command:
     return (GetMaxOffset(topic, queue_id) if newest else GetMinOffset(topic, queue_id)).command()
 
 
+@reader
 def read_records(answer: Command) -> list[Record]:
     """The records in an answer of this family."""
     body = memoryview(answer.body)

@@ -11,6 +11,7 @@ from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.recall import RecallMessage
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
+from raymq.actors.wire.told import reader
 
 
 def recall_command(handle: str) -> Command:
@@ -18,6 +19,7 @@ def recall_command(handle: str) -> Command:
     return Command(RequestCode.RECALL_TIMER, {"handle": handle}, serialization=Serialization.MSGPACK)
 
 
+@reader
 def read_recalled(answer: Command) -> RecallStatus:
     """What became of the message, from the answer to RECALL_TIMER."""
     return RecallStatus(answer.fields["status"])

@@ -46,6 +46,31 @@ def test_a_call_that_runs_too_long_has_failed(mq: Connection, admin: Admin) -> N
         release.set()
 
 
+def test_no_more_is_fetched_ahead_than_there_is_room_for(mq: Connection, admin: Admin) -> None:
+    """Of a queue of which some is done: what is asked for then is not a whole window again."""
+    release, called = threading.Semaphore(0), list[int]()
+    queue = MessageQueue("t", "broker-a", 0)
+    Producer(mq, "p").send_batch([Message("t", b"x")] * 4_000, queue=queue)
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        called.append(messages[0].queue_offset)
+        release.acquire(timeout=60)
+        return ConsumeResult.SUCCESS
+
+    with PushConsumer(mq, "g", {"t": "*"}, listener, threads=1) as consumer:
+        process = consumer._consuming._queues[queue]  # type: ignore[union-attr]
+        for done in (10, 400, 700):
+            for _ in range(done - len(called) + 1):
+                release.release()
+            poll_until(lambda done=done: len(called) > done, 20)  # type: ignore[misc]
+            poll_until(lambda: process.waits_for_room, 20)
+            assert 0 < process.next_offset - len(called) < 1_000 + 10
+            assert process.in_flight <= 1_000
+        for _ in range(4_000):
+            release.release()
+        poll_until(lambda: len(called) == 4_000, 30)
+
+
 @pytest.mark.parametrize("consume_timeout", [0.3, 900.0])
 def test_a_consumer_whose_calls_all_hang_says_so(mq: Connection, admin: Admin, consume_timeout: float) -> None:
     """Also of calls that were counted as failed: they keep their threads."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from raymq.actors.core.assignment import average
 from raymq.actors.protocol import MessageQueue
 from raymq.client import ConsumeResult, InvalidInput, Retry
+from raymq.client.fetch_window import MAX_MESSAGES, MAX_SPAN
 from raymq.client.listener import ListenerRunner, read_answer
-from raymq.client.process_queue import MAX_MESSAGES, MAX_SPAN, ProcessQueue
+from raymq.client.process_queue import ProcessQueue
 from raymq.client.subscription import TagFilter, parse_subscriptions
 from raymq.storage.java_hash import tags_code
 from tests.received import message
@@ -106,11 +107,15 @@ def test_a_commit_waits_for_the_lowest_in_flight() -> None:
 def test_flow_control() -> None:
     process = ProcessQueue(MessageQueue("t", "a", 0), 0)
     for offset in range(MAX_MESSAGES):
-        assert process.has_room
+        assert process.room == MAX_MESSAGES - offset
+        assert process.has_room == (process.room >= MAX_MESSAGES * 3 // 4)
         process.extend([message(offset)], [1])
+    assert not process.room
     assert not process.has_room
     process.take(MAX_MESSAGES)
-    process.finish(500)
+    for finished in range(MAX_MESSAGES // 4, MAX_MESSAGES):
+        assert not process.has_room
+        process.finish(finished)
     assert process.has_room
     process.next_offset = MAX_SPAN
     assert not process.has_room

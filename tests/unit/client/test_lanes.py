@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from raymq.client.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
 from raymq.client.lanes import OrderedLane, UnorderedLane
 from raymq.client.message import ReceivedMessage
-from raymq.client.process_queue import MAX_PARKED, MAX_SPAN_PARKED, ProcessQueue
+from raymq.client.process_queue import ProcessQueue
 from tests.received import QUEUE, message
 
 RETRY_SECONDS = 1.0

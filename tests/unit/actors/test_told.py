@@ -1,0 +1,115 @@
+"""Nothing that a broker answers brings a client more than a ProtocolError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import ProtocolError
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import admin, faults, group, lock, offset
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.dead_letters import read_redriven
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.json_body import queue_key
+from raymq.actors.wire.told import number, number_in
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+OBJECT = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
+KEY = queue_key(QUEUE)
+
+NO_OBJECTS = {
+    "nothing": b"",
+    "a list": b"[]",
+    "a number": b"1",
+    "no text": b"\xff\xfe",
+    "nested deep": b"[" * 200_000,
+    "an object nested deep": b'{"a":' * 200_000,
+    "a huge number": b'{"a":' + b"9" * 10_000 + b"}",
+    "half": b'{"lockOKMQSet": [',
+}
+WRONG: dict[str, Any] = {
+    "None": None,
+    "a text": "x",
+    "a number": 5,
+    "a list of lists": [[]],
+    "a list of numbers": [1],
+    "a list of nothing": [None],
+    "an object": {"x": {}},
+    "without an end": float("inf"),
+    "a queue of another kind": [{**OBJECT, "queueId": "1e999"}],
+    "a queue without bound": [{**OBJECT, "queueId": 1 << 80}],
+    "a queue below 0": [{**OBJECT, "queueId": -1}],
+    "half a queue": [{"topic": "t"}],
+    "a table of texts": {KEY: "x"},
+    "a table without bound": {KEY: float("inf")},
+    "a table of lists": {KEY: []},
+    "a table with a deep key": {"[" * 100_000: 1},
+}
+READERS: dict[str, Callable[[Command], object]] = {
+    "lockOKMQSet": lock.read_locked,
+    "raymqTerms": lock.read_terms,
+    "consumerIdList": group.read_members,
+    "raymqOwners": group.read_owners,
+    "subscriptionGroupTable": admin.read_groups,
+    "offsetTable": admin.read_topic_stats,
+}
+
+
+def answer(body: bytes) -> Command:
+    return Command(ResponseCode.SUCCESS, body=body)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("body", NO_OBJECTS)
+def test_what_is_no_object_is_a_protocol_error(name: str, body: str) -> None:
+    with pytest.raises(ProtocolError):
+        READERS[name](answer(NO_OBJECTS[body]))
+
+
+@pytest.mark.parametrize("read", [*READERS.values(), admin.read_progress, admin.read_reset, admin.read_topic_config])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_of_another_kind_is_a_protocol_error(read: Callable[[Command], object], wrong: str) -> None:
+    told = dict.fromkeys([*READERS, "topicName"], WRONG[wrong])
+    if read is admin.read_topic_config:
+        told["readQueueNums"] = WRONG[wrong]
+    if read is admin.read_groups and isinstance(WRONG[wrong], dict):
+        pytest.skip("its keys are names")
+    with pytest.raises(ProtocolError):
+        read(answer(json.dumps(told).encode()))
+
+
+def test_what_is_told_right_is_read() -> None:
+    told = {"lockOKMQSet": [OBJECT], "raymqTerms": [7], "raymqOwners": [["t", "broker-a", 0, "me"]]}
+    assert lock.read_terms(answer(json.dumps(told).encode())) == {QUEUE: 7}
+    assert group.read_owners(answer(json.dumps(told).encode())) == {QUEUE: "me"}
+    progress = {"offsetTable": {KEY: {"raymqCommitted": None, "brokerOffset": 5, "raymqOwner": None}}}
+    assert admin.read_progress(answer(json.dumps(progress).encode())) == {QUEUE: (None, 5, None)}
+
+
+@pytest.mark.parametrize("value", [None, True, 1.0, "1e3", "", "x", -1, 1 << 63, "9" * 30, [], float("inf"), "٣" * 3])
+def test_what_is_no_whole_number_of_64_bits_is_a_protocol_error(value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        number(value)
+    with pytest.raises(ProtocolError):
+        number_in(Command(0, {"offset": value}), "offset")
+    with pytest.raises(ProtocolError):
+        offset.read_place(Command(0, {"offset": value}))
+
+
+def test_fields_that_are_missing_and_a_status_of_other_kinds_are_protocol_errors() -> None:
+    with pytest.raises(ProtocolError):
+        number_in(Command(0), "offset")
+    with pytest.raises(ProtocolError):
+        read_redriven(Command(0, {"told": ["?"]}))
+    for fields in ({}, {"corruption": 5}, {"corruption": [], "name": "x"}):
+        with pytest.raises(ProtocolError):
+            admin.read_status(Command(0, fields))
+
+
+def test_an_error_that_is_nested_deep_is_told_as_the_text_that_it_is() -> None:
+    refusal = Command(ResponseCode.SYSTEM_ERROR, {faults.FIELD: "[" * 100_000}, remark="no")
+    assert type(faults.to_error(refusal)) is ProtocolError
