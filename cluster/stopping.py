@@ -31,7 +31,8 @@ class _Ending:
     pid_ref: Any
     ref: Any
     pid: int | None = None
-    clean: bool = False
+    #: Why it did not end cleanly; None if it did.
+    trouble: str | None = None
 
 
 def stop_actors(namespace: str, timeout: float) -> None:
@@ -50,21 +51,21 @@ def stop_actors(namespace: str, timeout: float) -> None:
         [name for name in there if is_broker_name(name)],
         [name for name in there if is_name_server_name(name)],
     )
-    unclean: list[str] = []
+    unclean: dict[str, str] = {}
     for kind, share in zip(kinds, (0.2, 0.9, 1.0), strict=True):
         until = min(deadline, time.monotonic() + (deadline - time.monotonic()) * share)
-        unclean += _stop_together(namespace, kind, until)
+        unclean |= _stop_together(namespace, kind, until)
     if unclean:
         raise BrokerUnavailable(
             ", ".join(unclean),
-            f"not stopped cleanly within {timeout:g} s, and killed",
+            "not stopped cleanly, and killed: " + "; ".join(f"{name}: {why}" for name, why in unclean.items()),
             remedy="the data stay; what a broker had not flushed is recovered at its next start",
         )
 
 
-def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> list[str]:
-    """Ask all of them to stop, then end them; the names of those that did not answer."""
-    endings = []
+def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> dict[str, str]:
+    """Ask all of them to stop, then end them; of those that did not end cleanly why, by name."""
+    endings, asked = [], time.monotonic()
     for name in names:
         try:
             handle = handles.find(name, namespace)
@@ -78,9 +79,11 @@ def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> lis
     waiting = list(endings)
     while waiting and time.monotonic() < polite:
         waiting = [each for each in waiting if not _has_stopped(each, polite)]
+    for each in waiting:
+        each.trouble = f"no answer within {time.monotonic() - asked:.1f} s"
     launching.kill(namespace, [each.name for each in endings])
     _await_end(namespace, endings, deadline)
-    return [each.name for each in endings if not each.clean]
+    return {each.name: each.trouble for each in endings if each.trouble is not None}
 
 
 def _pid(ending: _Ending, until: float) -> int | None:
@@ -102,9 +105,8 @@ def _has_stopped(ending: _Ending, until: float) -> bool:
         time.sleep(_POLL_SECONDS)
         ending.ref = ending.handle.stop.remote()
         return False
-    except RayMQError:
-        return True
-    ending.clean = True
+    except RayMQError as error:
+        ending.trouble = str(error).removeprefix(f"{ending.name}: ")
     return True
 
 
