@@ -39,7 +39,7 @@ class Checkpoint:
     def load(cls, path: Path) -> Checkpoint:
         """The checkpoint in `path`; all 0 if it is missing or too short."""
         try:
-            content = path.read_bytes()
+            content = fileutil.read_whole(path)
         except FileNotFoundError:
             return cls()
         return cls(*_LONGS.unpack_from(content)) if len(content) >= _LONGS.size else cls()
@@ -90,9 +90,13 @@ class State:
 
     @classmethod
     def load(cls, path: Path) -> State | None:
-        """The state in `path`; None if it is not there or is damaged (then all is worked out from the log)."""
+        """The state in `path`; None if it is not there or is damaged (then all is worked out from the log).
+
+        Raises:
+            StoreBusy, StoreFailed: it cannot be read now.
+        """
         try:
-            raw = json.loads(path.read_text("utf-8"))
+            raw = json.loads(fileutil.read_whole(path).decode("utf-8"))
             if raw.pop("crc", None) not in (None, zlib.crc32(json.dumps(raw).encode())):
                 return None
             return cls(
@@ -105,7 +109,7 @@ class State:
                 boot=str(raw["boot"]),
                 walk_from=int(raw.get("walk_from", 0)),
             )
-        except (OSError, *json_file.ANOTHER_FORM):
+        except (FileNotFoundError, *json_file.ANOTHER_FORM):
             return None
 
     def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:

@@ -38,7 +38,7 @@ class Epochs:
         """What the file at `path` says; without one that can be read, a new epoch, of which it tells if `writable`.
 
         Raises:
-            StoreFull, StoreFailed: it cannot be written.
+            StoreFull, StoreFailed: it cannot be written, or not be read now.
         """
         self._path = path
         self.cut_at_open: int | None = None
@@ -87,7 +87,7 @@ def _new_epoch() -> int:
 def _load(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
     """The oldest epoch that is known and the cuts since; None if there is nothing that can be read."""
     try:
-        told = json.loads(path.read_bytes())
+        told = json.loads(fileutil.read_whole(path))
         cuts = [(int(epoch), int(log_end)) for epoch, log_end in told["cuts"]]
         current = int(told["epoch"])
         # Epochs were counted once: 1, 2, and so on.
@@ -96,7 +96,7 @@ def _load(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
             raise ValueError(f"epoch {current} is not the last of its cuts")
     except FileNotFoundError:
         return None
-    except (OSError, *json_file.ANOTHER_FORM) as error:
+    except json_file.ANOTHER_FORM as error:
         _log.error("%s cannot be read, and who has read this store reads again: %s", path, error)
         return None
     return first, cuts

@@ -34,6 +34,10 @@ _NOT_NOW: Final = (*NONE_LEFT, errno.ENOMEM)
 _T = TypeVar("_T")
 
 
+#: So much of a file is read at once.
+_READ_BYTES: Final = 16 << 20
+
+
 def fdatasync(fd: int, path: Path) -> None:
     """Wait until the file's data are on disk; releases the GIL.
 
@@ -153,6 +157,24 @@ def read_head(path: Path, count: int) -> bytes:
         return os.pread(fd, count, 0)
     finally:
         os.close(fd)
+
+
+def read_whole(path: Path) -> bytes:
+    """All of a file. Only that it is not there means that: what cannot be read now may be there all the same.
+
+    Raises:
+        FileNotFoundError: there is no such file. StoreBusy, StoreFailed: it cannot be read (now).
+    """
+    fd = open_to_read(path)
+    try:
+        parts = []
+        while part := os.read(fd, _READ_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError as error:
+        raise _not_done("read", path, error) from error
+    finally:
+        close(fd)
 
 
 def replace(path: Path, content: bytes) -> None:

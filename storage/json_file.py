@@ -73,18 +73,19 @@ def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
     exists.
 
     Raises:
-        StoreCorrupt: what exists cannot be read, or has another form; with what to do.
+        StoreCorrupt: what exists is broken, or has another form; with what to do.
+        StoreBusy, StoreFailed: it cannot be read now; its `.bak`, which is older, does not stand for it.
     """
     problem: StoreCorrupt | None = None
     for candidate in (path, spare_of(path)):
         try:
-            text = candidate.read_text("utf-8")
+            text = fileutil.read_whole(candidate).decode("utf-8")
             if text.strip():
                 return read(text, interpret)
             raise ValueError("empty")
         except FileNotFoundError:
             continue
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             where, reason = getattr(error, "pos", 0), f"not readable: {error}"
             problem = problem or StoreCorrupt(str(candidate), where, reason, remedy=remedy_for(path))
     if problem is not None:
@@ -133,7 +134,7 @@ def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) ->
     """
     fileutil.make_folder(path.parent)
     try:
-        before = path.read_bytes()
+        before = fileutil.read_whole(path)
     except FileNotFoundError:
         before = b""
     spare = spare_of(path)

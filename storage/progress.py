@@ -77,7 +77,7 @@ class Journal:
         #: Bytes of the file that frames are appended to.
         self.length = 0
         with contextlib.suppress(FileNotFoundError):
-            self.entries += _read(self._base.read_bytes())[0]
+            self.entries += _read(fileutil.read_whole(self._base))[0]
             self._has_base = True
         self._take(path, writable=writable)
         if self._beside.exists():
@@ -86,7 +86,7 @@ class Journal:
 
     def _take(self, path: Path, *, writable: bool) -> None:
         try:
-            content = path.read_bytes()
+            content = fileutil.read_whole(path)
         except FileNotFoundError:
             content = b""
         entries, self.length = _read(content)

@@ -62,7 +62,7 @@ class SetAside:
     """The notes of one store. Used by the store's writer; `sync` by any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there."""
+        """Read what is there. StoreBusy, StoreFailed: it cannot be read now."""
         self._path = path
         self._notes: OrderedDict[tuple[Any, ...], Note] = OrderedDict()
         #: How many there were by duty: those that are kept, and all since.
@@ -140,11 +140,8 @@ class SetAside:
 
     def _load(self) -> None:
         try:
-            content = self._path.read_bytes()
+            content = fileutil.read_whole(self._path)
         except FileNotFoundError:
-            return
-        except OSError as error:
-            _log.warning("which messages were set aside before cannot be read: %s", error)
             return
         lines = content.split(b"\n")
         self._torn = lines[-1] != b""

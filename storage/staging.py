@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.fileutil import make_folder, remove, remove_tree, rename, replace
+from raymq.storage.fileutil import make_folder, read_whole, remove, remove_tree, rename, replace
 from raymq.storage.remains import Remains
 
 #: What a transaction or a part may be called: it becomes a file's name.
@@ -83,7 +83,7 @@ class StagedRecords:
     def intent(self, chunk: StagedChunk) -> int | None:
         """Where the log ended when an earlier commit was about to append `chunk`; None if none was."""
         path = chunk.path.with_suffix(".intent")
-        return int(_POSITION.unpack(path.read_bytes())[0]) if path.exists() else None
+        return int(_POSITION.unpack(read_whole(path))[0]) if path.exists() else None
 
     def declare(self, chunk: StagedChunk, log_end: int) -> None:
         """Say that `chunk` is about to be appended behind `log_end`."""
@@ -96,7 +96,7 @@ class StagedRecords:
     def clamp(self, remains: Remains) -> None:
         """After a crash: forget what was said of places that the log does not reach (any more); see `remains`."""
         for path in (*self._root.glob("*/*.intent"), *self._root.glob("*/*.done")):
-            content = path.read_bytes()
+            content = read_whole(path)
             if len(content) != _POSITION.size or not remains.has(_POSITION.unpack(content)[0]):
                 remove(path)
 
@@ -131,7 +131,7 @@ class StagedRecords:
 
 
 def _read_chunk(path: Path) -> StagedChunk:
-    data = memoryview(path.read_bytes())
+    data = memoryview(read_whole(path))
     try:
         (length,) = _HEADER_LENGTH.unpack_from(data)
         start = _HEADER_LENGTH.size + length

@@ -19,7 +19,7 @@ from raymq.storage import fileutil, json_file
 from raymq.storage.broker_identity import read_identity
 from raymq.storage.directory import Paths
 from raymq.storage.dispatch import SCHEDULE_TOPIC
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.group_config import GroupConfig, GroupConfigs
 from raymq.storage.offset_tables import read_consumers, read_delays
 from raymq.storage.request_mode import RequestModes
@@ -105,6 +105,8 @@ def _problem(table: _Table) -> str | None:
         table.read()
     except StoreCorrupt as error:
         return error.reason
+    except StoreFailed as error:  # a disk that cannot read it: an operator who repairs has seen that it stays so
+        return str(error)
     return None
 
 
@@ -114,7 +116,10 @@ def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping
     for path in (table.path, json_file.spare_of(table.path)):
         if path.exists():
             kept = _free_name(paths.damaged / path.name)
-            fileutil.replace(kept, path.read_bytes())
+            try:
+                fileutil.replace(kept, fileutil.read_whole(path))
+            except StoreFailed:
+                fileutil.move(path, kept)
             aside.append(str(kept))
     for path in (table.path, json_file.spare_of(table.path)):
         if content is None:

@@ -66,7 +66,7 @@ class Kept(NamedTuple):
         Raises:
             StoreCorrupt: it is damaged. StoreFull, StoreFailed.
         """
-        content = path.read_bytes()
+        content = fileutil.read_whole(path)
         entries, length = whole_part(content[:saved] if memory_lost else content)
         if length < saved:
             raise StoreCorrupt(str(path), length, f"timers whose {saved} bytes are not what was written")

@@ -64,7 +64,7 @@ def load(folder: Path) -> TimerState | None:
     """
     path = _state_path(folder)
     try:
-        told = json.loads(path.read_bytes())
+        told = json.loads(fileutil.read_whole(path))
         if "version" not in told:
             return _take_over(folder, int(told["enqueued"]), int(told["logEnd"]))
         if told["version"] not in (_WITHOUT_CHECKSUMS, _VERSION):
@@ -109,7 +109,9 @@ def _take_over_journals(folder: Path, told: dict[str, Any]) -> TimerState:
     """The second version's journals become a run; of what came since the state was written all is told anew."""
     state, cut = _read(told), "lengths" in told
     found = journals(folder, state.journal)
-    contents = [path.read_bytes()[: state.lengths.get(number, 0) if cut else None] for number, path in found.items()]
+    contents = [
+        fileutil.read_whole(path)[: state.lengths.get(number, 0) if cut else None] for number, path in found.items()
+    ]
     parts = [np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize) for content in contents]
     entries = in_order(np.concatenate([NO_ENTRIES, *parts]).astype(ENTRY))
     number = 1 + max([state.journal, *found, *(shape.number for shape in state.runs)])
@@ -143,7 +145,7 @@ def _hours(folder: Path) -> list[Path]:
 
 
 def _read_hour(path: Path) -> Entries:
-    content = path.read_bytes()
+    content = fileutil.read_whole(path)
     return in_order(np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize))
 
 

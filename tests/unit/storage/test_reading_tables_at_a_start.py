@@ -1,0 +1,132 @@
+"""A table that cannot be read for a moment is not lost: the start fails, and nothing is made anew."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import fileutil
+from raymq.storage.descriptors import RESERVE
+from raymq.storage.errors import StoreError
+from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.group_config import GroupConfig
+from raymq.storage.record import encode, encode_properties
+from raymq.storage.set_aside import Note, SetAside
+from raymq.storage.store import Store
+from raymq.storage.timer_log import TimerLog
+from raymq.storage.topic_config import TopicConfig
+from tests.stored import SMALL, append, make_record
+
+CONFIG = replace(SMALL, delay_levels="1m 5m", flush_interval_ms=3_600_000)
+TABLES = (
+    "raymq/epochs.json",
+    "raymq/delay_levels.json",
+    "raymq/state.json",
+    "raymq/progress.journal",
+    "raymq/deletions.journal",
+    "raymq/topics.journal",
+    "config/topics.json",
+    "config/consumerOffset.json",
+    "config/delayOffset.json",
+    "config/subscriptionGroup.json",
+    "checkpoint",
+)
+
+
+class Unreadable(FileCalls):
+    """A disk on which one file cannot be opened."""
+
+    def __init__(self, path: Path, error: int) -> None:
+        self.path = path
+        self.error = error
+        self.asked = 0
+
+    def open(self, path: Path, flags: int) -> int:
+        if path == self.path:
+            self.asked += 1
+            raise OSError(self.error, "injected", str(path))
+        return super().open(path, flags)
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with something in each table, whose process was killed; its delay levels were changed once."""
+    directory = tmp_path_factory.mktemp("used") / "store"
+    with Store.open(directory, replace(CONFIG, delay_levels="1s 5s")) as store:
+        told = encode_properties({"DELAY": "1"})
+        waiting = encode("SCHEDULE_TOPIC_XXXX", 0, b"w", told, born_timestamp_ms=1, born_host=("10.0.0.1", 1))
+        append(store, make_record(b"a", topic="t"), waiting)
+    store = Store.open(directory, CONFIG)
+    store.consumer_offsets.commit("g", "t", 0, 1)
+    store.topic_configs.put(TopicConfig("t", 1, 1))
+    store.group_configs.put(GroupConfig("g"))
+    store.delete_topic("none")
+    store._parts.progress.fold()
+    store.consumer_offsets.commit("h", "t", 0, 0)
+    store.topic_configs.save()
+    store.group_configs.save()
+    store._save_checkpoint()
+    store._flusher.stop()
+    store._abandon()
+    return directory
+
+
+def tables(directory: Path) -> dict[str, object]:
+    with Store.open(directory, CONFIG, read_only=True) as store:
+        return {
+            "epoch": store.epoch,
+            "offset": store.consumer_offsets.get("g", "t", 0),
+            "levels": store.delay_tables._told,
+            "incarnation": store.incarnation("none"),
+        }
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_cannot_be_read_now_fails_the_start_and_is_left_alone(
+    used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: int
+) -> None:
+    """A descriptor too few for a moment made the epochs and the table of delay levels anew."""
+    monkeypatch.setattr(RESERVE, "give", lambda: False)
+    directory = tmp_path / "store"
+    shutil.copytree(used, directory)
+    before = tables(directory)
+    calls = Unreadable(directory / name, error)
+    content = calls.path.read_bytes()
+    with replaced(calls), pytest.raises(StoreError, match=r"EMFILE|EIO"):
+        Store.open(directory, CONFIG)
+    assert calls.asked
+    assert calls.path.read_bytes() == content
+    assert tables(directory) == before
+    with Store.open(directory, CONFIG) as store:
+        assert store.epoch == before["epoch"]
+        assert json.loads((directory / "raymq" / "delay_levels.json").read_bytes())["tables"][1][1] == "1m 5m"
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_notes_and_timers_that_cannot_be_read_now_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    monkeypatch.setattr(RESERVE, "give", lambda: False)
+    notes = tmp_path / "set_aside.jsonl"
+    SetAside(notes).put([Note("retry", "g", "t", 0, 1, 2, "", "test", 3)])
+    with replaced(Unreadable(notes, error)), pytest.raises(StoreError):
+        SetAside(notes)
+    assert len(SetAside(notes).notes()) == 1
+    TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False).close()
+    state = tmp_path / "timers" / "state.json"
+    if state.exists():
+        with replaced(Unreadable(state, error)), pytest.raises(StoreError):
+            TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False)
+
+
+def test_only_a_file_that_is_not_there_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        fileutil.read_whole(tmp_path / "none")
+    with pytest.raises(StoreError, match="EISDIR"):
+        fileutil.read_whole(tmp_path)
