@@ -32,14 +32,17 @@ class Health:
         self._failure: BaseException | None = None
         #: Whether nothing has failed since the store was opened.
         self.good = True
-        self.was_good = marker.exists() and not os.path.lexists(_told(marker))
+        #: Where the machine is told: worked out while the disk still says what there is.
+        self._memory = _told(marker) if marker.exists() else None
+        self.was_good = self._memory is not None and not os.path.lexists(self._memory)
 
     def certify(self) -> None:
         """What is on disk is known again. StoreFull, StoreFailed as `fileutil.replace`."""
-        if self._marker.exists():
+        if self._memory is not None:
             with contextlib.suppress(OSError):
-                _told(self._marker).unlink(missing_ok=True)
+                self._memory.unlink(missing_ok=True)
         fileutil.replace(self._marker, b"")
+        self._memory = _told(self._marker)
 
     def check(self) -> None:
         """StoreFailed after a failure."""
@@ -54,8 +57,9 @@ class Health:
             try:
                 fileutil.remove(self._marker)
             except (StoreError, OSError):  # a disk that is gone does not even say what is there
-                with contextlib.suppress(OSError):
-                    _told(self._marker).touch(mode=0o600)
+                if self._memory is not None:
+                    with contextlib.suppress(OSError):
+                        self._memory.touch(mode=0o600)
 
 
 def _told(marker: Path) -> Path:

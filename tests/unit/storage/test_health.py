@@ -51,3 +51,26 @@ def test_a_store_in_the_place_of_one_that_failed_is_another(tmp_path: Path) -> N
     (tmp_path / "another").write_bytes(b"")
     (tmp_path / "another").replace(marker)
     assert Health(marker).was_good
+
+
+@pytest.mark.parametrize("opened_again", [False, True])
+def test_a_disk_of_which_nothing_can_be_asked_is_known_to_have_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened_again: bool
+) -> None:
+    """Where the machine is told was worked out when the disk was gone, and so nobody was told."""
+    marker = tmp_path / "healthy"
+    health = Health(marker)
+    health.certify()
+    if opened_again:
+        health = Health(marker)
+    stat = Path.stat
+
+    def gone(path: Path, **how: bool) -> object:
+        if path == marker:
+            raise OSError(5, "Input/output error", str(path))
+        return stat(path, **how)
+
+    with monkeypatch.context() as patched, replaced(ReadOnly()):
+        patched.setattr(Path, "stat", gone)
+        health.fail(StoreFailed("fsync"))
+    assert not Health(marker).was_good
