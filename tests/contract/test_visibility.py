@@ -135,11 +135,11 @@ def test_nothing_tells_of_a_message_before_it_is_on_disk(bench: Bench) -> None:
     assert bench.ask(popping()).fields["restNum"] == "0"
     assert number(bench.ask(query.bound_command("t", 0, newest=True))) == 1
     assert number(bench.ask(query.time_command("t", 0, int(time.time() * 1000) + 60_000))) == 1
-    stats = admin.read_queue_table(bench.ask(admin.topic_stats_command("t")))
-    assert [each["maxOffset"] for each in stats.values()] == [1]
+    stats = admin.read_topic_stats(bench.ask(admin.topic_stats_command("t")))
+    assert [end for _, end, _ in stats.values()] == [1]
     bench.ask(offset.update_offset_command("g", "t", 0, 1))
-    progress = admin.read_queue_table(bench.ask(admin.consume_stats_command("g")))
-    assert {each["brokerOffset"] for queue, each in progress.items() if queue.topic == "t"} == {1}
+    progress = admin.read_progress(bench.ask(admin.consume_stats_command("g")))
+    assert {end for queue, (_, end, _) in progress.items() if queue.topic == "t"} == {1}
     assert isinstance(error_in(bench.ask(offset.update_offset_command("g", "t", 0, 2))), InvalidInput)
     assert number(bench.ask(QueryConsumerOffset("g", "t", 0).command())) == 1
     assert len(query.read_records(bench.ask(query.query_command("t", "k", 0, 1 << 60, 9, unique=False)))) == 1
