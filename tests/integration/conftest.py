@@ -11,18 +11,12 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker_service import BrokerService
-from raymq.actors.core.name_server import LEARNING_SECONDS
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.name_server_service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
 
 DELAY_LEVELS = "1s 1s 1s 1s"
-
-
-def knows_its_brokers(name_server: NameServerService) -> None:
-    """All of them have registered: it says "no such topic" at once, as it does when it is a few seconds old."""
-    name_server.table._started -= LEARNING_SECONDS
 
 
 @dataclass
@@ -40,7 +34,6 @@ class Services:
         self.name_server = self.loop.run(NameServerService.start(self.name_server_spec))
         for name in ("broker-a", "broker-b"):
             self.start_broker(name)
-        knows_its_brokers(self.name_server)
         self._clock = self.loop.submit(self._tick())
 
     @property
