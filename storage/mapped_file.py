@@ -177,9 +177,14 @@ class MappedFile:
         """The first position of `needle` within begin..end, holes skipped; -1 if it is not there."""
         for start, stop in fileutil.data_ranges(self._fd, begin, end):
             # A needle may begin in one range and end in the next, or begin before a range that starts with its tail.
-            at = self._mapping.find(needle, max(begin, start - len(needle)), min(end, stop + len(needle)))
+            first, until = max(begin, start - len(needle)), min(end, stop + len(needle))
+            # CPython before 3.11.5 looks at one byte behind what it searches (gh-105235), where nothing may be mapped.
+            at = self._mapping.find(needle, first, min(until, self.size - 1))
             if at >= 0:
                 return at
+            last = until - len(needle)
+            if until == self.size and last >= first and self._mapping[last:until] == needle:
+                return last
         return -1
 
     def last_data(self, begin: int, end: int) -> int:
