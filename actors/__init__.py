@@ -6,7 +6,7 @@ import logging
 
 from zlib_ng import zlib_ng
 
-from raymq.storage import compiled, crc
+from raymq.storage.records import compiled, crc
 
 crc.use(zlib_ng.crc32)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from raymq.actors.core.backoff import Backoff
+from raymq.actors.backoff import Backoff
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raymq.actors.core.backoff import Backoff
+from raymq.actors.backoff import Backoff
 from raymq.actors.errors import RayMQError
 
 #: The wait before work that failed begins anew, seconds: the first one, and the longest.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
-from raymq.client.admin import Admin
+from raymq.client.admin.admin import Admin
+from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
 from raymq.client.connection import Connection
-from raymq.client.consumer_settings import MessageModel
-from raymq.client.dead_letters import DeadMessage, RedriveResult
 from raymq.client.errors import (
     Attempt,
     BrokerUnavailable,
@@ -30,12 +29,16 @@ from raymq.client.errors import (
     WorkFailed,
 )
 from raymq.client.health import Health, RunningCall, SetAside
-from raymq.client.listener import ConsumeResult, Retry
+from raymq.client.members.subscription import Sql
 from raymq.client.message import Message, ReceivedMessage
-from raymq.client.offsets import ConsumeFrom
-from raymq.client.producer import Producer
-from raymq.client.pull_consumer import PullConsumer
-from raymq.client.push_consumer import PushConsumer
+from raymq.client.pop.simple_consumer import SimpleConsumer
+from raymq.client.produce.producer import Producer
+from raymq.client.pull.pull_consumer import PullConsumer
+from raymq.client.push.consumer_settings import MessageModel
+from raymq.client.push.listener import ConsumeResult, Retry
+from raymq.client.push.push_consumer import PushConsumer
+from raymq.client.push.trace import TraceEvent, TraceState
+from raymq.client.requests.offsets import ConsumeFrom
 from raymq.client.results import (
     ClusterInfo,
     NameServerInfo,
@@ -45,9 +48,6 @@ from raymq.client.results import (
     SendResult,
     TableResult,
 )
-from raymq.client.simple_consumer import SimpleConsumer
-from raymq.client.subscription import Sql
-from raymq.client.trace import TraceEvent, TraceState
 
 __all__ = [
     "Admin",

@@ -1,7 +1,8 @@
 """What a producer refuses before anything is sent: every rule of the input, one a row. docs/limits.md shows this table.
 
 The checks themselves stand where the values arrive (`raymq.client.message`, `raymq.actors.naming`,
-`raymq.client.options`); tests/unit/client/test_limits.py breaks each rule at its edge and compares error and row.
+`raymq.client.produce.options`); tests/unit/client/test_limits.py breaks each rule at its edge and compares error
+and row.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Final
 from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.naming import MAX_GROUP_CHARACTERS, MAX_TOPIC_CHARACTERS, NAME_PATTERN, UNSENDABLE_TOPICS
 from raymq.client.arguments import MOST_SECONDS
-from raymq.client.encoding import MAX_PART_BYTES
-from raymq.storage.record import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES
+from raymq.client.produce.encoding import MAX_PART_BYTES
+from raymq.storage.records.record import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES
 
 
 @dataclass(frozen=True, slots=True)

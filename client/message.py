@@ -23,11 +23,12 @@ from raymq.actors.naming import check_sendable
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
 from raymq.client import unique_key as unique_keys
+from raymq.client.lazy_record import Around, CompressedBody
 from raymq.client.receipt import Receipt
-from raymq.client.undecoded import Around, CompressedBody
-from raymq.storage import compiled, properties
 from raymq.storage.errors import InvalidInput
-from raymq.storage.record import (
+from raymq.storage.records import compiled
+from raymq.storage.records import property_names as properties
+from raymq.storage.records.record import (
     MAX_BODY_BYTES,
     MAX_PROPERTIES_BYTES,
     SYS_FLAG_COMPRESSED,
@@ -35,8 +36,8 @@ from raymq.storage.record import (
     decode,
     encode_properties,
 )
-from raymq.storage.record_template import record_template
-from raymq.storage.unique_keys import PAIR_BYTES
+from raymq.storage.records.template import record_template
+from raymq.storage.records.unique_keys import PAIR_BYTES
 
 #: Characters that RocketMQ's property string uses as separators, and NUL.
 _find_forbidden = re.compile("[\x00\x01\x02]").search

@@ -10,12 +10,13 @@ import numpy as np
 
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
+from raymq.client.lazy_record import OneUndecoded, Undecoded
 from raymq.client.message import ReceivedMessage
-from raymq.client.undecoded import OneUndecoded, Undecoded
-from raymq.storage import compiled, crc
-from raymq.storage.byte_rows import every, rows_at
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record import (
+from raymq.storage.records import compiled, crc
+from raymq.storage.records.batch import BadRecord, Batch, parse
+from raymq.storage.records.byte_rows import every, rows_at
+from raymq.storage.records.record import (
     CRC_MASK,
     OFFSET_QUEUE_OFFSET,
     OFFSET_SYS_FLAG,
@@ -24,7 +25,6 @@ from raymq.storage.record import (
     decode,
     locate,
 )
-from raymq.storage.record_batch import BadRecord, Batch, parse
 
 #: Up to how many records a loop is faster than NumPy's set-up.
 FEW_RECORDS = 32

@@ -1,12 +1,12 @@
-"""Unique keys of this process's messages; see `raymq.storage.unique_keys` for their shape."""
+"""Unique keys of this process's messages; see `raymq.storage.records.unique_keys` for their shape."""
 
 from __future__ import annotations
 
 import os
 from typing import Final
 
-from raymq.storage import properties
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.records import property_names as properties
+from raymq.storage.records.unique_keys import UniqueKeys
 
 _keys: Final = UniqueKeys()
 os.register_at_fork(after_in_child=_keys.restart)

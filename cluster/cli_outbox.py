@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from raymq.client.outbox_file import KeptBatch, OutboxFile
+from raymq.client.produce.outbox_file import KeptBatch, OutboxFile
 from raymq.cluster.cli_context import json_option
 from raymq.cluster.output import print_fields, print_rows
 from raymq.storage.errors import StoreCorrupt

@@ -21,7 +21,7 @@ from typing import Any
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Tls
-from raymq.storage import json_file
+from raymq.storage.files import json_file
 
 HOME = "RAYMQ_HOME"
 _LISTEN_SECONDS = 0.5

@@ -16,15 +16,15 @@ from typing import Any
 import ray
 
 from raymq.actors import handles
+from raymq.actors.actor_options import make_broker, make_name_server, make_scheduler
+from raymq.actors.actor_startup import PATIENCE_SECONDS
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
-from raymq.actors.hosting import PATIENCE_SECONDS
 from raymq.actors.naming import SCHEDULER_NAME, broker_name, name_server_name
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
-from raymq.actors.spec import make_broker, make_name_server, make_scheduler
 from raymq.cluster import ray_runtime
 from raymq.cluster.config import ClusterConfig
 from raymq.cluster.start_lock import alone
-from raymq.storage import json_file
+from raymq.storage.files import json_file
 
 #: An actor has this long to start: a store that was killed is recovered first.
 START_SECONDS = 120.0

@@ -21,9 +21,9 @@ from ray._private import utils as ray_utils
 from ray._raylet import Config  # type: ignore[attr-defined] # made by compiled code
 from ray.exceptions import RayError
 
+from raymq.actors.actor_options import host_resource
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
-from raymq.actors.spec import host_resource
 from raymq.cluster.ray_probe import AUTH_MODE, NoRay, RayFound, look
 
 #: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read

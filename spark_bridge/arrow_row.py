@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from raymq.storage.compression import MAX_DECOMPRESSED_BYTES
+from raymq.storage.records.compression import MAX_DECOMPRESSED_BYTES
 
 #: A stream has at most as many values as bytes, or so many if it is shorter: a list of nulls needs no bytes at all, and
 #: each of them would become a Python object.

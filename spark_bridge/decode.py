@@ -25,7 +25,7 @@ import pyarrow.json as pj
 from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.arrow_row import row_of_stream
 from raymq.spark_bridge.convert import converter
-from raymq.storage.property_columns import Int64s, gather, spans
+from raymq.storage.records.property_columns import Int64s, gather, spans
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from raymq.actors.naming import check_group
 from raymq.client import MessageQueue, arguments
-from raymq.client.admin import Admin
+from raymq.client.admin.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, QueueNotFound
-from raymq.client.offsets import ConsumeFrom, GroupOffsets
+from raymq.client.requests.offsets import ConsumeFrom, GroupOffsets
 
 #: A place in a topic: "earliest", "latest", seconds since the epoch, {queue: offset} or "group:NAME".
 Position = str | float | Mapping[MessageQueue, int]

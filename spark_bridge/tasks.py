@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 
 from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
-from raymq.client.encoding import cut_parts, rows_of_a_part
+from raymq.client.bulk.staging import StagedWriter
 from raymq.client.errors import RayMQError
-from raymq.client.fetching import RangeReader
-from raymq.client.staging import StagedWriter
+from raymq.client.produce.encoding import cut_parts, rows_of_a_part
+from raymq.client.requests.fetching import RangeReader
 from raymq.spark_bridge.decode import BodyDecoder
 from raymq.spark_bridge.envelope import envelope_columns
 from raymq.spark_bridge.ranges import Range
-from raymq.storage.record_table import CONTENT_TYPE, Rows, checked_rows
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.records.table import CONTENT_TYPE, Rows, checked_rows
+from raymq.storage.records.unique_keys import UniqueKeys
 
 #: What a row's message says of its sender's address.
 _NO_HOST = ("127.0.0.1", 0)

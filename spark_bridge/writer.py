@@ -25,9 +25,9 @@ from pyspark.sql.types import (
 )
 
 from raymq.client import MessageQueue
+from raymq.client.bulk.staging import StagedWriter
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, RayMQError
-from raymq.client.staging import StagedWriter
 from raymq.spark_bridge.tasks import StageRows
 
 _TIMES = (TimestampType, TimestampNTZType)

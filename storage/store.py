@@ -19,28 +19,28 @@ from typing import Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage import directory as layout_of
-from raymq.storage import fileutil
-from raymq.storage.ballast import Ballast
-from raymq.storage.checking import Single
-from raymq.storage.checkpoint import TAKEN_BACK, Checkpoint, State
+from raymq.storage import paths as layout_of
+from raymq.storage.assembly import open_parts
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig
-from raymq.storage.confirm_point import ConfirmPoint
-from raymq.storage.descriptors import RESERVE
 from raymq.storage.errors import InvalidInput, QueueNotFound, StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
-from raymq.storage.flush import Flusher
-from raymq.storage.lease import Lease
-from raymq.storage.opening import open_parts
-from raymq.storage.queue_repair import QueueRepair
-from raymq.storage.reading import Reader, check_offset
-from raymq.storage.record import Buffer, Record
-from raymq.storage.recovery import RecoveryReport
-from raymq.storage.remains import Remains
-from raymq.storage.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
+from raymq.storage.files import fileutil
+from raymq.storage.files.ballast import Ballast
+from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.log.checking import Single
+from raymq.storage.log.checkpoint import TAKEN_BACK, Checkpoint, State
+from raymq.storage.log.confirm_point import ConfirmPoint
+from raymq.storage.log.flush import Flusher
+from raymq.storage.log.lease import Lease
+from raymq.storage.log.queue_repair import QueueRepair
+from raymq.storage.log.reading import Reader, check_offset
+from raymq.storage.log.recovery import RecoveryReport
+from raymq.storage.log.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
+from raymq.storage.log.writing import AppendResult, Stored, Writer
+from raymq.storage.records.record import Buffer, Record
 from raymq.storage.steps import Steps, finish
-from raymq.storage.writing import AppendResult, Stored, Writer
+from raymq.storage.tables.remains import Remains
 
 __all__ = ["AppendResult", "Store"]
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.storage import directory as layout
-from raymq.storage import fileutil, json_file
-from raymq.storage.broker_identity import read_identity
-from raymq.storage.directory import Paths
-from raymq.storage.dispatch import SCHEDULE_TOPIC
+from raymq.storage import paths as layout
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
-from raymq.storage.group_config import GroupConfig, GroupConfigs
-from raymq.storage.offset_tables import read_consumers, read_delays
-from raymq.storage.request_mode import RequestModes
-from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.files import fileutil, json_file
+from raymq.storage.log.dispatch import SCHEDULE_TOPIC
+from raymq.storage.paths import Paths
+from raymq.storage.tables.broker_identity import read_identity
+from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
+from raymq.storage.tables.offset_tables import read_consumers, read_delays
+from raymq.storage.tables.request_mode import RequestModes
+from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 
 _RETRY_PREFIX: Final = "%RETRY%"
 

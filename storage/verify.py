@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raymq.storage import record as layout
-from raymq.storage.commit_log import is_marked
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.mapped_file import MappedFile
-from raymq.storage.mapped_file_queue import files_of
-from raymq.storage.recovery import next_sound_in
+from raymq.storage.files.mapped_file import MappedFile
+from raymq.storage.files.mapped_file_queue import files_of
+from raymq.storage.log.commit_log import is_marked
+from raymq.storage.log.recovery import next_sound_in
+from raymq.storage.records import record as layout
 
 
 @dataclass(slots=True)

@@ -25,10 +25,10 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.broker_service import BrokerService
-from raymq.actors.core.topics import TopicChange
+from raymq.actors.broker.core.topics import TopicChange
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.garbage import keep_collections_short
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from raymq.storage import compiled
+from raymq.storage.records import compiled
 
 # Two busy cores make single examples slow: that is no failure.
 settings.register_profile("raymq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future
 from typing import Protocol
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command

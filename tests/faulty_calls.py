@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from raymq.storage.file_calls import FileCalls
+from raymq.storage.files.file_calls import FileCalls
 
 
 class UnsyncedCalls(FileCalls):

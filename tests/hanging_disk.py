@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 
-from raymq.storage.file_calls import FileCalls
+from raymq.storage.files.file_calls import FileCalls
 
 
 class HangingDisk(FileCalls):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import opening
+from raymq.storage import assembly as opening
 from raymq.storage import store as store_module
 from tests.stored import log_file
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.log.writing import AppendResult
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from raymq.storage.writing import AppendResult
 
 SMALL = StoreConfig(
     commitlog_file_bytes=4096,

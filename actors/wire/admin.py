@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.protocol import BrokerInfo, MessageQueue
 from raymq.actors.wire import admin_broker, admin_clients, admin_groups, admin_offsets, admin_topics
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.admin import (
     DeleteTopicInBroker,
@@ -20,7 +20,7 @@ from raymq.actors.wire.headers.admin import (
 from raymq.actors.wire.headers.route import DeleteTopicInNameServer
 from raymq.actors.wire.server import Handler
 from raymq.actors.wire.told import number, reader, table, text, told_in
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 
 #: What a group has committed in a queue, the queue's end, and its owner; None where a broker does not know it.
 Progress = tuple[int | None, int, str | None]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from raymq.actors.core.runtime_figures import runtime_figures
-from raymq.actors.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.runtime_figures import runtime_figures
+from raymq.actors.broker.core.statistics import DAY, HOUR, MINUTE, Counter, Statistics
 from raymq.actors.errors import ProtocolError
-from raymq.actors.wire import json_body, properties
+from raymq.actors.wire import java_properties as properties
+from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import ViewBrokerStats
 from raymq.actors.wire.server import Handler, ServerConnection

@@ -6,13 +6,13 @@ import json
 import time
 from typing import Any
 
-from raymq.actors.core.groups import Client, Membership
-from raymq.actors.core.runtime_figures import VERSION
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.groups.clients import Client, Membership
+from raymq.actors.broker.core.runtime_figures import VERSION
 from raymq.actors.errors import ConsumerNotOnline, GroupNotFound, InvalidInput, ProtocolError, Timeout
 from raymq.actors.wire import json_body
 from raymq.actors.wire.admin_offsets import subscription_object
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import (
     ConsumeMessageDirectly,
@@ -23,8 +23,8 @@ from raymq.actors.wire.headers.admin import (
     GetProducerConnectionList,
 )
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
-from raymq.storage import message_id as message_ids
 from raymq.storage.clock import boottime
+from raymq.storage.records import message_id as message_ids
 
 #: How long a client may take to answer what is passed on to it (RocketMQ's 10 s).
 CLIENT_SECONDS = 10.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from raymq.actors.core.consumption import Consumption, Progress
-from raymq.actors.core.filters import Subscription
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.groups.consumption import Consumption, Progress
 from raymq.actors.errors import GroupNotFound, TopicNotFound
+from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import (
     CloneGroupOffset,

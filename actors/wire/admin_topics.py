@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raymq.actors.core.statistics import MINUTE
-from raymq.actors.core.topics import FILTER_TYPES, TopicChange
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.statistics import MINUTE
+from raymq.actors.broker.core.topics import FILTER_TYPES, TopicChange
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
 from raymq.actors.wire.server import Handler, ServerConnection

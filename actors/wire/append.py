@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.request_limits import MAX_MESSAGES, check_count
+from raymq.actors.broker.context import BrokerContext, integer, text
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Placed, SendStatus
+from raymq.actors.request_limits import MAX_MESSAGES, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import Buffer, Command, Serialization
 from raymq.actors.wire.server import Handler, ServerConnection
 
@@ -30,10 +30,10 @@ def append_command(
     delayed: bool = False,
     sequenced: bool = False,
 ) -> Command:
-    """Records of one queue, made by `raymq.storage.record.encode` or its batch forms.
+    """Records of one queue, made by `raymq.storage.records.record.encode` or its batch forms.
 
     Args:
-        sequenced: the first record says which batch of its producer it begins (`raymq.storage.producer_sequence`).
+        sequenced: the first record says which batch of its producer it begins (`records.producer_sequence`).
     """
     fields = {"topic": topic, "queue_id": queue_id, "sizes": pack(sizes, INT32), "delayed": delayed}
     if sequenced:

@@ -11,15 +11,15 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from raymq.actors.core.admission import cause_of
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.appending.admission import cause_of
 from raymq.actors.errors import ProtocolError, RayMQError
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.storage.checking import Single
-from raymq.storage.writing import Stored
+from raymq.storage.log.checking import Single
+from raymq.storage.log.writing import Stored
 
 #: An answer's body: the status' place in `_STATUSES`, queue offset, physical offset.
 _PLACE: Final = struct.Struct(">Bqq")

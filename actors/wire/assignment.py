@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from raymq.actors.core.assignment import STRATEGIES
+from raymq.actors.assignment import STRATEGIES
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.errors import InvalidInput, PermissionDenied, RayMQError
 from raymq.actors.naming import RETRY_PREFIX, check_group, check_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import ANY_QUEUE
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.storage.request_mode import POP, PULL, RequestMode
+from raymq.storage.tables.request_mode import POP, PULL, RequestMode
 
 _CLUSTERING, _BROADCASTING = "CLUSTERING", "BROADCASTING"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from raymq.actors.core.pop import MAX_IN_FLIGHT
+from raymq.actors.broker.core.pop.pop import MAX_IN_FLIGHT
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode

@@ -15,9 +15,10 @@ import time
 from collections import Counter
 from typing import Final
 
-from raymq.actors.core.alertness import AWAKE_SECONDS, Alertness
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ProtocolError, Timeout
-from raymq.actors.wire import bare, faults, frame
+from raymq.actors.wire import faults, frame
+from raymq.actors.wire import fixed_frame as bare
+from raymq.actors.wire.busy_wait import AWAKE_SECONDS, Alertness
 from raymq.actors.wire.connection import NameOf
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.reader import FrameReader

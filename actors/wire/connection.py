@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from raymq.actors.core.backoff import Backoff
+from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
-from raymq.actors.wire import bare, faults, frame
+from raymq.actors.wire import faults, frame
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader, make_scratch

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 
-from raymq.actors.core.request_limits import MAX_REDRIVEN, check_count
+from raymq.actors.broker.context import BrokerContext, text
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Redriven
+from raymq.actors.request_limits import MAX_REDRIVEN, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, text
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.told import reader

@@ -19,22 +19,23 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.fetching import Fetch, Part, Wanted
-from raymq.actors.core.long_poll import QueueKey
-from raymq.actors.core.request_limits import MAX_FETCHED, check_count
-from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql, compiling
+from raymq.actors.broker.context import BrokerContext, integer, text
+from raymq.actors.broker.core.reading.fetching import Fetch, Part, Wanted
+from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compiling
 from raymq.actors.naming import check_group
-from raymq.actors.wire import bare, faults
+from raymq.actors.request_limits import MAX_FETCHED, check_count
+from raymq.actors.wire import faults
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.pull import MAX_ANSWER_BYTES
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.told import reader
-from raymq.actors.wire.turns import Turns
-from raymq.storage.record import OFFSET_QUEUE_OFFSET
+from raymq.actors.wire.wakeups import Turns
+from raymq.storage.records.record import OFFSET_QUEUE_OFFSET
 from raymq.storage.steps import Steps
 
 #: A fetch is parked at most this long, whatever it asks for.

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raymq.actors.core.filters import ALL, TAG, Subscription
-from raymq.actors.core.groups import Consumer, GroupTable
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.groups.clients import Consumer, GroupTable
 from raymq.actors.errors import GroupNotFound, InvalidInput
+from raymq.actors.filter.subscription import ALL, TAG, Subscription
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import (
     GetConsumerListByGroup,

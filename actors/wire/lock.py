@@ -7,13 +7,13 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
-from raymq.actors.core.request_limits import MAX_LOCKED, check_count
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.request_limits import MAX_LOCKED, check_count
 from raymq.actors.wire import told
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.group import greet
 from raymq.actors.wire.json_body import answer, queue_object, read_object
@@ -45,7 +45,7 @@ def read_locked(answer: Command) -> list[MessageQueue]:
 
 @told.reader
 def read_terms(answer: Command) -> dict[MessageQueue, int]:
-    """As `read_locked`, with the term of each lock: see `raymq.actors.core.locks`."""
+    """As `read_locked`, with the term of each lock: see `raymq.actors.broker.core.groups.locks`."""
     terms = told.listed(told.told_in(answer)["raymqTerms"], told.number)
     return dict(zip(read_locked(answer), terms, strict=True))
 

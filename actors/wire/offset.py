@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raymq.actors.core.broker import BrokerCore
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import QueryConsumerOffset, UpdateConsumerOffset
 from raymq.actors.wire.server import Handler, ServerConnection

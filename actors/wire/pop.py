@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from raymq.actors.core.filters import ALL, TAG, Filter, reading_filter
-from raymq.actors.core.long_poll import QueueKey
-from raymq.actors.core.pop import MAX_INVISIBLE_MS
-from raymq.actors.core.pop_request import Popped, PopRequest
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.pop.pop import MAX_INVISIBLE_MS
+from raymq.actors.broker.core.pop.request import Popped, PopRequest
+from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.errors import InvalidInput, PermissionDenied, StaleHandle
+from raymq.actors.filter.subscription import ALL, TAG, Filter, reading_filter
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.batch_ack import STALE, BatchAck, read_batch_acks
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
     ANY_QUEUE,

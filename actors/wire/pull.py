@@ -12,19 +12,19 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.fetching import Wanted
-from raymq.actors.core.filters import ALL, TAG, Filter, Subscription
-from raymq.actors.core.pulling import Pulled, PullStatus, pull
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
 from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound
+from raymq.actors.filter.subscription import ALL, TAG, Filter, Subscription
 from raymq.actors.protocol import MASTER_ID
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
-from raymq.actors.wire.turns import Turns
+from raymq.actors.wire.wakeups import Turns
 from raymq.storage.steps import Steps
 
 #: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from raymq.actors.core.consumption import Consumption
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.errors import InvalidInput, MessageNotFound
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.query import (
     GetEarliestStoreTime,
@@ -21,7 +21,7 @@ from raymq.actors.wire.offset import place
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
 from raymq.actors.wire.told import reader
-from raymq.storage.record import Record, decode
+from raymq.storage.records.record import Record, decode
 
 MAX_RESULTS = 10_000
 #: Of bytes of records in one answer; a frame holds a little more.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.broker.context import BrokerContext, text
 from raymq.actors.errors import InvalidInput, NotRecallable
 from raymq.actors.protocol import RecallStatus
+from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, text
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.recall import RecallMessage
 from raymq.actors.wire.server import Handler, ServerConnection

@@ -11,15 +11,15 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.errors import BrokerUnavailable, MessageIllegal, RayMQError, StoreError
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.headers.send import PushReplyMessage, SendMessage, SendReplyMessage, SendReplyMessageV2
 from raymq.actors.wire.send import REGION, draft_of, refusal
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.storage import properties as names
-from raymq.storage.record import decode_properties, encode_properties
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import decode_properties, encode_properties
 
 #: How long the client that asked may take to answer the push.
 _PUSH_SECONDS = 10.0

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from raymq.actors.core.name_server import RouteTable
 from raymq.actors.errors import InvalidInput
+from raymq.actors.names.table import RouteTable
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire import json_body
@@ -27,7 +27,7 @@ from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.route_answers import MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
-from raymq.storage.json_file import DataVersion
+from raymq.storage.files.json_file import DataVersion
 from raymq.storage.steps import Steps, mapped
 
 #: A broker with 100,000 topics tells five values of each.

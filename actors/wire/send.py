@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 
-from raymq.actors.core.accepting import Accepted
-from raymq.actors.core.admission import cause_of
-from raymq.actors.core.draft import Draft
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.appending.admission import cause_of
+from raymq.actors.broker.core.appending.foreign_send import Accepted
+from raymq.actors.broker.core.appending.inbound_message import Draft
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage, SendMessageV2
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
-from raymq.storage import properties as names
-from raymq.storage.record import decode_properties, pack_host
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import decode_properties, pack_host
 from raymq.storage.steps import Steps
 
 #: What every answer to a send says, errors too: clients' tracing reads it.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from raymq.actors.core.retry import Aside, Dead
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.redelivery.retry import Aside, Dead
 from raymq.actors.errors import WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
 from raymq.actors.wire.server import Handler, ServerConnection

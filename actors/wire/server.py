@@ -27,7 +27,8 @@ from time import monotonic
 from typing import Protocol, cast
 
 from raymq.actors.errors import ConnectionLost, InvalidInput, ProtocolError, RayMQError, Timeout
-from raymq.actors.wire import bare, faults, frame
+from raymq.actors.wire import faults, frame
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits

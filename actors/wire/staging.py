@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from raymq.actors.broker.context import BrokerContext, integer, text
 from raymq.actors.errors import InvalidInput, WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.append import INT32, pack, read_sizes
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.context import BrokerContext, integer, text
 from raymq.actors.wire.frame import Buffer, Command, Serialization
 from raymq.actors.wire.server import Handler, ServerConnection
 

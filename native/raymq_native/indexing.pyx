@@ -1,4 +1,4 @@
-"""Keys into an index file: RocketMQ's hash table of slots and chained entries, see `raymq.storage.index_file`."""
+"""Keys into an index file: RocketMQ's hash table of slots and chained entries, see `raymq.storage.log.index_file`."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t

@@ -30,21 +30,21 @@ import numpy as np
 import psutil
 
 from raymq import cluster
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
-from raymq.actors.core.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Message, Producer
 from raymq.client.connection import Connection
-from raymq.storage import producer_sequence
 from raymq.storage.config import StoreConfig
-from raymq.storage.group_config import GroupConfig
-from raymq.storage.producer_sequence import ProducerSequence
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.records import producer_sequence
+from raymq.storage.records.producer_sequence import ProducerSequence
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.topic_config import TopicConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raymq.storage import record
-from raymq.storage.record_table import records_from_table, table_from_records
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.records import record
+from raymq.storage.records.table import records_from_table, table_from_records
+from raymq.storage.records.unique_keys import UniqueKeys
 
 COUNT = 50_000
 ROUNDS = 5

@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from raymq.storage import crc
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.records import crc
+from raymq.storage.records.record import encode, encode_properties
+from raymq.storage.records.unique_keys import UniqueKeys
 from raymq.storage.store import Store
-from raymq.storage.unique_keys import UniqueKeys
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.isolation import Outcome
-from raymq.actors.core.isolation.shared import Shared
-from raymq.actors.sending import Sender
+from raymq.actors.sending.isolation import Outcome
+from raymq.actors.sending.isolation.shared import Shared
+from raymq.actors.sending.sender import Sender
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.client.errors import SendError
 from tests.broker_process import BrokerProcess

@@ -17,26 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors import broker_service
-from raymq.actors.broker_service import BrokerService
-from raymq.actors.core import admission
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.broker import service as broker_service
+from raymq.actors.broker.core.appending import admission
+from raymq.actors.broker.service import BrokerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
-from raymq.client import (
-    Admin,
-    Connection,
-    ConsumeResult,
-    Message,
-    Producer,
-    PushConsumer,
-    RayMQError,
-    ReceivedMessage,
-    delivery,
-)
-from raymq.client.consumer_settings import ConsumerSettings
-from raymq.client.consuming import Consuming
-from raymq.client.listener import ListenerRunner
-from raymq.client.subscription import TagFilter
+from raymq.client import Admin, Connection, ConsumeResult, Message, Producer, PushConsumer, RayMQError, ReceivedMessage
+from raymq.client.members.subscription import TagFilter
+from raymq.client.push import delivery
+from raymq.client.push.consumer_settings import ConsumerSettings
+from raymq.client.push.engine import Consuming
+from raymq.client.push.listener import ListenerRunner
 from tests.chaos.virtual_time import CallsInTurn, Here, VirtualLoop, virtual_time
 from tests.integration.conftest import Services
 from tests.polling import poll_until

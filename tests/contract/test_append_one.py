@@ -10,23 +10,24 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from raymq.actors.broker_service import BrokerService
-from raymq.actors.core import producer_history
-from raymq.actors.core.fetching import Wanted
-from raymq.actors.core.timers import TIMER_TOPIC
+from raymq.actors.broker.core.appending import producer_history
+from raymq.actors.broker.core.delay.timers import TIMER_TOPIC
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, ServerBusy, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import admin, bare, faults, fetch
+from raymq.actors.wire import admin, faults, fetch
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.append import append_command, read_appended
 from raymq.actors.wire.append_one import read_place
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.client import Message
 from raymq.client.errors import RayMQError
-from raymq.storage.producer_sequence import ProducerSequence, stamp_first
-from raymq.storage.record import OFFSET_QUEUE_ID
-from raymq.storage.topic_config import PERM_READ, TopicConfig
+from raymq.storage.records.producer_sequence import ProducerSequence, stamp_first
+from raymq.storage.records.record import OFFSET_QUEUE_ID
+from raymq.storage.tables.topic_config import PERM_READ, TopicConfig
 from tests.contract.test_doors import Door, InvokeDoor, SocketDoor
 from tests.polling import poll_until
 from tests.unit.actors.bench import HOST

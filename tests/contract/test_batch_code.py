@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 
 from raymq.actors.protocol import MessageQueue
 from raymq.client.message import ReceivedMessage
-from raymq.storage import compiled
-from raymq.storage.checking import Checker
-from raymq.storage.derived import derive
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.index_file import IndexFile
-from raymq.storage.property_columns import gather
-from raymq.storage.record import MAX_PROPERTIES_BYTES, encode, encode_properties, pack_host
-from raymq.storage.record_batch import BadRecord, Batch, parse, stamp
-from raymq.storage.record_columns import join_messages, join_records
-from raymq.storage.record_table import table_from_records
-from raymq.storage.record_template import RecordTemplate
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.log.checking import Checker
+from raymq.storage.log.index_file import IndexFile
+from raymq.storage.records import compiled
+from raymq.storage.records.batch import BadRecord, Batch, parse, stamp
+from raymq.storage.records.columns import join_messages, join_records
+from raymq.storage.records.index_inputs import derive
+from raymq.storage.records.property_columns import gather
+from raymq.storage.records.record import MAX_PROPERTIES_BYTES, encode, encode_properties, pack_host
+from raymq.storage.records.table import table_from_records
+from raymq.storage.records.template import RecordTemplate
+from raymq.storage.records.unique_keys import UniqueKeys
 
 raymq_native = pytest.importorskip("raymq_native")
 pytestmark = pytest.mark.contract

@@ -11,20 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker_service import BrokerService
-from raymq.actors.core.fetching import Wanted
-from raymq.actors.core.filters import Subscription
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, OffsetReset, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import admin, append, bare, faults, fetch, group, offset
+from raymq.actors.wire import admin, append, faults, fetch, group, offset
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
-from raymq.actors.wire.invoke import PARK_SECONDS
+from raymq.actors.wire.memory_door import PARK_SECONDS
 from raymq.client import Message
 from raymq.client.errors import RayMQError
-from raymq.storage.record import decode
+from raymq.storage.records.record import decode
 from tests.doors import Door, InvokeDoor, SocketDoor
 from tests.polling import poll_until
 from tests.served import Peer

@@ -9,10 +9,10 @@ from pathlib import Path
 PROGRAM = """
 import asyncio, sys, time
 import numpy as np
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.protocol import BrokerSpec
-from raymq.storage.record import encode, encode_properties
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.records.record import encode, encode_properties
+from raymq.storage.tables.topic_config import TopicConfig
 
 async def serve(directory):
     broker = await BrokerService.start(BrokerSpec("b", "c", directory, "127.0.0.1", ()), "n")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec
-from raymq.storage import json_file
 from raymq.storage.errors import StoreFailed
-from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.files import json_file
+from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from tests.faulty_calls import FaultyCalls
 from tests.polling import poll_until

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors import broker_service
-from raymq.actors.broker_service import BrokerService
-from raymq.actors.core.fetching import Wanted
+from raymq.actors.broker import service as broker_service
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetOutOfRange, RayMQError, StoreFailed, WriteUnknown
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec, SendStatus
@@ -26,7 +26,7 @@ from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessa
 from raymq.actors.wire.headers.send import SendMessageV2
 from raymq.actors.wire.send_back import send_back_command
 from raymq.client import Message
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from tests.doors import Door, InvokeDoor, SocketDoor
 from tests.hanging_disk import HangingDisk
 from tests.polling import poll_until

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import UnsyncedCalls
 
 

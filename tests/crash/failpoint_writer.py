@@ -17,14 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.storage import compiled, in_flight, progress
 from raymq.storage.config import StoreConfig
-from raymq.storage.dispatch import SCHEDULE_TOPIC
-from raymq.storage.file_calls import replaced
-from raymq.storage.in_flight import Delivery
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.log.dispatch import SCHEDULE_TOPIC
+from raymq.storage.records import compiled
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables import in_flight, progress
+from raymq.storage.tables.in_flight import Delivery
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
 
 CONFIG = StoreConfig(

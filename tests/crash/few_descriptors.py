@@ -9,8 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from raymq.storage.descriptors import RESERVE
 from raymq.storage.errors import StoreBusy
+from raymq.storage.files.descriptors import RESERVE
 from raymq.storage.store import Store
 from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record

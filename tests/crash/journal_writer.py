@@ -13,12 +13,12 @@ import signal
 import sys
 from pathlib import Path
 
-from raymq.storage import in_flight as in_flight_module
-from raymq.storage import progress as progress_module
 from raymq.storage.errors import StoreError
-from raymq.storage.file_calls import replaced
-from raymq.storage.in_flight import Delivery, InFlight
-from raymq.storage.progress import Progress
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.tables import in_flight as in_flight_module
+from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables.in_flight import Delivery, InFlight
+from raymq.storage.tables.progress import Progress
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 
 COMMITS = 12

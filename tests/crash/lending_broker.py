@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 
 directory = sys.argv[1]

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from raymq.storage.file_calls import FileCalls
+from raymq.storage.files.file_calls import FileCalls
 
 PAGE_BYTES = 512  # Less than a page of memory: more ways to be torn with less data.
 

@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.pop_request import PopRequest
-from raymq.actors.core.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.errors import SequenceGap
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
-from raymq.storage.file_calls import replaced
-from raymq.storage.group_config import GroupConfig
-from raymq.storage.producer_sequence import ProducerSequence, stamp
-from raymq.storage.record import decode
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.records.producer_sequence import ProducerSequence, stamp
+from raymq.storage.records.record import decode
 from raymq.storage.store import Store
+from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.producer_history import ProducerHistory
+from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
 from raymq.storage import store as store_module
-from raymq.storage.file_calls import replaced
-from raymq.storage.group_config import GroupConfig
-from raymq.storage.json_file import load
-from raymq.storage.producer_sequence import ProducerSequence, stamp
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.files.json_file import load
+from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
+from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
 from tests.crash.powerless_broker import CONFIG
 from tests.stored import bodies

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import record as layout
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.group_config import GroupConfig
+from raymq.storage.records import record as layout
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("batch_code")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreBusy, StoreError, StoreFull
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash import few_descriptors
 from tests.faulty_calls import FaultyCalls

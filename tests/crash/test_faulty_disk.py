@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import progress as progress_module
 from raymq.storage import store as store_module
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.fileutil import write_all
-from raymq.storage.mapped_file_queue import MappedFileQueue
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.files.fileutil import write_all
+from raymq.storage.files.mapped_file_queue import MappedFileQueue
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import KINDS, FaultyCalls, UnsyncedCalls
 from tests.stored import SMALL, append, bodies, make_record, write_entries

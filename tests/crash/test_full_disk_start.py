@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.ballast import BALLAST_BYTES
-from raymq.storage.directory import Paths
 from raymq.storage.errors import StoreFull
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.retention import Disk
+from raymq.storage.files.ballast import BALLAST_BYTES
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.log.retention import Disk
+from raymq.storage.paths import Paths
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, make_record
 

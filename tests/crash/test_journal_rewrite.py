@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import in_flight as in_flight_module
-from raymq.storage import progress as progress_module
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.progress import Journal
+from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
+from raymq.storage.tables import in_flight as in_flight_module
+from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables.progress import Journal
 from tests.crash import journal_writer
 from tests.crash.journal_writer import COMMITS, newest_of
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls

@@ -21,7 +21,7 @@ WRITER = """
 import os, sys
 import numpy as np
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 
 store = Store.open(sys.argv[1])

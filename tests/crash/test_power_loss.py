@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from raymq.storage import store as store_module
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedCalls
 from tests.stored import SMALL, append, make_record, write_entries

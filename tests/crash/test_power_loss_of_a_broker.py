@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import in_flight, progress, store
+from raymq.storage import store
+from raymq.storage.tables import in_flight, progress
 from tests.crash.powerless_broker import PowerlessBroker
 
 pytestmark = pytest.mark.crash

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, SendStatus
 from raymq.client import (
     Admin,
@@ -27,10 +27,10 @@ from raymq.client import (
     ReceivedMessage,
 )
 from raymq.client.errors import GroupNotFound, OffsetOutOfRange, OutcomeUnknown, SendError
-from raymq.storage import opening
+from raymq.storage import assembly as opening
 from raymq.storage import store as store_module
 from raymq.storage.config import StoreConfig
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import UnsyncedCalls

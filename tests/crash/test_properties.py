@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from raymq.storage import record as layout
 from raymq.storage.errors import OffsetOutOfRange, QueueNotFound, StoreCorrupt
-from raymq.storage.file_calls import replaced
-from raymq.storage.record_batch import BadRecord, parse
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.records import record as layout
+from raymq.storage.records.batch import BadRecord, parse
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
 from tests.stored import SMALL, append, make_record
 

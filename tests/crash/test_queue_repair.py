@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import queue_repair
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.java_hash import tags_code
+from raymq.storage.log import queue_repair
+from raymq.storage.records.java_hash import tags_code
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.checkpoint import State
 from raymq.storage.errors import StoreCorrupt
+from raymq.storage.log.checkpoint import State
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record, write_entries
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
 

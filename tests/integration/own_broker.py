@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.actor_startup import allow_many_files
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import allow_many_files
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 
 if __name__ == "__main__":

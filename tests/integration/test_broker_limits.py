@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from raymq.actors.core.admission import AdmissionLimits
+from raymq.actors.broker.core.appending.admission import AdmissionLimits
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer

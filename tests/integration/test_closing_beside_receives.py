@@ -209,7 +209,7 @@ def test_an_answer_that_is_later_than_a_request_may_be_brings_its_messages_all_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that hangs for longer than a request waits, and then gives what it was asked for."""
-    monkeypatch.setattr("raymq.client.popping._REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("raymq.client.pop.engine._REQUEST_SECONDS", 0.5)
     first = BrokerProcess("broker-a", tmp_path)
     brokers = [first, BrokerProcess("broker-b", tmp_path, first.name_server)]
     try:

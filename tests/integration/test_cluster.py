@@ -32,8 +32,8 @@ from raymq.client import (
     RayMQError,
     SendResult,
     StoreLocked,
-    shared_producer,
 )
+from raymq.client.produce import shared_producer
 from raymq.cluster import Cluster, launching
 from raymq.cluster.cli import main_group
 from raymq.storage.store import Store

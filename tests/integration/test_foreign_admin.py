@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.wire import properties
+from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers import admin as headers

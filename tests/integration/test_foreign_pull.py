@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core.groups import GRACE_SECONDS
+from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import (

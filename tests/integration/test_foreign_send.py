@@ -23,7 +23,7 @@ from raymq.actors.wire.headers.send import (
 )
 from raymq.actors.wire.server import bind
 from raymq.client import Admin, Connection, MessageQueue, PullConsumer
-from raymq.storage.record import encode_properties
+from raymq.storage.records.record import encode_properties
 from tests.integration.conftest import Services
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until

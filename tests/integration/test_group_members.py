@@ -22,11 +22,11 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
     SubscriptionMismatch,
-    consuming,
 )
-from raymq.client.delivery import Delivery
-from raymq.client.process_queue import ProcessQueue
-from raymq.client.rebalance import STRATEGIES, strategy_named
+from raymq.client.members.rebalance import STRATEGIES, strategy_named
+from raymq.client.push import engine as consuming
+from raymq.client.push.delivery import Delivery
+from raymq.client.push.process_queue import ProcessQueue
 from tests.chaos.history import History
 from tests.chaos.traffic import Traffic
 from tests.integration.conftest import Services

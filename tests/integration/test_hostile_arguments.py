@@ -26,8 +26,8 @@ from raymq.client import (
     QueueNotFound,
     RayMQError,
     SimpleConsumer,
-    pulling,
 )
+from raymq.client.pull import engine as pulling
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.routing import Routes
+from raymq.actors.sending.routing import Routes
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
@@ -75,8 +75,8 @@ def send_through_losses(mq: Connection, proxy: LossyProxy, count: int) -> None:
 @pytest.fixture
 def quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost answer is noticed after 50 ms: the tests lose hundreds."""
-    monkeypatch.setattr("raymq.actors.core.producing.SendPlan.try_timeout", lambda plan: min(0.05, plan.remaining))
-    monkeypatch.setattr("raymq.actors.direct_idempotent_sending.first_share", lambda _: 0.05)
+    monkeypatch.setattr("raymq.actors.sending.send_plan.SendPlan.try_timeout", lambda plan: min(0.05, plan.remaining))
+    monkeypatch.setattr("raymq.actors.sending.direct_idempotent.first_share", lambda _: 0.05)
 
 
 @pytest.mark.usefixtures("admin", "quick_tries")

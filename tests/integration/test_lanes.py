@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raymq.actors.core.fetching import Wanted
+from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.wire import admin, append, fetch
 from raymq.actors.wire.connection import ConnectionPool
@@ -178,8 +178,8 @@ def test_control_is_answered_while_appends_are_saturated(
 
 DYING = """
     import asyncio, json, sys
-    from raymq.actors.core.fetching import Wanted
-    from raymq.actors.core.filters import Subscription
+    from raymq.actors.broker.core.reading.fetching import Wanted
+    from raymq.actors.filter.subscription import Subscription
     from raymq.actors.wire import fetch, group
     from raymq.actors.wire.codes import RequestCode
     from raymq.actors.wire.connection import ConnectionPool

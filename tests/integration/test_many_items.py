@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core.request_limits import MAX_BATCH, MAX_FETCHED, MAX_LOCKED, MAX_REDRIVEN
+from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, MAX_LOCKED, MAX_REDRIVEN
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage

@@ -7,14 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from raymq.actors.core.runtime_figures import runtime_figures
+from raymq.actors.broker.core.runtime_figures import runtime_figures
 from raymq.actors.errors import ProtocolError
 from raymq.actors.naming import SCHEDULE_TOPIC
 from raymq.actors.wire.headers.pop import FROM_MIN, PopMessage
 from raymq.client import Admin, Connection, ConsumeResult, InvalidInput, Message, Producer, PushConsumer, Retry
 from raymq.client.message import ReceivedMessage
-from raymq.storage.record import encode, encode_properties
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.records.record import encode, encode_properties
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker_service import BrokerService
-from raymq.actors.core.name_server import RouteTable
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import NotStored, ServerBusy
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
+from raymq.actors.names.table import RouteTable
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, TopicRoute
-from raymq.actors.wire import properties
+from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers import route as route_headers

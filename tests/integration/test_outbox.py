@@ -19,8 +19,8 @@ from click.testing import CliRunner
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.errors import InvalidInput, NotStored, SendError
-from raymq.client.outbox import OutboxSends
-from raymq.client.outbox_file import OutboxFile
+from raymq.client.produce.outbox import OutboxSends
+from raymq.client.produce.outbox_file import OutboxFile
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.integration.test_lingering import bodies, everything
@@ -115,7 +115,7 @@ def test_the_outbox_outlives_a_file_that_was_locked(
     services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fault 13.16: it stopped for ever after one "database is locked", and the message was lost."""
-    monkeypatch.setattr("raymq.client.outbox_file._BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("raymq.client.produce.outbox_file._BUSY_SECONDS", 0.1)
     queue = MessageQueue("t", "broker-a", 1)
     with Producer(mq, "p", timeout=0.5, outbox=file) as producer:
         stop_all(services)

@@ -20,8 +20,8 @@ from raymq.client import (
     PushConsumer,
     ReceivedMessage,
     SimpleConsumer,
-    consuming,
 )
+from raymq.client.push import engine as consuming
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
 

@@ -60,7 +60,7 @@ def test_an_interrupted_poll_leaves_its_messages_to_the_next(
 ) -> None:
     """As Ctrl-C interrupts it in a notebook, while it decodes what came over this thread's own socket."""
     assert [message.queue_offset for message in consumer.poll(QUEUE, 5)] == list(range(5))
-    name = f"raymq.client.pull_consumer.{step}"
+    name = f"raymq.client.pull.pull_consumer.{step}"
 
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -17,7 +17,7 @@ from raymq.client import (
     PushConsumer,
     SendResult,
 )
-from raymq.storage import message_id
+from raymq.storage.records import message_id
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until

@@ -17,9 +17,9 @@ import pytest
 import ray
 
 from raymq import cluster
+from raymq.actors.actor_options import make_name_server
 from raymq.actors.naming import broker_name, name_server_name
 from raymq.actors.protocol import NameServerSpec
-from raymq.actors.spec import make_name_server
 from raymq.client import Admin, BrokerUnavailable, InvalidInput, Message, Producer, RayMQError, StoreLocked
 from raymq.cluster import found, launching, ray_runtime
 from raymq.cluster.stopping import stop_actors

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from raymq.actors import probing, supervision
-from raymq.actors.probing import Prober
+from raymq.actors import supervision
+from raymq.actors.sending import probing
+from raymq.actors.sending.probing import Prober
 from raymq.client import (
     Admin,
     Connection,
@@ -24,18 +25,18 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
     WorkFailed,
-    consuming,
-    popping,
 )
-from raymq.client.consuming import Consuming
-from raymq.client.delivery import Delivery
-from raymq.client.lanes import UnorderedLane
-from raymq.client.lock_table import LockTable
-from raymq.client.membership import Membership
-from raymq.client.offsets import GroupOffsets
-from raymq.client.pace import Pace
-from raymq.client.popping import Popping
-from raymq.client.send_back import SendBack
+from raymq.client.members.lock_table import LockTable
+from raymq.client.members.membership import Membership
+from raymq.client.pop import engine as popping
+from raymq.client.pop.engine import Popping
+from raymq.client.push import engine as consuming
+from raymq.client.push.delivery import Delivery
+from raymq.client.push.engine import Consuming
+from raymq.client.push.lanes import UnorderedLane
+from raymq.client.push.pace import Pace
+from raymq.client.push.send_back import SendBack
+from raymq.client.requests.offsets import GroupOffsets
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until

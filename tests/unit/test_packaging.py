@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from raymq.storage import compiled
+from raymq.storage.records import compiled
 
 #: Folders at the root that hold Python or data, but no package.
 NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
@@ -38,7 +38,7 @@ def project(repository: Path) -> dict[str, Any]:
 
 
 def python_folders(root: Path) -> set[str]:
-    """Every folder below the root, as `actors/core`, that holds Python files and is to be installed."""
+    """Every folder below the root, as `actors/wire`, that holds Python files and is to be installed."""
     return {
         path.parent.relative_to(root).as_posix()
         for folder in root.iterdir()

@@ -93,7 +93,7 @@ class PushReplyMessage(Header):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSendMsgBack(Header):
-    """The message at the physical offset `offset` failed; see `raymq.actors.core.retry` for `delay_level`."""
+    """The message at the physical offset `offset` failed; see `redelivery.retry` for `delay_level`."""
 
     CODE: ClassVar = RequestCode.CONSUMER_SEND_MSG_BACK
     offset: Long

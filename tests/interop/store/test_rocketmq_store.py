@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from raymq.storage.compression import decompress
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreLocked
-from raymq.storage.group_config import GroupConfig
-from raymq.storage.record import Record
+from raymq.storage.records.compression import decompress
+from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.golden_stores import FOREVER_MS
 from tests.stored import append, make_record
 

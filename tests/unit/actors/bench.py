@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.core.broker import BrokerCore
+from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import OFFSET_QUEUE_ID, Record
+from raymq.storage.records.record import OFFSET_QUEUE_ID, Record
 from raymq.storage.store import Store
 from tests.unit.actors.clock import FakeClock
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.filters import EVERYTHING, Filter
-from raymq.actors.core.pop_request import PopRequest
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.filter.subscription import EVERYTHING, Filter
 from raymq.storage.errors import QueueNotFound
-from raymq.storage.record import Record, decode
+from raymq.storage.records.record import Record, decode
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.stored import SMALL, append, make_record
 from tests.unit.actors.clock import FakeClock
 

@@ -1,4 +1,4 @@
-"""A broker's core over a real store that takes foreign messages in, for the tests of `raymq.actors.core.accepting`."""
+"""A broker's core over a real store that takes foreign messages in, for the tests of `appending.foreign_send`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raymq.actors.core.accepting import Accepted
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.draft import Draft
+from raymq.actors.broker.core.appending.foreign_send import Accepted
+from raymq.actors.broker.core.appending.inbound_message import Draft
+from raymq.actors.broker.core.broker import BrokerCore
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import Record, encode_properties
+from raymq.storage.records.record import Record, encode_properties
 from raymq.storage.store import Store
 from tests.unit.actors.clock import FakeClock
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core.draft import Draft, Kind, kind_of
+from raymq.actors.broker.core.appending.inbound_message import Draft, Kind, kind_of
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -19,8 +19,8 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.naming import SCHEDULE_TOPIC
-from raymq.storage.record import pack_host
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.records.record import pack_host
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.taking_in import BORN_HOST, CLUSTER, UNIQUE_KEY, Intake
 
 HALF = {"TRAN_MSG": "true"}

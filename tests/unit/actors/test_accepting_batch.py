@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core.batch_body import Member, split
+from raymq.actors.broker.core.appending.batch_body import Member, split
 from raymq.actors.errors import InvalidInput, MessageIllegal, PermissionDenied, RayMQError, TopicNotFound
 from tests.unit.actors.taking_in import CLUSTER, Intake, member
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.admission import BEAT_SECONDS, Admission, AdmissionLimits, cause_of
+from raymq.actors.broker.core.appending.admission import BEAT_SECONDS, Admission, AdmissionLimits, cause_of
 from raymq.actors.errors import RayMQError, ServerBusy, StoreFailed, StoreFull, TopicNotFound
 from tests.unit.actors.clock import FakeClock
 

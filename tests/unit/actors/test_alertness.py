@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core.alertness import Alertness
+from raymq.actors.wire.busy_wait import Alertness
 
 
 def awake_of(answers: str, processors: int = 2) -> str:

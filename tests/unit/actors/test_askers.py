@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raymq.actors.core.askers import MAX_ID_CHARACTERS, MOST_ASKERS, Askers
+from raymq.actors.broker.core.groups.askers import MAX_ID_CHARACTERS, MOST_ASKERS, Askers
 
 
 def test_a_client_that_asked_is_found_until_its_connection_closes() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from raymq.actors.core.backoff import Backoff
+from raymq.actors.backoff import Backoff
 
 
 def test_waits_grow_up_to_the_cap() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.wire import bare, frame
+from raymq.actors.wire import fixed_frame as bare
+from raymq.actors.wire import frame
 from raymq.actors.wire.frame import (
     FLAG_EARLY,
     FLAG_ONEWAY,

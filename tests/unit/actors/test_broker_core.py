@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.core.fetching import Fetch, Wanted
-from raymq.actors.core.rewriting import encode_again
-from raymq.actors.core.schedule import DELIVERED_FROM
+from raymq.actors.broker.core.copies.rewriting import encode_again
+from raymq.actors.broker.core.delay.schedule import DELIVERED_FROM
+from raymq.actors.broker.core.reading.fetching import Fetch, Wanted
 from raymq.actors.errors import (
     InvalidInput,
     PermissionDenied,
@@ -23,9 +23,9 @@ from raymq.actors.errors import (
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
 from raymq.storage.errors import StoreFull
-from raymq.storage.record import decode
-from raymq.storage.staging import ABANDONED_SECONDS
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.records.record import decode
+from raymq.storage.tables.staging import ABANDONED_SECONDS
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench, encoded
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.core.rewriting import encode_again
+from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.client import Message
-from raymq.storage.record import decode
+from raymq.storage.records.record import decode
 from raymq.storage.store import Store
 from tests.unit.actors.bench import CONFIG, Bench, encoded
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.due_times import DueTimes
-from raymq.actors.core.pacing import IDLE_SECONDS, Pace
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.delay.due_times import DueTimes
+from raymq.actors.scheduler_pace import IDLE_SECONDS, Pace
 from raymq.client import Message
 from raymq.storage.clock import SteadyClock
 from raymq.storage.config import StoreConfig

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raymq.actors.core import producer_history
-from raymq.actors.core.copying import DUTIES
-from raymq.actors.core.pop_request import PopRequest
+from raymq.actors.broker.core.appending import producer_history
+from raymq.actors.broker.core.copies.copying import DUTIES
+from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.errors import NotFoundError, RayMQError
 from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
 from raymq.actors.protocol import Redriven
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.file_calls import replaced
-from raymq.storage.index_file import EVER_MS
-from raymq.storage.record import MAX_PROPERTIES_BYTES, Record, encode
-from raymq.storage.set_aside import Note
-from raymq.storage.staging import StagedRecords
-from raymq.storage.timer_entry import LEAST_KEY
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.log.index_file import EVER_MS
+from raymq.storage.records.record import MAX_PROPERTIES_BYTES, Record, encode
+from raymq.storage.tables.set_aside import Note
+from raymq.storage.tables.staging import StagedRecords
+from raymq.storage.timers.entry import LEAST_KEY
 from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.bench import HOST, Bench
 

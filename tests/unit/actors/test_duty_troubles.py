@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors import broker_service
-from raymq.actors.core.duty_troubles import LONGEST_SECONDS, DutyTroubles, PartTroubles
+from raymq.actors.broker import service as broker_service
+from raymq.actors.broker.core.duty_troubles import LONGEST_SECONDS, DutyTroubles, PartTroubles
 from raymq.client import Message
 from raymq.storage.errors import StoreFailed, StoreFull
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
 from tests.unit.actors.pop_bench import PopBench
@@ -69,7 +69,7 @@ async def test_a_duty_of_a_broker_on_a_full_disk_fills_no_log(caplog: pytest.Log
             enough.set()
         raise StoreFull("the disk is 99% full")
 
-    with caplog.at_level(logging.WARNING, "raymq.actors.broker_service"):
+    with caplog.at_level(logging.WARNING, "raymq.actors.broker.service"):
         duty = asyncio.ensure_future(broker_service.repeat("rescue", 0.001, rescue))
         await asyncio.wait_for(enough.wait(), 30)
         duty.cancel()

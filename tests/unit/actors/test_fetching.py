@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.core.fetching import Fetch, Part, Wanted
-from raymq.actors.core.filters import TAG, filter_of
+from raymq.actors.broker.core.reading.fetching import Fetch, Part, Wanted
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, TopicNotFound
+from raymq.actors.filter.subscription import TAG, filter_of
 from raymq.client import Message
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
 
 BOTH = [Wanted("t", 0, 0), Wanted("t", 1, 0)]
@@ -88,7 +88,7 @@ def test_its_limits_are_those_of_all_looks_together(
 
 
 def test_what_a_limit_left_is_looked_at_again_without_an_arrival(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raymq.storage import reading
+    from raymq.storage.log import reading
 
     monkeypatch.setattr(reading, "SCAN_ENTRIES", 2)
     fill(bench, 10)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.fetching import Fetch, Wanted
-from raymq.actors.core.pulling import PullStatus, pull
+from raymq.actors.broker.core.reading.fetching import Fetch, Wanted
+from raymq.actors.broker.core.reading.pulling import PullStatus, pull
 from raymq.actors.errors import OffsetReset
 from raymq.client import Message
 from tests.machine import Machine

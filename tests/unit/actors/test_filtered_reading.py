@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core import filtered_reading
-from raymq.actors.core.filtered_reading import Scan, read_filtered
-from raymq.actors.core.filters import SQL92, TAG, Filter, filter_of
+from raymq.actors.broker.core.reading import filtered_reading
+from raymq.actors.broker.core.reading.filtered_reading import Scan, read_filtered
 from raymq.actors.errors import BadSubscription
+from raymq.actors.filter.subscription import SQL92, TAG, Filter, filter_of
 from raymq.storage.config import StoreConfig
-from raymq.storage.lease import Lease
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.log.lease import Lease
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from tests.stored import append
 

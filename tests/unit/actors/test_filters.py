@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core.filters import filter_of
 from raymq.actors.errors import BadSubscription
-from raymq.storage.java_hash import tags_code
+from raymq.actors.filter.subscription import filter_of
+from raymq.storage.records.java_hash import tags_code
 
 
 @pytest.mark.parametrize("expression", ["*", "", " ", " * "])

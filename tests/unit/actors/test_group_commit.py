@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raymq.actors.group_commit import GroupCommit
+from raymq.actors.broker.group_commit import GroupCommit
 from raymq.actors.protocol import SendStatus
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, WriteUnknown
 

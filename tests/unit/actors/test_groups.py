@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.filters import Subscription
-from raymq.actors.core.groups import GRACE_SECONDS, SILENCE_SECONDS, Consumer, GroupTable
+from raymq.actors.broker.core.groups.clients import GRACE_SECONDS, SILENCE_SECONDS, Consumer, GroupTable
 from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
+from raymq.actors.filter.subscription import Subscription
 from tests.unit.actors.clock import FakeClock
 
 
@@ -170,7 +170,7 @@ def test_a_heartbeat_without_subscriptions_changes_none(groups: Groups, clock: F
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MOST_IDS_OF_A_CONNECTION", "MOST_CLIENTS", "MOST_MEMBERSHIPS"):
         monkeypatch.setattr(
-            f"raymq.actors.core.groups.{name}", {"MOST_MEMBERSHIPS": 12, "MOST_CLIENTS": 10}.get(name, 4)
+            f"raymq.actors.broker.core.groups.clients.{name}", {"MOST_MEMBERSHIPS": 12, "MOST_CLIENTS": 10}.get(name, 4)
         )
 
 

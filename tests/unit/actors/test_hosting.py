@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker_service import BrokerService
+from raymq.actors.actor_startup import Hosted
+from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.hosting import Hosted
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
-from raymq.storage import json_file
 from raymq.storage.errors import StoreFull
+from raymq.storage.files import json_file
 from tests.polling import poll_until
 
 PROGRAM = """
 import sys
-from raymq.actors.hosting import leave_out_pandas
+from raymq.actors.actor_startup import leave_out_pandas
 leave_out_pandas()
 import pyarrow as pa
 print(pa.array([1, 2]).to_pylist(), "pandas" in sys.modules)

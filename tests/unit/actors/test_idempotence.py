@@ -7,11 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.idempotence import EXPIRY_SECONDS, KEPT_RESULTS, Lane, ProducerTable, StoredBatch
-from raymq.actors.core.sequencing import SequenceLanes
+from raymq.actors.broker.core.appending.idempotence import (
+    EXPIRY_SECONDS,
+    KEPT_RESULTS,
+    Lane,
+    ProducerTable,
+    StoredBatch,
+)
 from raymq.actors.errors import SequenceGap
 from raymq.actors.protocol import MessageQueue
-from raymq.storage.producer_sequence import ProducerSequence
+from raymq.actors.sending.sequencing import SequenceLanes
+from raymq.storage.records.producer_sequence import ProducerSequence
 from tests.unit.actors.clock import FakeClock
 
 LANE: Lane = ("p", "t", 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.core.isolation import (
+from raymq.actors.sending.isolation import (
     FlagIsolation,
     Isolation,
     LatencyIsolation,

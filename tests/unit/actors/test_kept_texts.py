@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core import filters, sql_filter
-from raymq.actors.core.filters import MAX_TAG_CHARACTERS, SQL92, TAG, filter_of
-from raymq.actors.core.kept_texts import KeptTexts
 from raymq.actors.errors import BadSubscription
+from raymq.actors.filter import sql_filter
+from raymq.actors.filter import subscription as filters
+from raymq.actors.filter.kept_texts import KeptTexts
+from raymq.actors.filter.subscription import MAX_TAG_CHARACTERS, SQL92, TAG, filter_of
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.broker.core.groups.locks import LEASE_SECONDS, QueueLocks
 from raymq.actors.errors import ServerBusy
 from tests.unit.actors.clock import FakeClock
 
@@ -100,7 +100,7 @@ def test_nothing_asked_nothing_kept(locks: QueueLocks) -> None:
 
 def test_there_are_at_most_so_many_locks(locks: QueueLocks, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of groups and queues that a client made up were kept while its connection lived."""
-    monkeypatch.setattr("raymq.actors.core.locks.MOST_LOCKS", 3)
+    monkeypatch.setattr("raymq.actors.broker.core.groups.locks.MOST_LOCKS", 3)
     locks.lock("g", "x", [Q0, Q1])
     locks.lock("h", "x", [Q0])
     with pytest.raises(ServerBusy):

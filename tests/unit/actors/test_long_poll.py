@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raymq.actors.core.long_poll import TICK_SECONDS, LongPolls, QueueKey, TakeNext
+from raymq.actors.broker.core.reading.long_poll import TICK_SECONDS, LongPolls, QueueKey, TakeNext
 from tests.unit.actors.clock import FakeClock
 
 

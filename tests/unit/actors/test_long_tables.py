@@ -11,19 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from raymq.actors.core.groups import GroupTable
-from raymq.actors.core.name_server import LEARNING_SECONDS, RouteTable
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.errors import InvalidInput
+from raymq.actors.names.table import LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire import group, route
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import HeartBeat
 from raymq.actors.wire.headers.route import RegisterBroker
 from raymq.actors.wire.route_answers import MAX_ROUTE_QUEUES
 from raymq.actors.wire.server import ServerConnection
-from raymq.storage.json_file import DataVersion
+from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
+from raymq.actors.broker.core.loop_stops import PROBE_SECONDS, WINDOW_SECONDS, LoopStops
 
 
 class Loop:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.errors import GroupNotFound, TopicNotFound
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import CONFIG, Bench
 

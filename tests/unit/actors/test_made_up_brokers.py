@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from raymq.actors.core import name_server
-from raymq.actors.core.name_server import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
 from raymq.actors.errors import InvalidInput, ServerBusy
+from raymq.actors.names import table as name_server
+from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import QueueData
-from raymq.storage.json_file import DataVersion
+from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
 
 ONE, TWO = DataVersion(1, 1), DataVersion(2, 2)

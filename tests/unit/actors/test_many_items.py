@@ -13,21 +13,21 @@ from typing import Any, cast
 
 import pytest
 
-from raymq.actors.core import batch_body
-from raymq.actors.core.batch_body import AT_ONCE
-from raymq.actors.core.consumption import Consumption
-from raymq.actors.core.groups import GroupTable
-from raymq.actors.core.locks import QueueLocks
-from raymq.actors.core.request_limits import MAX_BATCH, MAX_FETCHED, check_count
-from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql, compiling
-from raymq.actors.core.statistics import Statistics
+from raymq.actors.broker.core.appending import batch_body
+from raymq.actors.broker.core.appending.batch_body import AT_ONCE
+from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.groups.consumption import Consumption
+from raymq.actors.broker.core.groups.locks import QueueLocks
+from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.errors import InvalidInput, MessageIllegal, ProtocolError, TopicNotFound
+from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compiling
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, check_count
 from raymq.actors.wire import frame, json_body
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.server import ServerConnection
 from raymq.actors.wire.stepwise import in_steps, stepwise
-from raymq.client.fetch_shares import FetchShares
+from raymq.client.requests.fetch_shares import FetchShares
 from raymq.storage.steps import Steps, mapped
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
@@ -252,7 +252,7 @@ def test_an_expression_that_comes_for_the_first_time_is_read_in_steps() -> None:
 
 def test_a_list_of_numbers_is_one_look_however_long_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,000 numbers were 4,000 comparisons of each batch of records: 100 ms."""
-    from raymq.actors.core import sql_filter
+    from raymq.actors.filter import sql_filter
     from tests.unit.actors.test_sql_filter import records_of
 
     looks = 0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.name_server import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
 from raymq.actors.errors import ServerBusy, TopicNotFound
+from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
 from raymq.actors.protocol import MessageQueue, QueueData
-from raymq.storage.json_file import DataVersion
+from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
 
 ONE, TWO, THREE = (DataVersion(counter, counter) for counter in (1, 2, 3))

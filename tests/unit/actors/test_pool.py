@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.backoff import Backoff
+from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
 from raymq.actors.protocol import Tls
 from raymq.actors.wire.connection import ConnectionPool

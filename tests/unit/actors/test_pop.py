@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core import pop
-from raymq.actors.core.filters import filter_of
-from raymq.actors.core.pop_request import PopRequest
+from raymq.actors.broker.core.pop import pop
+from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.filter.subscription import filter_of
 from raymq.storage.errors import StoreFull
-from raymq.storage.file_calls import replaced
-from raymq.storage.in_flight import Delivery
-from raymq.storage.record import encode
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.records.record import encode
+from raymq.storage.tables.in_flight import Delivery
 from tests.faulty_calls import UnsyncedCalls
 from tests.stored import append, flip, log_file, make_record
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
@@ -485,7 +485,7 @@ def test_a_kill_between_offset_and_table(bench: PopBench, monkeypatch: pytest.Mo
 
 
 def test_the_journal_does_not_grow_with_what_is_done(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raymq.storage.in_flight._REWRITE_BYTES", 4096)
+    monkeypatch.setattr("raymq.storage.tables.in_flight._REWRITE_BYTES", 4096)
     bench.kill()
     bench.send(b"stuck")
     bench.receive(1, invisible=3600)
@@ -535,7 +535,7 @@ def test_a_kill_at_any_write_loses_no_acknowledgement(tmp_path: Path, monkeypatc
         if left == 0:
             raise Killed
 
-    monkeypatch.setattr("raymq.storage.progress.failpoint", reached)
+    monkeypatch.setattr("raymq.storage.tables.progress.failpoint", reached)
     for step in range(1, 10_000):
         bench = PopBench(tmp_path / str(step))
         bench.send(*(b"%d" % n for n in range(8)))

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.pop_bench import Handle, PopBench
 

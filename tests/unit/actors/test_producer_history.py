@@ -10,16 +10,16 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from raymq.actors.core import producer_history
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.producer_history import ProducerHistory
-from raymq.storage import producer_sequence
+from raymq.actors.broker.core.appending import producer_history
+from raymq.actors.broker.core.appending.producer_history import ProducerHistory
+from raymq.actors.broker.core.broker import BrokerCore
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreFull
-from raymq.storage.file_calls import replaced
-from raymq.storage.producer_sequence import ProducerSequence
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.records import producer_sequence
+from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import FaultyCalls
 from tests.stored import make_record
 

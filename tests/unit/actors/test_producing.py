@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from raymq.actors.core.backoff import Backoff
-from raymq.actors.core.producing import LOOK_AGAIN_SECONDS, SendPlan, is_final_refusal
+from raymq.actors.backoff import Backoff
 from raymq.actors.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -23,6 +22,7 @@ from raymq.actors.errors import (
     WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.actors.sending.send_plan import LOOK_AGAIN_SECONDS, SendPlan, is_final_refusal
 from tests.unit.actors.clock import FakeClock
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, InvalidInput, Timeout
-from raymq.actors.wire import bare
+from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command, Serialization

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core import offsets as offset_rules
-from raymq.actors.core.fetching import Wanted
-from raymq.actors.core.filters import filter_of
-from raymq.actors.core.pulling import Pulled, PullStatus, pull
+from raymq.actors.broker.core.groups import offsets as offset_rules
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -17,8 +16,9 @@ from raymq.actors.errors import (
     QueueNotFound,
     TopicNotFound,
 )
+from raymq.actors.filter.subscription import filter_of
 from raymq.client import Message
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench
 
 FOUND, NEW, MATCHED, MOVED = (

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from raymq.actors.queue_turn import QueueTurn
+from raymq.actors.sending.queue_turn import QueueTurn
 
 
 def test_only_one_takes_it() -> None:

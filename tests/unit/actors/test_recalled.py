@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core import recalled
-from raymq.actors.core.draft import Draft
-from raymq.actors.core.recalled import UNDER_WAY_SECONDS, Recalled
+from raymq.actors.broker.core.appending.inbound_message import Draft
+from raymq.actors.broker.core.delay import recalled
+from raymq.actors.broker.core.delay.recalled import UNDER_WAY_SECONDS, Recalled
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.actors.core.retry import Aside, Dead, Later
+from raymq.actors.broker.core.redelivery.retry import Aside, Dead, Later
 from raymq.actors.errors import GroupNotFound, MessageExpired, MessageNotFound, PermissionDenied, StoreFull
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
-from raymq.storage.group_config import GroupConfig
-from raymq.storage.record import encode
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.records.record import encode
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import HOST, Bench
 
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from raymq.actors.name_server_service import NameServerService
+from raymq.actors.broker.registration import Registration
+from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec, QueueData
-from raymq.actors.registration import Registration
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.storage.json_file import DataVersion
+from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.core import rescue
+from raymq.actors.broker.core.delay import rescue
 from raymq.actors.errors import StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
-from raymq.storage import timer_log
-from raymq.storage.record import OFFSET_BODY
+from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.store import Store
+from raymq.storage.timers import timer_log
 from tests.unit.actors.timer_bench import CONFIG, DAY, HOST, HOUR, TimerBench
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.core import producer_history
-from raymq.actors.core.idempotence import ProducerTable
+from raymq.actors.broker.core.appending import producer_history
+from raymq.actors.broker.core.appending.idempotence import ProducerTable
 from raymq.actors.errors import MessageIllegal
-from raymq.storage import properties as names
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import encode, encode_properties
 from tests.unit.actors.taking_in import BORN_HOST, Intake, member
 
 RESERVED = sorted({*names.OF_BROKERS, *(name for name in names.SYSTEM_PROPERTIES if name.startswith("RAYMQ_"))})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.core.pacing import FAILURE_SECONDS, IDLE_SECONDS, LEAST_SECONDS, Pace
-from raymq.actors.core.retry import Dead, Later, after_failure, after_resending
+from raymq.actors.broker.core.redelivery.retry import Dead, Later, after_failure, after_resending
 from raymq.actors.protocol import DueReport
+from raymq.actors.scheduler_pace import FAILURE_SECONDS, IDLE_SECONDS, LEAST_SECONDS, Pace
 from tests.unit.actors.clock import FakeClock
 
 LEVELS = 18

@@ -10,7 +10,7 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
-from raymq.actors.routing import Routes
+from raymq.actors.sending.routing import Routes
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.route_answers import (

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.core.isolation import STRATEGIES, Isolation, LatencyIsolation, NoIsolation, Outcome, make_isolation
-from raymq.actors.core.selection import QueuePicker
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending import queue_of_sharding_key
+from raymq.actors.sending.isolation import STRATEGIES, Isolation, LatencyIsolation, NoIsolation, Outcome, make_isolation
+from raymq.actors.sending.selection import QueuePicker
+from raymq.actors.sending.sender import queue_of_sharding_key
 from tests.unit.actors.clock import FakeClock
 
 QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(2)]

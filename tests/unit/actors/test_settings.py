@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.broker_settings import broker_settings
-from raymq.actors.core.key_values import KeyValues
-from raymq.actors.core.settings import MAX_SETTINGS, Settings, truth
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.errors import InvalidInput, MessageNotFound, StoreCorrupt
-from raymq.actors.wire import properties
+from raymq.actors.names.key_values import KeyValues
+from raymq.actors.server_settings import MAX_SETTINGS, Settings, truth
+from raymq.actors.wire import java_properties as properties
 from raymq.storage.store import Store
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.protocol import SendStatus
-from raymq.actors.wire.context import BrokerContext
 from raymq.actors.wire.frame import Command
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.actors.core.sql_filter import MAX_CHARACTERS, compile_sql
+from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql
 from raymq.storage.errors import InvalidInput
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.records.record import encode, encode_properties
 
 Properties = dict[str, str]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.record import encode
+from raymq.storage.records.record import encode
 from tests.unit.actors.bench import Bench
 
 

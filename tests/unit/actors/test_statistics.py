@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from raymq.actors.core.statistics import DAY, HOUR, MINUTE, MOST_PAIRS, Counter, Statistics
+from raymq.actors.broker.core.statistics import DAY, HOUR, MINUTE, MOST_PAIRS, Counter, Statistics
 from tests.unit.actors.clock import FakeClock
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.system_topics import system_topics
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.system_topics import system_topics
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 
 SMALL = StoreConfig(commitlog_file_bytes=1 << 16, index_slots=10, index_entries=100, delay_levels="1s 2s 3s")
 

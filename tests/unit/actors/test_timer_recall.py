@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.core.recall_handle import RecallHandle
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import RecallStatus
+from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
-from raymq.storage import timer_log
+from raymq.storage.timers import timer_log
 from tests.unit.actors.timer_bench import DAY, HOUR, TimerBench
 
 

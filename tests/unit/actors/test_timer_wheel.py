@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.actors.core.timer_wheel import TimerWheel
-from raymq.storage.timer_entry import ENTRY, NO_ENTRIES, Entries, Kind
+from raymq.actors.broker.core.delay.timer_wheel import TimerWheel
+from raymq.storage.timers.entry import ENTRY, NO_ENTRIES, Entries, Kind
 
 
 def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:

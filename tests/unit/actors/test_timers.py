@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.core import timers
-from raymq.actors.core.rewriting import encode_again
-from raymq.actors.core.timer_records import MAX_AHEAD_MS, delete_key, due_of
+from raymq.actors.broker.core.copies.rewriting import encode_again
+from raymq.actors.broker.core.delay import timers
+from raymq.actors.broker.core.delay.timer_records import MAX_AHEAD_MS, delete_key, due_of
 from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
-from raymq.storage import timer_log
-from raymq.storage.record import OFFSET_BODY
-from raymq.storage.timer_entry import HOUR_MS, Kind, key_of
-from raymq.storage.timer_log import TimerLog
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.records.record import OFFSET_BODY
+from raymq.storage.tables.topic_config import TopicConfig
+from raymq.storage.timers import timer_log
+from raymq.storage.timers.entry import HOUR_MS, Kind, key_of
+from raymq.storage.timers.timer_log import TimerLog
 from tests.stored import flip
 from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 

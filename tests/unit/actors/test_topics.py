@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core.consumption import Consumption
-from raymq.actors.core.fetching import Fetch, Wanted
-from raymq.actors.core.groups import GroupTable
-from raymq.actors.core.pop_request import PopRequest
-from raymq.actors.core.statistics import Statistics
-from raymq.actors.core.topics import TopicChange
+from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.groups.consumption import Consumption
+from raymq.actors.broker.core.pop.request import PopRequest
+from raymq.actors.broker.core.reading.fetching import Fetch, Wanted
+from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.broker.core.topics import TopicChange
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -27,8 +27,8 @@ from raymq.actors.errors import (
 from raymq.actors.protocol import MessageQueue
 from raymq.client import Message
 from raymq.storage.errors import StoreFull
-from raymq.storage.file_calls import replaced
-from raymq.storage.json_file import DataVersion
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.files.json_file import DataVersion
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 

@@ -7,10 +7,10 @@ import errno
 
 import pytest
 
-from raymq.actors.core.pop_request import PopRequest
+from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.errors import StoreFull
 from raymq.client import Message
-from raymq.storage.file_calls import replaced
+from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.wire.turns import Turns
+from raymq.actors.wire.wakeups import Turns
 
 
 def given(*calls: Callable[[Turns, list[int]], None]) -> list[int]:

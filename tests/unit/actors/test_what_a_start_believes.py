@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.core.rewriting import encode_again
+from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.actors.errors import StoreFull
 from raymq.actors.naming import SCHEDULE_TOPIC, dlq_topic, retry_topic
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
-from raymq.storage import properties as names
-from raymq.storage.file_calls import replaced
-from raymq.storage.record import Record, encode, encode_properties
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import Record, encode, encode_properties
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.pop_bench import PopBench

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from raymq.actors.core.broker import BrokerCore
-from raymq.actors.core.recall_handle import RecallHandle
+from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.protocol import Placed, RecallStatus
+from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import Record
+from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.clock import FakeClock
 
 #: Seconds.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raymq.actors.core.producing import LEAST_TRY_SECONDS, SendPlan
+from raymq.actors.sending.send_plan import LEAST_TRY_SECONDS, SendPlan
 from raymq.client import InvalidInput, MessageQueue, arguments
 
 NEVER: list[Any] = [None, "1", b"1", math.nan, math.inf, -math.inf, -1, 1 << 70, 1e300, [], {}, object(), True, 1j]

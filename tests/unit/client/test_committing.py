@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.committing import Committing
-from raymq.client.process_queue import ProcessQueue
+from raymq.client.push.committing import Committing
+from raymq.client.push.process_queue import ProcessQueue
 
 
 class Bench:

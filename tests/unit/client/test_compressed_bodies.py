@@ -18,11 +18,11 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.fetch import Fetched
 from raymq.client.kept_bodies import MOST_KEPT_BYTES, OVERHEAD_BYTES, KeptBodies, kept_bodies
 from raymq.client.message import ReceivedMessage
-from raymq.client.pull_consumer import _table
+from raymq.client.pull.pull_consumer import _table
 from raymq.client.received import received, received_one
-from raymq.storage.compression import MAX_DECOMPRESSED_BYTES
-from raymq.storage.record import encode, encode_properties
-from raymq.storage.record_table import MOST_TABLE_BYTES, tables_from_records
+from raymq.storage.records.compression import MAX_DECOMPRESSED_BYTES
+from raymq.storage.records.record import encode, encode_properties
+from raymq.storage.records.table import MOST_TABLE_BYTES, tables_from_records
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 #: The text of each message is as long as it may be.

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.actors.core.assignment import average
+from raymq.actors.assignment import average
 from raymq.actors.protocol import MessageQueue
 from raymq.client import ConsumeResult, InvalidInput, Retry
-from raymq.client.fetch_window import MAX_MESSAGES, MAX_SPAN
-from raymq.client.listener import ListenerRunner, read_answer
-from raymq.client.process_queue import ProcessQueue
-from raymq.client.subscription import TagFilter, parse_subscriptions
-from raymq.storage.java_hash import tags_code
+from raymq.client.members.subscription import TagFilter, parse_subscriptions
+from raymq.client.push.fetch_window import MAX_MESSAGES, MAX_SPAN
+from raymq.client.push.listener import ListenerRunner, read_answer
+from raymq.client.push.process_queue import ProcessQueue
+from raymq.storage.records.java_hash import tags_code
 from tests.received import message
 
 OK, LATER = ConsumeResult.SUCCESS, ConsumeResult.RECONSUME_LATER

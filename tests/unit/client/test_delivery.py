@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.consumer_settings import ConsumerSettings
-from raymq.client.delivery import Delivery
-from raymq.client.listener import Answer, ConsumeResult, ListenerRunner
+from raymq.client.members.subscription import TagFilter
 from raymq.client.message import ReceivedMessage
-from raymq.client.pace import Pace
-from raymq.client.process_queue import ProcessQueue
-from raymq.client.subscription import TagFilter
+from raymq.client.push.consumer_settings import ConsumerSettings
+from raymq.client.push.delivery import Delivery
+from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
+from raymq.client.push.pace import Pace
+from raymq.client.push.process_queue import ProcessQueue
 from tests.polling import poll_until
 from tests.received import QUEUE, message
 

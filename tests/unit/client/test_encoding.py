@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from raymq.client import InvalidInput, Message
-from raymq.client.encoding import MAX_PART_BYTES, encode_messages, message_parts, table_parts
 from raymq.client.message import key_numbers
-from raymq.storage.record import Record, decode, encode, encode_properties
+from raymq.client.produce.encoding import MAX_PART_BYTES, encode_messages, message_parts, table_parts
+from raymq.storage.records.record import Record, decode, encode, encode_properties
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.fetch_window import MAX_BYTES, MAX_PARKED, MAX_SPAN, MAX_SPAN_PARKED, FetchWindow
-from raymq.client.process_queue import ProcessQueue
+from raymq.client.push.fetch_window import MAX_BYTES, MAX_PARKED, MAX_SPAN, MAX_SPAN_PARKED, FetchWindow
+from raymq.client.push.process_queue import ProcessQueue
 from tests.received import QUEUE, message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.client.kept import Kept, Popped
+from raymq.client.pop.kept import Kept, Popped
 from tests.received import message
 
 

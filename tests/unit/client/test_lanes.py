@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raymq.client.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
-from raymq.client.lanes import OrderedLane, UnorderedLane
 from raymq.client.message import ReceivedMessage
-from raymq.client.process_queue import ProcessQueue
+from raymq.client.push.fetch_window import MAX_PARKED, MAX_SPAN_PARKED
+from raymq.client.push.lanes import OrderedLane, UnorderedLane
+from raymq.client.push.process_queue import ProcessQueue
 from tests.received import QUEUE, message
 
 RETRY_SECONDS = 1.0

@@ -12,8 +12,8 @@ import pytest
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group
 from raymq.client import InvalidInput, Message, MessageQueue, QueueNotFound
 from raymq.client.limits import RULES, Rule, table
-from raymq.client.options import SendDefaults
-from raymq.client.producer import Producer
+from raymq.client.produce.options import SendDefaults
+from raymq.client.produce.producer import Producer
 
 DEFAULTS = SendDefaults(3.0, 2, "same", insist_on_ok=False)
 FULL = 32_767 - len("UNIQ_KEY") - 34 - len("a") - 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.client import ConsumeResult
-from raymq.client.listener import ListenerRunner
+from raymq.client.push.listener import ListenerRunner
 
 OK = ConsumeResult.SUCCESS
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from raymq.actors.core.groups import GRACE_SECONDS
-from raymq.actors.core.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
+from raymq.actors.broker.core.groups.locks import LEASE_SECONDS, QueueLocks
 from raymq.actors.protocol import MessageQueue
-from raymq.client.lock_table import BUSY_RENEW_SECONDS, IDLE_RENEW_SECONDS, TRUST_SECONDS, Grant, LockTable
+from raymq.client.members.lock_table import BUSY_RENEW_SECONDS, IDLE_RENEW_SECONDS, TRUST_SECONDS, Grant, LockTable
 from tests.unit.actors.clock import FakeClock
 
 QUEUE, OTHER = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)

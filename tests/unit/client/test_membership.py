@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.core.filters import Subscription
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ServerBusy, SubscriptionMismatch, Timeout
+from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import TopicRoute
-from raymq.client.membership import Membership
+from raymq.client.members.membership import Membership
 
 HANGS = Timeout("b", "no answer within 3 s")
 GONE = ConnectionLost("b", "it is closed")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raymq.client import InvalidInput, Message, MessageQueue, ReceivedMessage, Retry
-from raymq.storage.record import MAX_BODY_BYTES, decode
+from raymq.storage.records.record import MAX_BODY_BYTES, decode
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 import pytest
 
 from raymq.actors.errors import NotStored
-from raymq.actors.sending import Terms
+from raymq.actors.sending.sender import Terms
 from raymq.client import MessageQueue, SendResult, SendStatus
-from raymq.client.message_batch import Delivery, MessageBatch
-from raymq.storage import compiled
+from raymq.client.produce.message_batch import Delivery, MessageBatch
+from raymq.storage.records import compiled
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

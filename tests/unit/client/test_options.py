@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.actors.sending import Terms
+from raymq.actors.sending.sender import Terms
 from raymq.client import MessageQueue
-from raymq.client.options import SendDefaults
+from raymq.client.produce.options import SendDefaults
 
 DEFAULTS = SendDefaults(3.0, 2, "same", insist_on_ok=False)
 QUEUE = MessageQueue("t", "a", 0)

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from raymq.client.outage import FIRST_PROBE_SECONDS, LONGEST_PROBE_SECONDS, OUTAGE_FAILURES, WINDOW_OUTCOMES, Outage
-from raymq.client.rate import TokenBucket
+from raymq.client.push.outage import (
+    FIRST_PROBE_SECONDS,
+    LONGEST_PROBE_SECONDS,
+    OUTAGE_FAILURES,
+    WINDOW_OUTCOMES,
+    Outage,
+)
+from raymq.client.push.rate import TokenBucket
 
 
 @dataclass

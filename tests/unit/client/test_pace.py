@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.client.pace import QUICK_SECONDS, STREAK, Pace
+from raymq.client.push.pace import QUICK_SECONDS, STREAK, Pace
 from tests.unit.actors.clock import FakeClock
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
-from raymq.client.rebalance import STRATEGIES, strategy_named
+from raymq.client.members.rebalance import STRATEGIES, strategy_named
 
 members = st.sets(st.text("abcdef0123456789", min_size=1, max_size=6), min_size=1, max_size=12)
 Owners = Mapping[MessageQueue, str]

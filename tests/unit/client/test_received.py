@@ -17,7 +17,7 @@ from raymq.actors.wire.fetch import Fetched
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.received import FEW_RECORDS, received
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record import (
+from raymq.storage.records.record import (
     OFFSET_QUEUE_OFFSET,
     OFFSET_SYS_FLAG,
     QUEUE_AND_PHYSICAL_OFFSET,

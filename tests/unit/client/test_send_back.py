@@ -27,8 +27,8 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
-from raymq.client import send_back
-from raymq.client.send_back import SendBack
+from raymq.client.push import send_back
+from raymq.client.push.send_back import SendBack
 from tests.served import serving
 
 QUEUE = MessageQueue("t", "broker-a", 0)

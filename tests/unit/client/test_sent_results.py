@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus
-from raymq.actors.sending import Sent
+from raymq.actors.sending.sender import Sent
 from raymq.client import unique_key
-from raymq.client.sent_results import BatchResults, results_of
+from raymq.client.produce.sent_results import BatchResults, results_of
 
 
 def sent(queue_id: int, first: int, count: int) -> Sent:

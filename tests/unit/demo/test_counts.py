@@ -9,7 +9,7 @@ from raymq.demo.counts import Counts
 from raymq.demo.messaging import ROW, RowListener, as_message, wait_until
 from raymq.demo.plan import InputRecord
 from raymq.demo.rule import DirtyRule
-from raymq.storage.record import decode
+from raymq.storage.records.record import decode
 
 RULE = DirtyRule("csv", ("id", "n"), (("n", "int"),), "id")
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])

@@ -16,9 +16,9 @@ from raymq.spark_bridge import tasks
 from raymq.spark_bridge.envelope import ENVELOPE, envelope_columns
 from raymq.spark_bridge.ranges import Range, cut
 from raymq.spark_bridge.tasks import FetchRanges, StageRows
-from raymq.storage import record
-from raymq.storage.record_table import records_from_table, table_from_records
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.records import record
+from raymq.storage.records.table import records_from_table, table_from_records
+from raymq.storage.records.unique_keys import UniqueKeys
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 

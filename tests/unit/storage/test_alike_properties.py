@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.storage import record, record_batch, record_table
-from raymq.storage.alike_properties import alike_properties
-from raymq.storage.record_table import table_from_records
+from raymq.storage.records import batch as record_batch
+from raymq.storage.records import record
+from raymq.storage.records import table as record_table
+from raymq.storage.records.alike_properties import alike_properties
+from raymq.storage.records.table import table_from_records
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreBusy
-from raymq.storage.file_calls import replaced
-from raymq.storage.progress import Journal
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
+from raymq.storage.tables.progress import Journal
 from tests.crash.power_loss import Disk
 from tests.stored import SMALL, append, bodies, make_record
 
@@ -57,7 +57,7 @@ def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytes
         disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
         store.close()
     disk.close()
-    for module in ("raymq.storage.opening.boot_id", "raymq.storage.store.boot_id"):
+    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert len(bodies(store)) == 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.storage.checking import Checker, Single
 from raymq.storage.errors import InvalidInput
+from raymq.storage.log.checking import Checker, Single
 from tests.stored import make_record
 
 pytestmark = pytest.mark.usefixtures("batch_code")

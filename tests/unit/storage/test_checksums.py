@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage.checksums import checksums
+from raymq.storage.records.checksums import checksums
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.consume_queue import FILLER_SIZE, ConsumeQueue, make_entries
 from raymq.storage.errors import MessageNotFound, OffsetOutOfRange
-from raymq.storage.java_hash import java_hash
+from raymq.storage.log.consume_queue import FILLER_SIZE, ConsumeQueue, make_entries
+from raymq.storage.records.java_hash import java_hash
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, make_record
 

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 import raymq.actors
-from raymq.storage import crc
+from raymq.storage.records import crc
 
 
 def test_services_and_clients_use_the_quicker_one() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import damaged
-from raymq.storage.damaged import MOST_COPIES, keep_copy
+from raymq.storage.log import damaged
+from raymq.storage.log.damaged import MOST_COPIES, keep_copy
 
 
 def named(folder: Path) -> list[int]:

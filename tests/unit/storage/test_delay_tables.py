@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.delay_tables import UNKNOWN_MS, DelayTables
+from raymq.storage.log.delay_tables import UNKNOWN_MS, DelayTables
 
 
 def started(path: Path, *starts: tuple[str, int, int]) -> DelayTables:

@@ -16,9 +16,9 @@ import pytest
 
 from raymq.storage import store as store_module
 from raymq.storage.errors import StoreFailed, StoreFull
-from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 from tests.polling import poll_until
@@ -147,7 +147,7 @@ def test_what_is_stored_in_a_topic_that_was_just_deleted_is_a_new_topics_after_a
         disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
         store.close()
     disk.close()
-    for module in ("raymq.storage.opening.boot_id", "raymq.storage.store.boot_id"):
+    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert bodies(store, "gone") == [b"anew", b"last"]
@@ -239,7 +239,7 @@ def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
         disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
         store.close()
     disk.close()
-    for module in ("raymq.storage.opening.boot_id", "raymq.storage.store.boot_id"):
+    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert store.topics() == ["kept"]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import entry_writer
 from raymq.storage.errors import StoreError, StoreFull
-from raymq.storage.file_calls import FileCalls, replaced
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.log import entry_writer
 from raymq.storage.store import Store
 from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raymq.storage import store as store_module
-from raymq.storage.epochs import Epochs
 from raymq.storage.store import Store
+from raymq.storage.tables.epochs import Epochs
 from tests.machine import Machine
 from tests.stored import SMALL, append, make_record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.mapped_file import MappedFile
+from raymq.storage.files.mapped_file import MappedFile
 
 PAGE = 4096
 NEEDLE = b"\xda\xa3\x20"

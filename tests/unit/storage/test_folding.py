@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import progress as progress_module
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.progress import Progress
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables.progress import Progress
 from tests.faulty_calls import FaultyCalls
 
 

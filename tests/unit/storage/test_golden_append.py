@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import record as layout
-from raymq.storage.checkpoint import Checkpoint
-from raymq.storage.java_hash import tags_code
-from raymq.storage.record import encode
+from raymq.storage.log.checkpoint import Checkpoint
+from raymq.storage.records import record as layout
+from raymq.storage.records.java_hash import tags_code
+from raymq.storage.records.record import encode
 from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests import rocketmq_index

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import message_id
-from raymq.storage.checkpoint import Checkpoint
-from raymq.storage.compression import decompress
 from raymq.storage.errors import MessageExpired, MessageNotFound, OffsetOutOfRange, QueueNotFound
-from raymq.storage.record import Record
+from raymq.storage.log.checkpoint import Checkpoint
+from raymq.storage.records import message_id
+from raymq.storage.records.compression import decompress
+from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.verify import verify
 from tests import golden_stores as golden

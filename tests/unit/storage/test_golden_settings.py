@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from raymq.storage import json_file
-from raymq.storage.group_config import GroupConfig, GroupConfigs
+from raymq.storage.files import json_file
 from raymq.storage.store import Store
-from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
+from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 from tests import golden_stores as golden
 
 BUILT_IN_TOPICS = {

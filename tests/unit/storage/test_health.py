@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import health as health_module
 from raymq.storage.errors import StoreFailed
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.health import Health
+from raymq.storage.files import health as health_module
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.files.health import Health
 
 
 class ReadOnly(FileCalls):

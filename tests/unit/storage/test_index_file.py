@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from raymq.storage.errors import StoreFull
-from raymq.storage.file_calls import replaced
-from raymq.storage.index_file import IndexFile
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.log.index_file import IndexFile
 from tests.faulty_calls import FaultyCalls
 
 pytestmark = pytest.mark.usefixtures("batch_code")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import index_sizes
 from raymq.storage.config import StoreConfig
-from raymq.storage.index_file import file_bytes
+from raymq.storage.log import index_sizes
+from raymq.storage.log.index_file import file_bytes
 from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests.stored import SMALL, append, make_record

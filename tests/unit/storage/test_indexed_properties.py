@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage.byte_rows import pieces, rows_before
-from raymq.storage.indexed_properties import Spans, find, tags_and_keys
+from raymq.storage.records.byte_rows import pieces, rows_before
+from raymq.storage.records.indexed_properties import Spans, find, tags_and_keys
 
 #: Stands in front of the properties, as a record's header does.
 HEADER = b"\x02KEYS\x01no\x02TAGS\x01no\x02"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage.java_hash import (
+from raymq.storage.records.java_hash import (
     index_hash,
     index_hashes,
     java_hash,

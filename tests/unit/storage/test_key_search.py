@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import reading
-from raymq.storage import record as layout
 from raymq.storage.config import StoreConfig
-from raymq.storage.record import Record
+from raymq.storage.log import reading
+from raymq.storage.records import record as layout
+from raymq.storage.records.record import Record
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
 from tests.stored import append, make_record
@@ -127,7 +127,7 @@ def test_the_window_is_that_of_the_store_times_to_the_millisecond(
 
 def test_times_that_an_entry_cannot_tell_are_found(tmp_path: Path) -> None:
     """Earlier than the file's first record, as a clock that was set back wrote it, or 68 years later."""
-    from raymq.storage.index_file import IndexFile
+    from raymq.storage.log.index_file import IndexFile
 
     file = IndexFile(tmp_path / "1", 9, 100, writable=True)
     for place, stored_ms in enumerate((START_MS, START_MS - 9_000_000, START_MS + (1 << 31) * 1_000 + 9_000_000)):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreFailed
-from raymq.storage.file_calls import replaced
-from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 from tests.crash.power_loss import Disk
 from tests.faulty_calls import FaultyCalls
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raymq.storage import message_id
 from raymq.storage.errors import InvalidInput
+from raymq.storage.records import message_id
 
 
 @pytest.mark.parametrize(("host", "length"), [("127.0.0.1", 32), ("2001:db8::7", 56)])

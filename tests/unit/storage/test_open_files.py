@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import commit_log, key_index
-from raymq.storage.ahead import Ahead
 from raymq.storage.config import StoreConfig
-from raymq.storage.mapped_file import MappedFile
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.files.file_work import Ahead
+from raymq.storage.files.mapped_file import MappedFile
+from raymq.storage.log import commit_log, key_index
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from tests.polling import poll_until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import open_files
 from raymq.storage.errors import StoreFull
-from raymq.storage.mapped_file_queue import MappedFileQueue, file_name
-from raymq.storage.preallocation import BLOCKS_BYTES, WINDOW_BYTES, Preallocator
+from raymq.storage.files import open_files
+from raymq.storage.files.mapped_file_queue import MappedFileQueue, file_name
+from raymq.storage.files.preallocation import BLOCKS_BYTES, WINDOW_BYTES, Preallocator
 from raymq.storage.store import Store
 from tests.polling import poll_until
 from tests.stored import SMALL, append, bodies, make_record
@@ -83,7 +83,7 @@ def test_no_room_for_the_next_file_is_no_failure(tmp_path: Path, monkeypatch: py
         asked.append(begin)
         raise StoreFull("no room")
 
-    monkeypatch.setattr("raymq.storage.mapped_file.MappedFile.allocate_ahead", full)
+    monkeypatch.setattr("raymq.storage.files.mapped_file.MappedFile.allocate_ahead", full)
     with Store.open(tmp_path, LARGE) as store:
         append(store, make_record(b"first"))
         poll_until(lambda: bool(asked))

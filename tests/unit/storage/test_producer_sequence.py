@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from raymq.storage.errors import InvalidInput
-from raymq.storage.producer_sequence import ProducerSequence, read, stamp
-from raymq.storage.properties import PRODUCER_SEQUENCE
-from raymq.storage.record import MAX_PROPERTIES_BYTES, decode, encode, encode_properties
+from raymq.storage.records.producer_sequence import ProducerSequence, read, stamp
+from raymq.storage.records.property_names import PRODUCER_SEQUENCE
+from raymq.storage.records.record import MAX_PROPERTIES_BYTES, decode, encode, encode_properties
 
 HOST4, HOST6 = ("127.0.0.1", 1), ("::1", 1)
 FIRST = ProducerSequence("0123456789abcdef", 3, 1 << 40, 2)

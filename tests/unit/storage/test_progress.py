@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raymq.storage import json_file
-from raymq.storage.progress import Progress
+from raymq.storage.files import json_file
+from raymq.storage.tables.progress import Progress
 
 
 def opened(directory: Path, *, writable: bool = True) -> Progress:

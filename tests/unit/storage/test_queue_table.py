@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from raymq.storage.queue_table import QueueTable
+from raymq.storage.log.queue_table import QueueTable
 
 
 class Counting(dict[str, set[int]]):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.storage.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue, make_entries
+from raymq.storage.log.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue, make_entries
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, make_record
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage import record_batch
 from raymq.storage.errors import InvalidInput
-from raymq.storage.readdress import readdressed
-from raymq.storage.record import Record, decode, encode, encode_properties
+from raymq.storage.records import batch as record_batch
+from raymq.storage.records.record import Record, decode, encode, encode_properties
+from raymq.storage.records.rewrite_destination import readdressed
 from raymq.storage.store import Store
 from tests.stored import SMALL
 

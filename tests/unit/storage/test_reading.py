@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import reading, record_batch
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.java_hash import tags_code
-from raymq.storage.record import encode, encode_properties
+from raymq.storage.log import reading
+from raymq.storage.records import batch as record_batch
+from raymq.storage.records.java_hash import tags_code
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("batch_code")

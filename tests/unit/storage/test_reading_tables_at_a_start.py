@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import fileutil
-from raymq.storage.descriptors import RESERVE
 from raymq.storage.errors import StoreError
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.group_config import GroupConfig
-from raymq.storage.record import encode, encode_properties
-from raymq.storage.set_aside import Note, SetAside
+from raymq.storage.files import fileutil
+from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
-from raymq.storage.timer_log import TimerLog
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.set_aside import Note, SetAside
+from raymq.storage.tables.topic_config import TopicConfig
+from raymq.storage.timers.timer_log import TimerLog
 from tests.stored import SMALL, append, make_record
 
 CONFIG = replace(SMALL, delay_levels="1m 5m", flush_interval_ms=3_600_000)

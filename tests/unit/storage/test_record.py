@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage import record as layout
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.record import decode, decode_properties, encode, encode_properties, measure, split
+from raymq.storage.records import record as layout
+from raymq.storage.records.record import decode, decode_properties, encode, encode_properties, measure, split
 from tests.stored import make_record
 
 #: The first record of a store that RocketMQ 5.3.3 wrote.

@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.storage import compression, record, record_columns, record_table
-from raymq.storage import properties as names
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.property_columns import split_properties
-from raymq.storage.record_table import checked_rows, records_from_table, table_from_records
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.records import columns as record_columns
+from raymq.storage.records import compression, record
+from raymq.storage.records import property_names as names
+from raymq.storage.records import table as record_table
+from raymq.storage.records.property_columns import split_properties
+from raymq.storage.records.table import checked_rows, records_from_table, table_from_records
+from raymq.storage.records.unique_keys import UniqueKeys
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

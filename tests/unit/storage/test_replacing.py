@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import fileutil
-from raymq.storage.descriptors import RESERVE
 from raymq.storage.errors import StoreBusy, StoreFailed
-from raymq.storage.file_calls import replaced
+from raymq.storage.files import fileutil
+from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import FaultyCalls
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreError
-from raymq.storage.request_mode import POP, PULL, RequestMode, RequestModes
+from raymq.storage.tables.request_mode import POP, PULL, RequestMode, RequestModes
 
 
 def test_what_is_set_is_there_after_a_restart(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import retention as retention_of
 from raymq.storage.errors import MessageExpired, OffsetOutOfRange, StoreError, StoreFull
-from raymq.storage.retention import Decision, Disk, Remover, Retention
+from raymq.storage.log import retention as retention_of
+from raymq.storage.log.retention import Decision, Disk, Remover, Retention
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, make_record
 
@@ -324,7 +324,7 @@ def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, mon
         raise StoreError("no")
 
     with monkeypatch.context() as patched:
-        patched.setattr("raymq.storage.fileutil.remove", fail)
+        patched.setattr("raymq.storage.files.fileutil.remove", fail)
         remover.add([(first, None), (second, None)])
         assert remover.wait(30)
         assert names(tmp_path) == ["1", "2"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import json_file
 from raymq.storage.errors import StoreCorrupt, StoreError
-from raymq.storage.group_config import GroupConfig, GroupConfigs
-from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.files import json_file
+from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
+from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 
 
 def test_integer_keys_quoted_and_not() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
-from raymq.storage.file_calls import replaced
-from raymq.storage.group_config import GroupConfigs
-from raymq.storage.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.tables.group_config import GroupConfigs
+from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 from tests.faulty_calls import FaultyCalls
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import in_flight as in_flight_module
-from raymq.storage.file_calls import FileCalls, replaced
-from raymq.storage.in_flight import Delivery, InFlight
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.tables import in_flight as in_flight_module
+from raymq.storage.tables.in_flight import Delivery, InFlight
 from tests.faulty_calls import FaultyCalls
 
 QUEUES = [("g", "t", 0), ("g", "t", 1), ("h", "t", 0)]

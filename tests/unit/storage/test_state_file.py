@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.checkpoint import State
+from raymq.storage.log.checkpoint import State
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, make_record
 

@@ -24,8 +24,8 @@ from raymq.storage.errors import (
     StoreFailed,
     StoreFull,
 )
-from raymq.storage.java_hash import tags_code
-from raymq.storage.record import MAGIC_BLANK, encode, encode_properties
+from raymq.storage.records.java_hash import tags_code
+from raymq.storage.records.record import MAGIC_BLANK, encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.verify import verify
 from tests.stored import SMALL, append, bodies, flip, log_file, make_record
@@ -365,7 +365,7 @@ def test_a_failing_disk_refuses_from_then_on(tmp_path: Path, monkeypatch: pytest
         raise StoreFailed("Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("raymq.storage.fileutil.fdatasync", fail)
+        patched.setattr("raymq.storage.files.fileutil.fdatasync", fail)
         with pytest.raises(StoreFailed):
             store.flush()
     for attempt in (lambda: append(store, GOOD), store.flush):
@@ -386,7 +386,7 @@ def test_no_room_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             raise StoreFull("no room")
 
         with monkeypatch.context() as patched:
-            patched.setattr("raymq.storage.fileutil.allocate", full)
+            patched.setattr("raymq.storage.files.fileutil.allocate", full)
             for count in (1, 20):
                 with pytest.raises(StoreFull):
                     append(store, *[GOOD] * count)

@@ -11,14 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from raymq.cluster.cli import main_group
-from raymq.storage import json_file, timer_state
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull, StoreLocked
-from raymq.storage.file_calls import replaced
-from raymq.storage.group_config import GroupConfig
+from raymq.storage.files import json_file
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.table_repair import find_broken, repair
-from raymq.storage.topic_config import TopicConfig
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.topic_config import TopicConfig
+from raymq.storage.timers import state as timer_state
 from tests.faulty_calls import FaultyCalls
 from tests.stored import append, make_record
 

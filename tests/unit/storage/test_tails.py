@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.storage.derived import derive
-from raymq.storage.java_hash import index_hash, tags_code
-from raymq.storage.record import encode
-from raymq.storage.record_batch import BadRecord, Batch, parse
+from raymq.storage.records.batch import BadRecord, Batch, parse
+from raymq.storage.records.index_inputs import derive
+from raymq.storage.records.java_hash import index_hash, tags_code
+from raymq.storage.records.record import encode
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 

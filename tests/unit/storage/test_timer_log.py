@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import file_calls, timer_log
 from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
-from raymq.storage.timer_entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, Kind, key_of
-from raymq.storage.timer_log import TimerLog
-from raymq.storage.timer_over import Over
-from raymq.storage.timer_run import TimerRun
+from raymq.storage.files import file_calls
+from raymq.storage.timers import timer_log
+from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, Kind, key_of
+from raymq.storage.timers.over import Over
+from raymq.storage.timers.run import TimerRun
+from raymq.storage.timers.timer_log import TimerLog
 from tests.faulty_calls import FaultyCalls
 from tests.stored import flip
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage import timer_log
-from raymq.storage.timer_entry import ENTRY, LEAST_KEY, Entries, Kind
-from raymq.storage.timer_log import TimerLog
-from raymq.storage.timer_over import Over, is_over, with_over
+from raymq.storage.timers import timer_log
+from raymq.storage.timers.entry import ENTRY, LEAST_KEY, Entries, Kind
+from raymq.storage.timers.over import Over, is_over, with_over
+from raymq.storage.timers.timer_log import TimerLog
 
 
 def entry(due_ms: int, offset: int, kind: Kind = Kind.WAITS) -> Entries:

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from raymq.storage import unique_keys
-from raymq.storage.unique_keys import UniqueKeys
+from raymq.storage.records import unique_keys
+from raymq.storage.records.unique_keys import UniqueKeys
 
 
 def test_a_resolver_that_fails_is_asked_once_and_not_after_every_fork(monkeypatch: pytest.MonkeyPatch) -> None:

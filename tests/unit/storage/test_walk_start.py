@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import recovery, walk_start
 from raymq.storage.errors import StoreCorrupt
-from raymq.storage.record import OFFSET_BODY
+from raymq.storage.log import recovery, walk_start
+from raymq.storage.log.walk_start import WalkStart
+from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.store import Store
-from raymq.storage.walk_start import WalkStart
 from tests.stored import SMALL, append, bodies, flip, make_record
 
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, flush_interval_ms=3_600_000)

@@ -1,0 +1,1 @@
+"""From an append to a record: what is accepted, refused, numbered, staged."""

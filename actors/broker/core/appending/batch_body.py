@@ -1,0 +1,68 @@
+"""The body of a batch: messages as a client packs them, without the places that only a broker knows.
+
+    size i4 | magic i4 | body CRC i4 | flag i4 | body length i4 + body | properties length i2 + properties
+
+one behind the other. Magic and CRC are 0 from RocketMQ's clients and mean nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from raymq.actors.errors import MessageIllegal
+from raymq.actors.request_limits import check_batch
+from raymq.storage.steps import Steps, finish
+
+_HEAD = struct.Struct(">iiiii")
+_PROPERTIES_LENGTH = struct.Struct(">H")
+_LEAST = _HEAD.size + _PROPERTIES_LENGTH.size
+#: So many messages are one step of work.
+AT_ONCE: Final = 1_000
+
+
+class Member(NamedTuple):
+    """One message of a batch; `properties` as a record has them."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def split(batch: bytes) -> list[Member]:
+    """The messages of a batch, at least one.
+
+    Raises:
+        MessageIllegal: the lengths contradict each other or the size of the whole, or there are too many.
+    """
+    return finish(splitting(batch))
+
+
+def splitting(batch: bytes) -> Steps[list[Member]]:
+    """`split` in steps."""
+    members: list[Member] = []
+    position, end = 0, len(batch)
+    while position < end:
+        if members and len(members) % AT_ONCE == 0:
+            check_batch(len(members) + 1)
+            yield None
+        if end - position < _LEAST:
+            raise _illegal("a whole message", position, end)
+        size, _magic, _crc, flag, body_bytes = _HEAD.unpack_from(batch, position)
+        following = position + size
+        body_at = position + _HEAD.size
+        properties_at = body_at + body_bytes + _PROPERTIES_LENGTH.size
+        if following > end or body_bytes < 1 or properties_at > following:
+            raise _illegal("a body and properties within the batch", position, end)
+        (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(batch, properties_at - _PROPERTIES_LENGTH.size)
+        if properties_at + properties_bytes != following:
+            raise _illegal("lengths that add up to the message's size", position, end)
+        members.append(Member(flag, batch[body_at : body_at + body_bytes], batch[properties_at:following]))
+        position = following
+    if not members:
+        raise _illegal("at least one message", position, end)
+    return members
+
+
+def _illegal(limit: str, position: int, end: int) -> MessageIllegal:
+    return MessageIllegal("batch", limit, f"byte {position} of {end}")

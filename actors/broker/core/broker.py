@@ -1,0 +1,421 @@
+"""A broker's decisions around its store: which topics exist, what may be appended, what a group has committed.
+
+Used from one thread, the broker's event loop. It knows no socket and no Ray; the wire's handlers and the actor's
+methods both come here, so that every rule stands once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.actors.broker.core.appending.admission import Admission, AdmissionLimits
+from raymq.actors.broker.core.appending.foreign_send import Accepting
+from raymq.actors.broker.core.appending.idempotence import ProducerTable, StoredBatch
+from raymq.actors.broker.core.appending.inbound_message import Kind
+from raymq.actors.broker.core.appending.staging import Staging
+from raymq.actors.broker.core.copies.copying import Copying
+from raymq.actors.broker.core.delay.recall import Recall
+from raymq.actors.broker.core.delay.rescue import Rescue
+from raymq.actors.broker.core.delay.schedule import Schedule
+from raymq.actors.broker.core.delay.timers import Timers
+from raymq.actors.broker.core.groups.locks import QueueLocks
+from raymq.actors.broker.core.groups.offsets import GroupOffsets
+from raymq.actors.broker.core.groups.settings import GroupSettings
+from raymq.actors.broker.core.pop.pop import Pop
+from raymq.actors.broker.core.redelivery.dead_letters import DeadLetters
+from raymq.actors.broker.core.redelivery.redelivery import Redelivery
+from raymq.actors.broker.core.system_topics import install, system_topics
+from raymq.actors.broker.core.topics import Topics
+from raymq.actors.errors import (
+    GroupNotFound,
+    InvalidInput,
+    PermissionDenied,
+    QueueNotFound,
+    SequenceGap,
+    StoreCorrupt,
+)
+from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
+from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
+from raymq.storage.clock import boottime
+from raymq.storage.files.json_file import DataVersion
+from raymq.storage.log.checking import Single
+from raymq.storage.log.retention import Deleted
+from raymq.storage.log.writing import Stored
+from raymq.storage.records import producer_sequence
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import Record, decode
+from raymq.storage.steps import Steps, finish
+from raymq.storage.store import AppendResult, Store
+from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.set_aside import SetAside
+from raymq.storage.tables.topic_config import TopicConfig
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """What a queue holds: offsets min..max-1. `last_store_timestamp_ms` is 0 where nothing is to be read."""
+
+    min_offset: int
+    max_offset: int
+    last_store_timestamp_ms: int
+
+
+def _nobody_waits(_: Sequence[tuple[str, int]]) -> None:
+    """What arrivals mean to a core without a service."""
+
+
+class BrokerCore:
+    """One broker over its open store.
+
+    `clock` is wall time in seconds, `steady` the same without its steps (None: it has none), `elapsed` measures leases.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        *,
+        cluster: str = "raymq",
+        auto_create_topics: bool = False,
+        limits: AdmissionLimits | None = None,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] | None = None,
+        elapsed: Callable[[], float] = boottime,
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.clock = clock
+        self._steady = steady or clock
+        self._auto_create_topics = auto_create_topics
+        #: Called with the (topic, queue id) pairs that got messages, which need not be confirmed yet; the service wakes
+        #: parked fetches by it, once they can read them.
+        self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
+        #: What no copy could be made of.
+        self.set_aside = SetAside(store.directory / "raymq" / "set_aside.jsonl")
+        copying = Copying(store, self._append, self.set_aside, clock)
+        self.schedule = Schedule(store, self._steady, self._append, copying)
+        self.timers = Timers(name, store, clock, self._append, copying)
+        self.rescue = Rescue(store, self.timers, self.schedule, self._append)
+        self.recalls = Recall(name, store, self.timers, clock, self._append)
+        self.dead_letters = DeadLetters(store, self.ensure_group, copying)
+        self.locks = QueueLocks(elapsed)
+        self.group_settings = GroupSettings(store, self.ensure_group)
+        self.offsets = GroupOffsets(store, self.group_settings, self.bounds)
+        own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
+        self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
+        self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
+        self.staging = Staging(store, self._append, copying)
+        self.pop = Pop(store, self._steady, self.redelivery.bury, copying)
+        self.producers = ProducerTable(self._steady)
+        self.admission = Admission(time.monotonic, limits)
+        self.accepting = Accepting(
+            cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
+        )
+        self.accepting.detours[Kind.TIMER] = self.timers.detour
+        install(store.topic_configs, own)
+        #: The queues that are found to be writable, as long as the topics are of that version.
+        self._open_lanes: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicConfig:
+        """A topic's settings; TopicNotFound."""
+        return self.topics.get(name)
+
+    def ranges(self, topic: str) -> dict[int, QueueRange]:
+        """What each of a topic's queues holds, written or not."""
+        return {queue_id: self.range(topic, queue_id) for queue_id in range(_queues(self.topic(topic)))}
+
+    def range(self, topic: str, queue_id: int) -> QueueRange:
+        """What one queue holds; QueueNotFound if the topic has no such queue."""
+        low, high = self.bounds(topic, queue_id)
+        if high == low:
+            return QueueRange(low, high, 0)
+        try:
+            with self.store.read(topic, queue_id, high - 1, 1) as lease:
+                last = lease.messages()[0].store_timestamp_ms
+        except StoreCorrupt:  # one damaged message does not hide what is known of its topic
+            last = 0
+        return QueueRange(low, high, last)
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether the topic exists here and has a queue of that id."""
+        config = self.store.topic_configs.get(topic)
+        return config is not None and 0 <= queue_id < _queues(config)
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """A queue's minimum and maximum offset; TopicNotFound, QueueNotFound."""
+        self._check_queue(topic, queue_id, _queues(self.topic(topic)))
+        try:
+            return self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+        except QueueNotFound:  # nothing was ever written to it
+            return 0, 0
+
+    def offset_at_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """The first offset whose store time is at or after `timestamp_ms`, else the maximum.
+
+        With `boundary="upper"` the last offset whose store time is at or before it, else the minimum.
+        """
+        if self.bounds(topic, queue_id)[1] == 0:
+            return 0
+        return self.store.offset_at_time(topic, queue_id, timestamp_ms, boundary=boundary)
+
+    # -- append --------------------------------------------------------------------------------------------------
+
+    def append(
+        self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+    ) -> Placed:
+        """Store ready-made records of one queue. All or nothing: what is refused leaves no trace.
+
+        Args:
+            delayed: the records carry a delay level or a time, all the same of the two, and wait elsewhere first; the
+                result then names their places there.
+
+        Raises:
+            InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, StoreFull, StoreFailed.
+        """
+        self.check_writable(topic, queue_id)
+        if delayed:
+            keeper = self.schedule if names.DELAY in decode(records).properties else self.timers
+            return keeper.defer(records, sizes, (topic, queue_id))
+        result = self._append(records, sizes, (topic, queue_id))
+        queue_ids = np.full(len(sizes), queue_id, np.int32)
+        return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """`append` for one record that comes at once and that `Store.check_one` has taken apart.
+
+        Args:
+            stored: as in `Store.append_one`.
+
+        Returns:
+            its queue offset and its physical offset.
+        """
+        lane = single.lane
+        if not self.is_open(lane):
+            self.check_writable(*lane)
+        began = time.monotonic()
+        place = self.store.append_one(single, stored)
+        self.admission.appended(began)
+        self.on_arrival((lane,))
+        return place
+
+    def append_sequenced(
+        self, topic: str, queue_id: int, records: memoryview, sizes: npt.NDArray[np.int32], *, delayed: bool = False
+    ) -> Placed:
+        """`append` for an idempotent producer: a batch that is here already is answered with the places it has.
+
+        Raises:
+            SequenceGap: the batch does not follow the last one of its producer in this queue. As `append` besides.
+        """
+        sequence = producer_sequence.read(records)
+        if sequence.count != len(sizes):
+            raise InvalidInput("records", f"the {sequence.count} of their sequence", len(sizes))
+        lane = (sequence.producer, topic, queue_id)
+        stored = self.producers.check(lane, sequence)
+        if stored is not None:
+            place = stored.topic, stored.queue_id, stored.offset
+            physical, _, _ = self.store.entries(*place, stored.count, written=True)
+            queue_ids = np.full(stored.count, stored.queue_id, np.int32)
+            return Placed(stored.topic, queue_ids, stored.offset + np.arange(stored.count), physical)
+        placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
+        first = StoredBatch(placed.topic, int(placed.queue_ids[0]), int(placed.queue_offsets[0]), len(sizes))
+        self.producers.remember(lane, sequence, first)
+        return placed
+
+    def append_one_sequenced(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """`append_one` for an idempotent producer, as `append_sequenced`.
+
+        Args:
+            stored: told the place also of a record that is here already.
+        """
+        sequence = producer_sequence.read(single.record)
+        if sequence.count != 1:
+            raise InvalidInput("records", f"the {sequence.count} of their sequence", 1)
+        topic, queue_id = single.lane
+        lane = (sequence.producer, topic, queue_id)
+        known = self.producers.check(lane, sequence)
+        if known is None:
+
+            def told(queue_offset: int, physical_offset: int) -> None:
+                try:
+                    assert stored is not None
+                    stored(queue_offset, physical_offset)
+                except BaseException:  # it is stored, whether its producer comes to know it or not
+                    self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
+                    raise
+
+            place = self.append_one(single, told if stored is not None else None)
+            self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
+            return place
+        if (known.topic, known.queue_id) != single.lane:
+            raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is delayed, this one is not")
+        physical, _, _ = self.store.entries(topic, queue_id, known.offset, 1, written=True)
+        place = known.offset, int(physical[0])
+        if stored is not None:
+            stored(*place)
+        return place
+
+    def _forget_topic(self, topic: str) -> None:
+        """The topic was deleted, and with it what the store has of it."""
+        for owner in (self.pop, self.producers, self.dead_letters):
+            owner.forget_topic(topic)
+
+    def is_open(self, lane: tuple[str, int]) -> bool:
+        """Whether `check_writable` has let that queue pass since topics were changed last."""
+        topics, lanes = self._open_lanes
+        return lane in lanes and topics is self.store.topic_configs.version
+
+    def check_writable(self, topic: str, queue_id: int) -> None:
+        """Raise what an append to that queue would raise, the records apart."""
+        config = self.store.topic_configs.get(topic)
+        if config is None:
+            check_topic(topic)
+        if topic in UNSENDABLE_TOPICS:
+            raise InvalidInput("topic", "not one of the system's own topics", topic)
+        if config is None:
+            if self._auto_create_topics:
+                self.topics.check_room(topic)
+                self.topics.create(topic, AUTO_CREATED_QUEUES)
+            config = self.topic(topic)
+        if not config.perm & PERM_WRITE:
+            raise PermissionDenied(f"topic {topic} may not be written on {self.name}")
+        self._check_queue(topic, queue_id, config.write_queues)
+        if self._open_lanes[0] is not self.store.topic_configs.version:
+            self._open_lanes = self.store.topic_configs.version, set()
+        self._open_lanes[1].add((topic, queue_id))
+
+    def _append(
+        self,
+        records: bytes | memoryview,
+        sizes: npt.NDArray[np.int32],
+        *lanes: tuple[str, int],
+        check_crc: bool = True,
+        again: bool = False,
+    ) -> AppendResult:
+        """Append records that belong to `lanes`, and wake who waits for them."""
+        began = time.monotonic()
+        result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc, again=again)
+        self.admission.appended(began)
+        try:
+            self.on_arrival(lanes)
+        except Exception:  # noqa: BLE001 - it is stored, whatever becomes of those who wait for it
+            _log.exception("arrivals in %s could not be told", lanes)
+        return result
+
+    def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
+        if not 0 <= queue_id < queues:
+            raise QueueNotFound(f"topic {topic} has queues 0..{queues - 1} on {self.name}, not {queue_id}")
+
+    def deliver_due(self) -> DueReport:
+        """Put everything whose time has come into its real queue, as much as one pass may.
+
+        Raises:
+            StoreFull, StoreFailed: nothing was skipped; it is to be tried again.
+        """
+        reports: list[DueReport] = []
+        waits: list[int] = []
+        failures: list[Exception] = []
+        for keeper, clock in ((self.timers, self.clock), (self.schedule, self._steady)):
+            try:
+                report = keeper.deliver_due()
+            except Exception as error:  # noqa: BLE001 - the other one has its turn in any case
+                failures.append(error)
+                continue
+            reports.append(report)
+            if report.next_due_ms is not None:
+                waits.append(report.next_due_ms - int(clock() * 1000))
+        if failures:
+            raise failures[0]
+        return DueReport(
+            sum(report.delivered for report in reports),
+            min((report.next_due_ms for report in reports if report.next_due_ms is not None), default=None),
+            max(report.lateness_ms for report in reports),
+            min(waits, default=None),
+        )
+
+    def delete_expired(self, *, asked: bool = False) -> Deleted:
+        """`Store.delete_expired`: no file goes in which somebody still waits for his time, whoever asks for it.
+
+        What waits is stored anew in small steps, so files may go some runs later than they might.
+        """
+        self.rescue.want(self.store.leaving_before())
+        return self.store.delete_expired(asked=asked, rescue=self.rescue.up_to)
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def group(self, name: str) -> GroupConfig:
+        """A consumer group's settings, those of a new one where it is not there."""
+        return self.store.group_configs.get(check_group(name)) or GroupConfig(name)
+
+    def make_group(self, name: str) -> GroupConfig:
+        """`group`, made where it is not there, as in RocketMQ. It survives a kill at once, the machine a second later.
+
+        Raises:
+            GroupNotFound: it is not there, and as many are as may be made so.
+        """
+        config = self.store.group_configs.get(check_group(name))
+        if config is None:
+            most = self.store.config.max_auto_groups
+            if len(self.store.group_configs) >= most:
+                raise GroupNotFound(
+                    f"consumer group {name} does not exist on {self.name}, where {most} groups are",
+                    remedy="delete groups that nobody needs, make this one with Admin, or raise max_auto_groups",
+                )
+            config = GroupConfig(name)
+            self.store.group_configs.put_soon(config)
+        return config
+
+    def ensure_group(self, name: str) -> bool:
+        """`make_group` with its retry topic; True if that is new. Raises the same."""
+        topic, queues = retry_topic(name), self.make_group(name).retry_queues
+        if queues <= 0 or self.store.topic_configs.get(topic) is not None:
+            return False
+        self.store.topic_configs.put_soon(TopicConfig(topic, queues, queues))
+        return True
+
+    def reset_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Send a group to another place of a queue; who waits for that queue learns it at once."""
+        self.offsets.reset(group, topic, queue_id, offset)
+        self.pop.forget(group, topic, queue_id)
+        self.on_arrival([(topic, queue_id)])
+
+    def consumed_topics(self, group: str) -> list[str]:
+        """The topics that `group` has offsets in here, and its retry topic; GroupNotFound."""
+        if self.store.group_configs.get(check_group(group)) is None:
+            raise GroupNotFound(f"consumer group {group} does not exist on {self.name}")
+        known = {*self.store.consumer_offsets.topics_of(group), retry_topic(group)}
+        return sorted(topic for topic in known if self.store.topic_configs.get(topic) is not None)
+
+    # -- single messages -----------------------------------------------------------------------------------------
+
+    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int) -> list[Record]:
+        """Messages of `topic` that carry `key` (or have it as unique key), newest first."""
+        return finish(self.search(topic, key, begin_ms, end_ms, limit))
+
+    def search(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, limit: int, max_bytes: int | None = None
+    ) -> Steps[list[Record]]:
+        """`query` in steps, see `Store.search`; TopicNotFound."""
+        self.topic(topic)
+        return self.store.search(topic, key, begin_ms, end_ms, limit, max_bytes)
+
+    def view(self, physical_offset: int) -> Record:
+        """The message at a place of the log; MessageNotFound, MessageExpired."""
+        return self.store.read_at(physical_offset)
+
+
+def _queues(config: TopicConfig) -> int:
+    """How many queues a topic has, those included that are only read or only written."""
+    return max(config.read_queues, config.write_queues)

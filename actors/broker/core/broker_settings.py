@@ -1,0 +1,62 @@
+"""A broker's settings under RocketMQ's names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.server_settings import Settings
+from raymq.storage.config import MOST_HOURS
+
+
+def broker_settings(
+    core: BrokerCore, *, cluster: str, address: str, name_servers: Sequence[str], auto_create_topics: bool
+) -> Settings:
+    """What can be read, and what can be changed while the broker runs: when log files are deleted."""
+    store = core.store
+    config = store.config
+    host, _, port = address.rpartition(":")
+
+    def keep_hours(value: str) -> None:
+        hours = float(value)
+        if not 0 < hours < float("inf"):
+            raise ValueError("hours, more than 0")
+        store.retention = replace(store.retention, hours=min(hours, MOST_HOURS))
+
+    def delete_at(value: str) -> None:
+        if value != "*" and not (value.isdecimal() and value.isascii() and int(value) < 24):
+            raise ValueError('"00" to "23" or "*"')
+        store.retention = replace(store.retention, delete_at_hour=value)
+
+    fixed = {
+        "brokerName": core.name,
+        "brokerClusterName": cluster,
+        "brokerId": "0",
+        "brokerRole": "ASYNC_MASTER",
+        "brokerPermission": "6",
+        "brokerIP1": host,
+        "brokerIP2": host,
+        "listenPort": port,
+        "namesrvAddr": ";".join(name_servers),
+        "autoCreateTopicEnable": str(auto_create_topics).lower(),
+        "autoCreateSubscriptionGroup": "true",
+        "storePathRootDir": str(store.directory),
+        "storePathCommitLog": str(store.directory / "commitlog"),
+        "mappedFileSizeCommitLog": str(config.commitlog_file_bytes),
+        "mappedFileSizeConsumeQueue": str(config.consume_queue_file_entries * 20),
+        "maxHashSlotNum": str(config.index_slots),
+        "maxIndexNum": str(config.index_entries),
+        "maxMessageSize": str(config.max_message_bytes),
+        "messageDelayLevel": config.delay_levels,
+        "flushDiskType": f"{config.flush.upper()}_FLUSH",
+        "flushIntervalCommitLog": str(config.flush_interval_ms),
+        "diskMaxUsedSpaceRatio": "75",
+        "clientCallbackExecutorThreads": str(os.cpu_count()),
+    }
+    changeable = {
+        "fileReservedTime": (f"{store.retention.hours:g}", keep_hours),
+        "deleteWhen": (store.retention.delete_at_hour, delete_at),
+    }
+    return Settings(store.directory / "raymq" / "settings.json", fixed, changeable)

@@ -1,0 +1,1 @@
+"""Copies of stored messages, made for whoever moves them on."""

@@ -1,0 +1,1 @@
+"""Messages that wait: the fixed levels, times of their own, and calling them back."""

@@ -1,0 +1,1 @@
+"""Consumer groups: their members, settings, offsets, locks and progress."""

@@ -1,0 +1,390 @@
+"""Who is connected to a broker: clients, the groups they consume and produce in, what they subscribe to. No I/O.
+
+A client is known by its id, which one process may use for many groups and over several connections. It goes, with all
+its memberships, `GRACE_SECONDS` after its last connection closed, unless it has come back; a membership that no
+heartbeat renews goes after `SILENCE_SECONDS` (RocketMQ's channel expiry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
+from raymq.actors.filter.subscription import Subscription
+from raymq.actors.naming import retry_topic
+
+GRACE_SECONDS = 2.0
+SILENCE_SECONDS = 120.0
+#: What those who connect may make up: client ids of one connection, and of all;
+MOST_IDS_OF_A_CONNECTION = 10_000
+MOST_CLIENTS = 100_000
+MAX_ID_CHARACTERS = 1_024
+#: memberships, of one connection and of all; one that subscribes to much counts for several, at so many bytes each.
+MOST_MEMBERSHIPS_OF_A_CONNECTION = 16_384
+MOST_MEMBERSHIPS = 200_000
+BYTES_OF_A_MEMBERSHIP = 256
+#: RocketMQ's words, such as CONSUME_PASSIVELY.
+_WORD_CHARACTERS = 64
+_LANGUAGE_CHARACTERS = 32
+
+#: (topic, queue id)
+Queue = tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One client id. `language` and `version` are those of its newest heartbeat; connections are newest last."""
+
+    client_id: str
+    language: str = "OTHER"
+    version: int = 0
+    connections: list[object] = field(default_factory=list)
+    orphaned_at: float | None = None
+    #: How many its memberships count for.
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What a heartbeat tells of one consumer; the words are RocketMQ's. `subscriptions` None: as told before."""
+
+    group: str
+    subscriptions: Mapping[str, Subscription] | None
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+
+
+@dataclass(slots=True)
+class Membership:
+    """One client in one group."""
+
+    client: Client
+    last_seen: float
+    #: How it consumes: consume type and message model.
+    way: tuple[str, str] = ("", "")
+    subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
+    #: How many it counts for.
+    weight: int = 1
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """A group with members. `latest` is the newest heartbeat's; its subscriptions count for pulls that name none."""
+
+    latest: Consumer
+    members: dict[str, Membership] = field(default_factory=dict)
+    #: The member that fetched each queue last.
+    owners: dict[Queue, str] = field(default_factory=dict)
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By topic, those of the member that told its own last."""
+        return self.latest.subscriptions or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a sweep ended: consumer groups that lost a member, and clients that are forgotten."""
+
+    groups: frozenset[str]
+    client_ids: frozenset[str]
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """All clients of a broker. `clock` is seconds that nobody sets; connections are any hashable objects."""
+
+    clock: Callable[[], float]
+    _clients: dict[str, Client] = field(default_factory=dict)
+    _by_connection: dict[object, set[str]] = field(default_factory=dict)
+    #: How many the memberships of a connection's clients count for.
+    _held: dict[object, int] = field(default_factory=dict)
+    _consumers: dict[str, ConsumerGroup] = field(default_factory=dict)
+    _producers: dict[str, dict[str, Membership]] = field(default_factory=dict)
+    #: Of all memberships.
+    _weight: int = 0
+
+    # -- what clients do -----------------------------------------------------------------------------------------
+
+    def greet(self, client_id: str, connection: object, language: str = "OTHER", version: int = 0) -> bool:
+        """A client says that it lives; first thing of every heartbeat.
+
+        Returns:
+            Whether the connection is new here: the caller then has to see to `connection_closed`.
+
+        Raises:
+            InvalidInput: the id is too long, or the connection has named too many.
+            ServerBusy: there are as many clients as there may be.
+        """
+        if len(client_id) > MAX_ID_CHARACTERS:
+            raise InvalidInput("clientID", f"at most {MAX_ID_CHARACTERS} characters", len(client_id))
+        ids = self._by_connection.get(connection, set())
+        if client_id not in ids and len(ids) >= MOST_IDS_OF_A_CONNECTION:
+            raise InvalidInput("clientID", f"at most {MOST_IDS_OF_A_CONNECTION} client ids of a connection", client_id)
+        client = self._clients.get(client_id)
+        if client is None:
+            if len(self._clients) >= MOST_CLIENTS:
+                raise ServerBusy(f"{MOST_CLIENTS} clients are connected, one more may not be")
+            client = self._clients[client_id] = Client(client_id)
+        client.language, client.version, client.orphaned_at = language[:_LANGUAGE_CHARACTERS], version, None
+        if connection not in client.connections:
+            client.connections.append(connection)
+            self._held[connection] = self._held.get(connection, 0) + client.weight
+        new = connection not in self._by_connection
+        self._by_connection.setdefault(connection, ids).add(client_id)
+        return new
+
+    def consume(self, client_id: str, consumer: Consumer, *, strict: bool = False) -> bool:
+        """A client that was greeted is a member of a consumer group.
+
+        Args:
+            strict: refuse what differs from the other members (RayMQ's clients); otherwise the last one wins.
+
+        Returns:
+            Whether the other members have to be told: it is new, or subscribes to something else than before.
+
+        Raises:
+            SubscriptionMismatch: `strict`, and another connected member subscribes to something else, or consumes in
+                another way: who pops takes messages of queues that others own, who is broadcast to owns none.
+            InvalidInput: words that are none of RocketMQ's, or the connection's clients are in more, or subscribe to
+                more, than they may.
+            ServerBusy: there are as many memberships as there may be.
+        """
+        _check_words(consumer)
+        group = self._consumers.get(consumer.group)
+        known = group.members.get(client_id) if group else None
+        wanted = consumer.subscriptions
+        changed = known is None or (wanted is not None and _plain(known.subscriptions) != _plain(wanted))
+        way = (consumer.consume_type, consumer.message_model)
+        if strict and changed and group is not None and wanted is not None:
+            _check_same(client_id, wanted, way, consumer.group, group.members.values())
+        weight = known.weight if known is not None and wanted is None else _weight_of(wanted or {})
+        client = self._clients[client_id]
+        self._weigh(client, weight - (0 if known is None else known.weight))
+        if group is None:
+            group = self._consumers[consumer.group] = ConsumerGroup(consumer)
+        member = group.members.setdefault(client_id, Membership(client, 0.0))
+        member.last_seen = self.clock()
+        member.way = way
+        member.weight = weight
+        if wanted is not None:
+            if member.subscriptions == wanted:  # with the versions: who pulls by a newer one waits for it
+                consumer = replace(consumer, subscriptions=member.subscriptions)
+            elif group.subscriptions == wanted:  # members of a group subscribe alike: one is kept for all
+                consumer = replace(consumer, subscriptions=group.subscriptions)
+            member.subscriptions = consumer.subscriptions or {}
+            group.latest = consumer
+        return changed
+
+    def fetched(self, group: str, client_id: str, queues: Iterable[Queue]) -> None:
+        """A member asks for messages of these queues: they are its own, as far as this broker can know."""
+        known = self._consumers.get(group)
+        if known is not None and client_id in known.members:
+            known.owners |= dict.fromkeys(queues, client_id)
+
+    def fetched_over(self, group: str, connection: object, queue: Queue) -> None:
+        """`fetched`, of a client that does not say its id with each request."""
+        for client_id in self._by_connection.get(connection, ()):
+            self.fetched(group, client_id, (queue,))
+
+    def produce(self, client_id: str, group: str) -> None:
+        """A client that was greeted is a member of a producer group. InvalidInput, ServerBusy as `consume`."""
+        known = self._producers.get(group, {}).get(client_id)
+        if known is None:
+            client, weight = self._clients[client_id], 1 + _bytes_of(group) // BYTES_OF_A_MEMBERSHIP
+            self._weigh(client, weight)
+            known = Membership(client, 0.0, weight=weight)
+            self._producers.setdefault(group, {})[client_id] = known
+        known.last_seen = self.clock()
+
+    def _weigh(self, client: Client, more: int) -> None:
+        """A client's memberships count for so many more, or fewer."""
+        if more > 0:
+            most = MOST_MEMBERSHIPS_OF_A_CONNECTION
+            if any(self._held.get(connection, 0) + more > most for connection in client.connections):
+                limit = f"at most {most} memberships of a connection's clients, {BYTES_OF_A_MEMBERSHIP} bytes each"
+                raise InvalidInput("consumerDataSet", limit, more, remedy="subscribe to less, or in other connections")
+            if self._weight + more > MOST_MEMBERSHIPS:
+                raise ServerBusy(f"clients are in {MOST_MEMBERSHIPS} groups, or subscribe to as much, more may not be")
+        self._weight += more
+        client.weight += more
+        for connection in client.connections:
+            self._held[connection] = self._held.get(connection, 0) + more
+
+    def stop_consuming(self, client_id: str, group: str) -> bool:
+        """A member leaves in good order. True if it was one: the others have to be told."""
+        known = self._consumers.get(group)
+        member = None if known is None else known.members.pop(client_id, None)
+        if known is None or member is None:
+            return False
+        self._weigh(member.client, -member.weight)
+        known.owners = {queue: owner for queue, owner in known.owners.items() if owner != client_id}
+        if not known.members:
+            del self._consumers[group]
+        return True
+
+    def stop_producing(self, client_id: str, group: str) -> None:
+        """A producer leaves its group."""
+        members = self._producers.get(group, {})
+        member = members.pop(client_id, None)
+        if member is not None:
+            self._weigh(member.client, -member.weight)
+        if not members:
+            self._producers.pop(group, None)
+
+    def connection_closed(self, connection: object) -> None:
+        """A connection is gone: clients that have no other begin their grace time."""
+        self._held.pop(connection, None)
+        for client_id in self._by_connection.pop(connection, ()):
+            client = self._clients.get(client_id)
+            if client is not None:
+                client.connections.remove(connection)
+                if not client.connections:
+                    client.orphaned_at = self.clock()
+
+    def expire(self) -> Gone:
+        """Forget clients and memberships whose time is over."""
+        now = self.clock()
+        orphans = {
+            client.client_id
+            for client in self._clients.values()
+            if client.orphaned_at is not None and now - client.orphaned_at >= GRACE_SECONDS
+        }
+        for client_id in orphans:
+            del self._clients[client_id]
+
+        def over(client_id: str, member: Membership) -> bool:
+            return client_id in orphans or now - member.last_seen >= SILENCE_SECONDS
+
+        changed = set()
+        for name, group in list(self._consumers.items()):
+            for client_id in [c for c, member in group.members.items() if over(c, member)]:
+                self.stop_consuming(client_id, name)
+                changed.add(name)
+        for name, members in list(self._producers.items()):
+            for client_id in [c for c, member in members.items() if over(c, member)]:
+                self.stop_producing(client_id, name)
+        return Gone(frozenset(changed), frozenset(orphans))
+
+    # -- what others ask -----------------------------------------------------------------------------------------
+
+    def members(self, group: str) -> list[str]:
+        """Client ids of a consumer group, sorted; GroupNotFound if it has none here."""
+        return sorted(self.consumer_group(group).members)
+
+    def consumer_group(self, group: str) -> ConsumerGroup:
+        """A consumer group that has members; GroupNotFound."""
+        found = self._consumers.get(group)
+        if found is None:
+            raise GroupNotFound(f"no consumer for this group, {group}")
+        return found
+
+    def owners(self, group: str) -> dict[Queue, str]:
+        """Which member of a group fetches which queue; queues that nobody has fetched yet are left out."""
+        found = self._consumers.get(group)
+        return {} if found is None else dict(found.owners)
+
+    def consumer_groups(self) -> dict[str, ConsumerGroup]:
+        """All consumer groups that have members."""
+        return dict(self._consumers)
+
+    def producer_groups(self) -> dict[str, list[Membership]]:
+        """All producer groups that have members."""
+        return {name: list(members.values()) for name, members in self._producers.items()}
+
+    def clients(self, group: str) -> list[Client]:
+        """The members of a consumer group, by client id; [] if it has none."""
+        found = self._consumers.get(group)
+        return [] if found is None else [found.members[c].client for c in sorted(found.members)]
+
+    def producers(self, group: str) -> list[Client]:
+        """The members of a producer group, by client id; [] if it has none."""
+        members = self._producers.get(group, {})
+        return [members[c].client for c in sorted(members)]
+
+    def connection_of(self, client_id: str) -> object | None:
+        """A client's newest connection; None if it is unknown or has none at the moment."""
+        client = self._clients.get(client_id)
+        return client.connections[-1] if client is not None and client.connections else None
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What a group wants of a topic by its newest heartbeat. Raises GroupNotFound if it has no members."""
+        return self.consumer_group(group).subscriptions.get(topic)
+
+    def connections(self, group: str) -> list[object]:
+        """All connections of a consumer group's members, each once."""
+        return list({id(c): c for client in self.clients(group) for c in client.connections}.values())
+
+    def validate(self) -> None:
+        """Invariants, asserted after every unit test."""
+        for client in self._clients.values():
+            assert bool(client.connections) == (client.orphaned_at is None)
+            assert all(client.client_id in self._by_connection[c] for c in client.connections)
+        assert all(group.members for group in self._consumers.values()), "a group without members stays listed"
+        assert all(owner in group.members for group in self._consumers.values() for owner in group.owners.values())
+        assert all(self._producers.values())
+        for connection, held in self._held.items():
+            assert held == sum(self._clients[each].weight for each in self._by_connection[connection])
+        assert self._weight >= sum(client.weight for client in self._clients.values())
+        for members in [*(g.members for g in self._consumers.values()), *self._producers.values()]:
+            assert all(self._clients[client_id] is member.client for client_id, member in members.items())
+
+
+def _weight_of(subscriptions: Mapping[str, Subscription]) -> int:
+    texts = sum(_bytes_of(topic) + _bytes_of(each.expression) for topic, each in subscriptions.items())
+    return 1 + (texts + 100 * len(subscriptions)) // BYTES_OF_A_MEMBERSHIP
+
+
+def _bytes_of(text: str) -> int:
+    """What a text takes in memory."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _check_words(consumer: Consumer) -> None:
+    kinds = {each.kind for each in (consumer.subscriptions or {}).values()}
+    for word in (consumer.consume_type, consumer.message_model, consumer.consume_from_where, *kinds):
+        if len(word) > _WORD_CHARACTERS:
+            raise InvalidInput("consumerDataSet", f"words of at most {_WORD_CHARACTERS} characters", word)
+
+
+def _plain(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:
+    return {topic: (s.kind, s.expression) for topic, s in subscriptions.items()}
+
+
+def _check_same(
+    client_id: str,
+    wanted: Mapping[str, Subscription],
+    way: tuple[str, str],
+    group: str,
+    members: Iterable[Membership],
+) -> None:
+    """SubscriptionMismatch if a connected member other than `client_id` wants something else, or in another way."""
+    retries = retry_topic(group)  # RocketMQ's clients name it among their subscriptions, ours do not
+
+    def of_user(subscriptions: Mapping[str, Subscription]) -> dict[str, tuple[str, str]]:
+        return {topic: told for topic, told in _plain(subscriptions).items() if topic != retries}
+
+    mine = of_user(wanted)
+    for member in members:
+        other = member.client
+        if other.client_id == client_id or not other.connections:
+            continue
+        theirs = of_user(member.subscriptions)
+        if theirs != mine:
+            raise SubscriptionMismatch(
+                f"group {group}: {client_id} subscribes to {_shown(mine)}, "
+                f"but member {other.client_id} subscribes to {_shown(theirs)}",
+                remedy="members of one group must subscribe to the same; use another group name",
+            )
+        if member.way != way:
+            raise SubscriptionMismatch(
+                f"group {group}: {client_id} subscribes to {_shown(mine)} by {'/'.join(way)}, "
+                f"but member {other.client_id} by {'/'.join(member.way)}",
+                remedy="members of one group must consume in one way; use another group name",
+            )
+
+
+def _shown(subscriptions: Mapping[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{topic} [{expression}]" for topic, (_, expression) in sorted(subscriptions.items()))

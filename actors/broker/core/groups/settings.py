@@ -1,0 +1,93 @@
+"""The consumer groups of one broker: their settings, and what each is forbidden.
+
+Each change survives the death of the process when its call returns, and that of the machine after the next
+`Store.sync_settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from raymq.actors.errors import GroupNotFound, InvalidInput
+from raymq.actors.naming import check_group, check_topic
+from raymq.storage.store import Store
+from raymq.storage.tables.group_config import GroupConfig
+
+#: RocketMQ's bit of a group's forbidden table.
+_READ = 1
+#: What a setting of a group may be; names and forms are RocketMQ's.
+_NUMBERS = {"retryMaxTimes": (-1, 1 << 30), "retryQueueNums": (0, 1024), "consumeTimeoutMinute": (1, 1 << 20)}
+_FLAGS = ("consumeEnable", "consumeBroadcastEnable", "consumeFromMinEnable", "consumeMessageOrderly")
+
+
+class GroupSettings:
+    """Used on the broker's event loop. `ensure` makes a group's retry topic; True if it is new."""
+
+    def __init__(self, store: Store, ensure: Callable[[str], bool]) -> None:
+        self._store = store
+        self._ensure = ensure
+
+    def __contains__(self, group: str) -> bool:
+        return self._store.group_configs.get(group) is not None
+
+    def all(self) -> dict[str, GroupConfig]:
+        """Every group."""
+        return self._store.group_configs.all()
+
+    def get(self, group: str) -> GroupConfig:
+        """A group's settings; GroupNotFound."""
+        config = self._store.group_configs.get(check_group(group))
+        if config is None:
+            raise GroupNotFound(f"consumer group {group} does not exist")
+        return config
+
+    def change(self, changes: Iterable[Mapping[str, Any]]) -> bool:
+        """Create or change groups; what a change (RocketMQ's object) does not name stays as it is.
+
+        Returns:
+            Whether there is a new retry topic.
+
+        Raises:
+            InvalidInput: names the setting that cannot be; nothing changed.
+        """
+        wanted = {config.name: config for config in map(self._changed, changes)}
+        configs = self._store.group_configs
+        changed = [config for config in wanted.values() if config != configs.get(config.name)]
+        if changed:
+            configs.put_soon(*changed)
+        return sum([self._ensure(name) for name in wanted]) > 0
+
+    def delete(self, group: str, *, with_offsets: bool) -> None:
+        """Forget a group, and what it has consumed if asked; nothing if there is none."""
+        self._store.group_configs.delete_soon(check_group(group))
+        if with_offsets:
+            for topic in self._store.consumer_offsets.topics_of(group):
+                self._store.consumer_offsets.delete(group, topic)
+
+    def may_read(self, group: str, topic: str) -> bool:
+        """Whether a group may consume a topic."""
+        return not self._store.group_configs.forbidden.get(group, {}).get(topic, 0) & _READ
+
+    def set_readable(self, group: str, topic: str, readable: bool) -> None:
+        """Allow or forbid a group to consume a topic."""
+        check_group(group)
+        check_topic(topic)
+        bits = self._store.group_configs.forbidden.get(group, {}).get(topic, 0)
+        self._store.group_configs.forbid(group, topic, bits & ~_READ if readable else bits | _READ)
+
+    def _changed(self, change: Mapping[str, Any]) -> GroupConfig:
+        name = check_group(change.get("groupName"), "groupName")
+        for field, (least, most) in _NUMBERS.items():
+            value = change.get(field, least)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise InvalidInput(field, f"{least}..{most}", value)
+        for field in _FLAGS:
+            if not isinstance(change.get(field, True), bool):
+                raise InvalidInput(field, "true or false", change[field])
+        if not isinstance(change.get("attributes") or {}, dict):
+            raise InvalidInput("attributes", "a JSON object", change["attributes"])
+        known = self._store.group_configs.get(name)
+        before = (known or GroupConfig(name)).to_json()
+        told = {field: value for field, value in change.items() if field in before}
+        return GroupConfig.from_json(name, {**before, **told, "groupName": name})

@@ -1,0 +1,1 @@
+"""Pop: messages lent to whichever member asks, and taken back."""

@@ -1,0 +1,149 @@
+"""One queue as one group pops it: which messages are with consumers, which may be taken again, which are dead. No I/O.
+
+The deliveries themselves are the store's durable table; this adds the orders in which decisions look at them. Each
+order may hold entries of deliveries that are over: they are recognised when they come up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection
+
+from raymq.storage.tables.in_flight import Delivery, GroupQueue, Outstanding
+
+#: How many entries of deliveries that are over an order may hold, besides as many as there are of living ones.
+_SLACK = 64
+
+
+class LentQueue:
+    """A queue of which something is out. Times are milliseconds since the epoch."""
+
+    def __init__(self, queue: GroupQueue, outstanding: Outstanding) -> None:
+        self.queue = queue
+        self._outstanding = outstanding
+        #: Whether it was popped in order last, and by which attempt.
+        self.ordered = False
+        self.attempt_id: str | None = None
+        self._order: deque[int] = deque()
+        self._expiries: list[tuple[int, int, int]] = []
+        self._ready: list[int] = []
+        self._dead: deque[int] = deque()
+        self.cut()
+
+    @property
+    def next_offset(self) -> int:
+        """The first message that nobody was given yet."""
+        return self._outstanding.next_offset
+
+    @property
+    def deliveries(self) -> dict[int, Delivery]:
+        """All that is out, ready again, or dead and not moved yet."""
+        return self._outstanding.deliveries
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an ordered consumer has to wait: something is with a consumer, or on its way to the dead letters."""
+        return len(self.deliveries) > len(self._ready)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether something may be taken again."""
+        return bool(self._ready)
+
+    @property
+    def ready_count(self) -> int:
+        """How many may be taken again."""
+        return len(self._ready)
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether something is to be moved to the dead letters."""
+        return bool(self._dead)
+
+    def floor(self, without: Collection[int] = ()) -> int:
+        """The group's offset: the oldest that is out, those of `without` left aside, else the next new one."""
+        while self._order and self._order[0] not in self.deliveries:
+            self._order.popleft()
+        return next((o for o in self._order if o in self.deliveries and o not in without), self.next_offset)
+
+    def alive(self, offset: int, pop_time_ms: int, now_ms: int) -> Delivery | None:
+        """The delivery that a handle names, if it still is the consumer's."""
+        delivery = self.deliveries.get(offset)
+        if delivery is None or delivery.pop_time_ms != pop_time_ms or delivery.visible_at_ms <= now_ms:
+            return None
+        return delivery
+
+    def advance(self, now_ms: int) -> bool:
+        """Take back what ran out of time; whether something became ready by that."""
+        had = len(self._ready)
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            _, offset, pop_time_ms = heapq.heappop(self._expiries)
+            delivery = self.deliveries.get(offset)
+            if delivery is None or delivery.pop_time_ms != pop_time_ms:
+                continue
+            if delivery.reconsume_times >= delivery.max_reconsume_times:
+                self._dead.append(offset)
+            else:
+                heapq.heappush(self._ready, offset)
+        return len(self._ready) > had
+
+    def recall(self) -> None:
+        """Everything that is not dead may be taken again: the attempt that took it asks once more."""
+        dead = set(self._dead)
+        self._ready = [offset for offset in self.deliveries if offset not in dead]
+        self._expiries = []
+
+    def take_ready(self, count: int) -> list[int]:
+        """At most `count` offsets that may be taken again, ascending; they are no longer ready."""
+        return [heapq.heappop(self._ready) for _ in range(min(count, len(self._ready)))]
+
+    def give_back(self, offsets: Collection[int]) -> None:
+        """What was taken from the ready ones and could not be delivered is ready again."""
+        for offset in offsets:
+            heapq.heappush(self._ready, offset)
+
+    def dead(self, count: int) -> list[int]:
+        """At most `count` offsets that are to be moved to the dead letters; `acknowledged` ends each."""
+        return [offset for offset, _ in zip(self._dead, range(count), strict=False)]
+
+    def delivered(self, offsets: Collection[int]) -> None:
+        """The table has new deliveries of these."""
+        for offset in offsets:
+            delivery = self.deliveries[offset]
+            heapq.heappush(self._expiries, (delivery.visible_at_ms, offset, delivery.pop_time_ms))
+            if not self._order or offset > self._order[-1]:
+                self._order.append(offset)
+        limit = 2 * len(self.deliveries) + _SLACK
+        if len(self._expiries) > limit:
+            self._expiries = [e for e in self._expiries if self._names(e[1], e[2])]
+            heapq.heapify(self._expiries)
+        if len(self._order) > limit:
+            self._order = deque(offset for offset in self._order if offset in self.deliveries)
+
+    def acknowledged(self) -> None:
+        """The table has fewer deliveries."""
+        while self._dead and self._dead[0] not in self.deliveries:
+            self._dead.popleft()
+
+    def cut(self) -> None:
+        """The table has changed otherwise: look at all of it again."""
+        self._order = deque(self.deliveries)
+        self._expiries = [(each.visible_at_ms, offset, each.pop_time_ms) for offset, each in self.deliveries.items()]
+        heapq.heapify(self._expiries)
+        self._ready.clear()
+        self._dead.clear()
+
+    def validate(self) -> None:
+        """Invariants, asserted after every unit test."""
+        living = set(self.deliveries)
+        assert list(self.deliveries) == sorted(self.deliveries)
+        assert all(offset < self.next_offset for offset in living)
+        assert living <= set(self._order)
+        assert len(set(self._ready)) == len(self._ready)
+        timed = {offset for _, offset, pop_time in self._expiries if self._names(offset, pop_time)}
+        assert {*timed, *self._ready, *(o for o in self._dead if o in living)} == living, "every delivery ends some day"
+
+    def _names(self, offset: int, pop_time_ms: int) -> bool:
+        delivery = self.deliveries.get(offset)
+        return delivery is not None and delivery.pop_time_ms == pop_time_ms

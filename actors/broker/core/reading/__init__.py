@@ -1,0 +1,1 @@
+"""Reads: fetches, pulls, those that wait, and their filters."""

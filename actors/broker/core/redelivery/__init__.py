@@ -1,0 +1,1 @@
+"""What follows a failure: the ladder of waits, and the dead letters."""

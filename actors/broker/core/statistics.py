@@ -1,0 +1,262 @@
+"""How much goes through a broker: messages and bytes per topic, per topic and group, in all. No I/O, injected clock.
+
+Kept as sums over a minute, an hour and a day in buckets of 5 seconds, 5 minutes and an hour, so that one call per
+batch costs a few additions and an idle topic nothing. Nothing is stored: a restart begins at zero, as in RocketMQ.
+What was not used for a day is forgotten, and of groups, whose names anybody may make up, no more than some thousands
+are counted. Used on the broker's event loop only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from raymq.actors.broker.core.loop_stops import LoopStops
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+
+_Key = TypeVar("_Key")
+
+#: So many pairs of a topic and a group are counted.
+MOST_PAIRS: Final = 10_000
+#: No table is gone through before it holds so many.
+_FEW: Final = 64
+
+#: Bucket width and reach in seconds.
+_WINDOWS = ((5.0, MINUTE), (300.0, HOUR), (3600.0, DAY))
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a counter saw within some seconds."""
+
+    seconds: float
+    calls: int
+    messages: int
+    bytes: int
+
+    @property
+    def messages_per_second(self) -> float:
+        """The mean rate."""
+        return self.messages / self.seconds
+
+
+@dataclass(slots=True)
+class _Bucket:
+    slot: int
+    calls: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+class _Window:
+    """The buckets of the last `reach` seconds that saw anything, oldest first."""
+
+    __slots__ = ("_buckets", "_slots", "_width")
+
+    def __init__(self, width: float, reach: float) -> None:
+        self._width = width
+        self._slots = round(reach / width)
+        self._buckets: list[_Bucket] = []  # of at most 24: it takes less than a deque does
+
+    def add(self, now: float, calls: int, messages: int, size: int) -> None:
+        slot = int(now // self._width)
+        buckets = self._buckets
+        if not buckets or buckets[-1].slot < slot:
+            buckets.append(_Bucket(slot))
+            while buckets[0].slot <= slot - self._slots:
+                del buckets[0]
+        newest = buckets[-1]  # a clock that was set back counts into the newest one
+        newest.calls += calls
+        newest.messages += messages
+        newest.bytes += size
+
+    def sums(self, now: float, seconds: float) -> Sums:
+        after = int(now // self._width) - round(seconds / self._width)
+        counted = [bucket for bucket in self._buckets if bucket.slot > after]
+        return Sums(
+            seconds,
+            sum(bucket.calls for bucket in counted),
+            sum(bucket.messages for bucket in counted),
+            sum(bucket.bytes for bucket in counted),
+        )
+
+
+class Counter:
+    """Totals since the start, and sums of the last minute, hour and day.
+
+    What is counted within one of the narrowest buckets goes into the windows together, when somebody asks or the next
+    one begins.
+    """
+
+    __slots__ = ("_counted", "_from", "_to", "_windows", "bytes", "calls", "messages")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.messages = 0
+        self.bytes = 0
+        self._windows = tuple(_Window(width, reach) for width, reach in _WINDOWS)
+        #: The totals that the windows know; and the time of the bucket that what came since belongs to.
+        self._counted = (0, 0, 0)
+        self._from = self._to = 0.0
+
+    def add(self, now: float, messages: int, size: int) -> None:
+        """Count one call."""
+        if not self._from <= now < self._to:
+            self._pass_on()
+            width = _WINDOWS[0][0]
+            self._from = now // width * width
+            self._to = self._from + width
+        self.calls += 1
+        self.messages += messages
+        self.bytes += size
+
+    @property
+    def used_at(self) -> float:
+        """When something was counted last, to the width of the narrowest buckets."""
+        return self._from
+
+    def sums(self, now: float, seconds: float) -> Sums:
+        """The last `seconds` (at most a day), to the width of the buckets that reach so far."""
+        self._pass_on()
+        for window, (_, reach) in zip(self._windows, _WINDOWS, strict=True):
+            if seconds <= reach:
+                return window.sums(now, seconds)
+        raise ValueError(f"a counter remembers {DAY:.0f} s, not {seconds}")
+
+    def _pass_on(self) -> None:
+        """Tell the windows what they do not know yet."""
+        calls, messages, octets = self._counted
+        if self.calls > calls:
+            for window in self._windows:
+                window.add(self._from, self.calls - calls, self.messages - messages, self.bytes - octets)
+            self._counted = (self.calls, self.messages, self.bytes)
+
+
+class _Counters(Generic[_Key]):
+    """Counters by what they count, at most so many; those are dropped first that were not used for longest."""
+
+    __slots__ = ("_most", "_table", "_tidied_at")
+
+    def __init__(self, most: float = float("inf")) -> None:
+        self._most = most
+        self._table: dict[_Key, Counter] = {}
+        #: With so many the table is gone through.
+        self._tidied_at: float = _FEW
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, key: _Key) -> Counter | None:
+        return self._table.get(key)
+
+    def made(self, key: _Key, now: float) -> Counter:
+        """The counter of that, a new one if there is none."""
+        counter = self._table.get(key)
+        if counter is None:
+            if len(self._table) >= self._tidied_at:
+                self._tidy(now)
+            counter = self._table[key] = Counter()
+        return counter
+
+    def drop(self, key: _Key) -> None:
+        self._table.pop(key, None)
+
+    def forget(self, is_gone: Callable[[_Key], bool]) -> None:
+        for key in [key for key in self._table if is_gone(key)]:
+            del self._table[key]
+
+    def _tidy(self, now: float) -> None:
+        """It costs little for each counter that was made since the last time."""
+        used = [(key, counter) for key, counter in self._table.items() if counter.used_at > now - DAY]
+        if len(used) >= self._most:
+            used.sort(key=lambda pair: pair[1].used_at)
+            used = used[len(used) // 2 :]
+        self._table = dict(used)
+        self._tidied_at = min(self._most, max(_FEW, 2 * len(used)))
+
+
+class Statistics:
+    """A broker's counters. `clock` is wall time in seconds: totals are also told as of the last two midnights."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.loop_stops = LoopStops(time.monotonic)
+        self.started = clock()
+        self.total_put = Counter()
+        self.total_get = Counter()
+        #: Appends that were refused, by cause: see `admission.cause_of`.
+        self.refusals: dict[str, int] = {}
+        self._put = _Counters[str]()
+        #: By topic and group, as the next one.
+        self._get = _Counters[tuple[str, str]](MOST_PAIRS)
+        self._sent_back = _Counters[tuple[str, str]](MOST_PAIRS)
+        self._midnight = _next_midnight(self.started)
+        #: (messages put, messages got) as of this morning's and yesterday morning's midnight.
+        self._this_morning = (0, 0)
+        self._yesterday_morning = (0, 0)
+
+    def put(self, topic: str, messages: int, size: int) -> None:
+        """`messages` of together `size` bytes were appended for `topic`; one call per batch."""
+        now = self._now()
+        self.total_put.add(now, messages, size)
+        self._put.made(topic, now).add(now, messages, size)
+
+    def get(self, group: str, topic: str, messages: int, size: int) -> None:
+        """`messages` of together `size` bytes were given to `group`; one call per pull."""
+        now = self._now()
+        self.total_get.add(now, messages, size)
+        self._get.made((topic, group), now).add(now, messages, size)
+
+    def sent_back(self, group: str, topic: str) -> None:
+        """`group` failed to consume a message of `topic`."""
+        now = self._now()
+        self._sent_back.made((topic, group), now).add(now, 1, 0)
+
+    def refused(self, cause: str) -> None:
+        """An append was refused for that; nothing was stored."""
+        self.refusals[cause] = self.refusals.get(cause, 0) + 1
+
+    def put_of(self, topic: str) -> Counter | None:
+        """What was appended for a topic, or None if nothing was."""
+        return self._put.get(topic)
+
+    def get_of(self, group: str, topic: str) -> Counter | None:
+        """What a group was given of a topic, or None if nothing was."""
+        return self._get.get((topic, group))
+
+    def sent_back_of(self, group: str, topic: str) -> Counter | None:
+        """What a group sent back of a topic, or None if nothing was."""
+        return self._sent_back.get((topic, group))
+
+    def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(messages put, messages got) since the start as of the last midnight, and as of the one before."""
+        self._now()
+        return self._this_morning, self._yesterday_morning
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic was deleted."""
+        self._put.drop(topic)
+        for table in (self._get, self._sent_back):
+            table.forget(lambda key: key[0] == topic)
+
+    def forget_group(self, group: str) -> None:
+        """A group was deleted."""
+        for table in (self._get, self._sent_back):
+            table.forget(lambda key: key[1] == group)
+
+    def _now(self) -> float:
+        now = self.clock()
+        while now >= self._midnight:
+            self._yesterday_morning = self._this_morning
+            self._this_morning = (self.total_put.messages, self.total_get.messages)
+            self._midnight = _next_midnight(self._midnight)
+        return now
+
+
+def _next_midnight(now: float) -> float:
+    """The first local midnight after `now`."""
+    day = time.localtime(now)
+    return time.mktime((day.tm_year, day.tm_mon, day.tm_mday + 1, 0, 0, 0, 0, 0, -1))

@@ -1,0 +1,223 @@
+"""The topics of one broker: created, changed and deleted.
+
+Each change survives the death of the process when its call returns, and that of the machine after the next
+`Store.sync_settings`, for which who answers waits without keeping the loop. It costs what is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from raymq.actors.errors import InvalidInput, PermissionDenied, TopicExists, TopicNotFound, UnknownAttribute
+from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
+from raymq.actors.protocol import PERM_READ, PERM_WRITE, QueueData
+from raymq.storage.errors import StoreError
+from raymq.storage.files.json_file import DataVersion
+from raymq.storage.steps import Steps, finish
+from raymq.storage.store import Store
+from raymq.storage.tables.topic_config import TopicConfig
+
+#: RocketMQ's sums of inherit 1, write 2 and read 4.
+MAX_PERM = 7
+
+#: How many of many topics are made in one step: some milliseconds.
+_STEP_TOPICS: Final = 200
+
+#: Whether messages have one tag or several.
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+#: RocketMQ's TopicAttributes: the values that each may have, None for a whole number.
+ATTRIBUTES: Mapping[str, tuple[str, ...] | None] = {
+    "queue.type": ("BatchCQ", "SimpleCQ"),
+    "cleanup.policy": ("DELETE", "COMPACTION"),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
+    "reserve.time": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChange:
+    """What an administrator wants a topic to be.
+
+    Attributes:
+        attributes: changes of RocketMQ's attributes: "+key" -> value sets one, "-key" removes it. Others stay.
+        filter_type, sys_flag: RocketMQ's.
+    """
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int = PERM_READ | PERM_WRITE
+    order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    filter_type: str = FILTER_TYPES[0]
+    sys_flag: int = 0
+
+
+class Topics:
+    """Used on the broker's event loop.
+
+    Attributes:
+        system: the names of the topics that the broker makes for itself.
+    """
+
+    def __init__(self, broker: str, store: Store, system: Collection[str], on_delete: Callable[[str], None]) -> None:
+        """`on_delete` is called with the name of a topic that was deleted."""
+        self.system = frozenset(system)
+        self._broker = broker
+        self._store = store
+        self._on_delete = on_delete
+
+    def __contains__(self, name: str) -> bool:
+        return self._store.topic_configs.get(name) is not None
+
+    def get(self, name: str) -> TopicConfig:
+        """A topic's settings; TopicNotFound."""
+        config = self._store.topic_configs.get(name)
+        if config is None:
+            raise TopicNotFound(
+                f"topic {name} does not exist on {self._broker}", remedy="create it with Admin.create_topic"
+            )
+        return config
+
+    def all(self) -> dict[str, TopicConfig]:
+        """Every topic."""
+        return self._store.topic_configs.all()
+
+    @property
+    def version(self) -> DataVersion:
+        """Of all topics; another one after each change."""
+        return self._store.topic_configs.version
+
+    def announced(self) -> dict[str, QueueData]:
+        """What the name servers are told of every topic."""
+        return {name: self._queues(config) for name, config in self.all().items()}
+
+    def changed_since(self, version: DataVersion) -> dict[str, QueueData | None] | None:
+        """What they are told of the topics that were changed after that version: None of one that was deleted.
+
+        None if too much was changed since to know.
+        """
+        names = self._store.topic_configs.changed_since(version)
+        if names is None:
+            return None
+        configs = {name: self._store.topic_configs.get(name) for name in names}
+        return {name: None if config is None else self._queues(config) for name, config in configs.items()}
+
+    def _queues(self, config: TopicConfig) -> QueueData:
+        return QueueData(self._broker, config.read_queues, config.write_queues, config.perm)
+
+    def create(self, name: str, queues: int, *, ordered: bool = False, exclusive: bool = False) -> bool:
+        """Make a topic of `queues` queues; False if it was there already.
+
+        Args:
+            exclusive: refuse a topic that exists with other settings (TopicExists) instead of changing it.
+        """
+        check_topic(name)
+        _check_queues("queues", queues)
+        known = self._store.topic_configs.get(name)
+        if known is not None:
+            if exclusive and (known.write_queues != queues or known.order != ordered):
+                raise TopicExists(
+                    f"topic {name} exists with {known.write_queues} queues, ordered={known.order}; "
+                    f"asked for {queues}, ordered={ordered}",
+                    remedy="ask for the same settings, or delete the topic first",
+                )
+            if (known.write_queues, known.read_queues, known.order) == (queues, queues, ordered):
+                return False
+        self._store.topic_configs.put_soon(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, ordered))
+        return known is None
+
+    def check_room(self, name: str) -> None:
+        """TopicNotFound if there are as many topics as may be made by who sends to them."""
+        most = self._store.config.max_auto_topics
+        if len(self._store.topic_configs) >= most:
+            raise TopicNotFound(
+                f"topic {name} does not exist on {self._broker}, where {most} topics are",
+                remedy="create it with Admin.create_topic, delete what nobody needs, or raise max_auto_topics",
+            )
+
+    def change(self, changes: Iterable[TopicChange]) -> None:
+        """Create or change topics as an administrator asks; nothing changes if one of them is refused.
+
+        Raises:
+            InvalidInput, UnknownAttribute: names the setting that cannot be; also for the system's own topics.
+        """
+        finish(self.changing(changes))
+
+    def changing(self, changes: Iterable[TopicChange]) -> Steps[None]:
+        """`change` in steps: all are looked at before the first one is made."""
+        wanted: list[TopicConfig] = []
+        for change in changes:
+            wanted.append(self._changed(change))
+            if len(wanted) % _STEP_TOPICS == 0:
+                yield None
+        for first in range(0, len(wanted), _STEP_TOPICS):
+            if first:
+                yield None
+            self._store.topic_configs.put_soon(*wanted[first : first + _STEP_TOPICS])
+
+    def delete(self, name: str) -> bool:
+        """Delete a topic with its messages' queues; False if there was none. A new one begins at offset 0.
+
+        It is on disk with the next `Store.sync_settings`, with the groups' offsets: a loss of power would bring them
+        back, to a topic that was made again.
+        """
+        if check_topic(name) in self.system | SYSTEM_TOPICS:
+            raise PermissionDenied(f"{name} is one of the system's own topics")
+        if name not in self:
+            return False
+        before = self._store.incarnation(name)
+        try:
+            self._store.delete_topic_soon(name)
+        except StoreError:
+            if self._store.incarnation(name) != before:  # its queues are gone, and its settings could not be deleted
+                self._on_delete(name)
+            raise
+        self._on_delete(name)
+        return True
+
+    def _changed(self, change: TopicChange) -> TopicConfig:
+        name = check_topic(change.name)
+        if name in SYSTEM_TOPICS or name.startswith(SYSTEM_PREFIX):
+            raise InvalidInput("topic", "not one of the system's own topics", name)
+        _check_queues("readQueueNums", change.read_queues)
+        _check_queues("writeQueueNums", change.write_queues)
+        if not 0 <= change.perm <= MAX_PERM:
+            raise InvalidInput("perm", f"0..{MAX_PERM}", change.perm)
+        if change.filter_type not in FILTER_TYPES:
+            raise InvalidInput("topicFilterType", " or ".join(FILTER_TYPES), change.filter_type)
+        known = self._store.topic_configs.get(name)
+        kept = {"topicFilterType": change.filter_type, "topicSysFlag": change.sys_flag}
+        return TopicConfig(
+            name,
+            change.read_queues,
+            change.write_queues,
+            change.perm,
+            change.order,
+            _altered({} if known is None else known.attributes, change.attributes),
+            kept if known is None else {**known.others, **kept},
+        )
+
+
+def _check_queues(field_name: str, queues: int) -> None:
+    if not 1 <= queues <= MAX_QUEUES:
+        raise InvalidInput(field_name, f"1..{MAX_QUEUES}", queues)
+
+
+def _altered(known: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    altered = dict(known)
+    for signed, value in changes.items():
+        sign, name = signed[:1], signed[1:]
+        if sign not in ("+", "-") or name not in ATTRIBUTES:
+            raise UnknownAttribute("attributes", f'"+" or "-" and one of {", ".join(ATTRIBUTES)}', signed)
+        if sign == "-":
+            altered.pop(name, None)
+            continue
+        values = ATTRIBUTES[name]
+        if value not in values if values is not None else not value.isdecimal():
+            raise UnknownAttribute(name, "a whole number" if values is None else "one of " + ", ".join(values), value)
+        altered[name] = value
+    return altered

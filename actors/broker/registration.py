@@ -1,0 +1,141 @@
+"""A broker's side of the name servers: it registers with each, and says every second that it lives.
+
+All topics are told once; after that a heartbeat carries only the version of the topic table, and a change only what
+changed. A name server that knows another version answers so, and is told everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+from raymq.actors.protocol import MASTER_ID, QueueData
+from raymq.actors.wire import route
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker, UnregisterBroker
+from raymq.storage.files.json_file import DataVersion
+
+#: A name server that has not answered by then learns it from a later heartbeat.
+NAME_SERVER_SECONDS = 1.0
+
+#: Of how many topics is told in one step: some milliseconds.
+_STEP_TOPICS: Final = 500
+
+_log = logging.getLogger(__name__)
+
+
+class Topics(Protocol):
+    """What a broker says of its topics."""
+
+    @property
+    def version(self) -> DataVersion:
+        """Another one after each change."""
+
+    def announced(self) -> Mapping[str, QueueData]:
+        """Every topic; a table that was given never changes."""
+
+    def changed_since(self, version: DataVersion) -> Mapping[str, QueueData | None] | None:
+        """What was changed after that version, None of what was deleted; None if that is not known."""
+
+
+class Registration:
+    """One broker's registrations with all name servers. Used on the loop of its pool."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        name_servers: Sequence[str],
+        cluster: str,
+        broker: str,
+        address: str,
+        topics: Topics,
+    ) -> None:
+        self._pool = pool
+        self._who = (cluster, broker, MASTER_ID, address)
+        self._topics = topics
+        self._peers = [_Peer(name_server) for name_server in name_servers]
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        """Why this broker is not in the routes of a name server, by its address; empty where all have it."""
+        return {peer.address: peer.trouble or "no answer yet" for peer in self._peers if peer.told is None}
+
+    async def announce(self) -> None:
+        """Tell every name server what is true now; returns when each has answered, or had its time."""
+        await asyncio.gather(*(self._within_time(peer, self._tell) for peer in self._peers))
+
+    async def leave(self) -> None:
+        """Leave the routes of every name server."""
+        await asyncio.gather(*(self._within_time(peer, self._leave) for peer in self._peers))
+
+    async def _within_time(self, peer: _Peer, tell: Callable[[_Peer], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(NAME_SERVER_SECONDS):
+                await tell(peer)
+        except Exception as error:  # noqa: BLE001 - whatever one name server causes is not that of the others
+            trouble = str(error) or f"no answer within {NAME_SERVER_SECONDS:g} s"
+            level = logging.WARNING if peer.trouble is None else logging.DEBUG
+            _log.log(level, "not registered with name server %s: %s", peer.address, trouble)
+            peer.trouble = trouble
+        else:
+            peer.trouble = None
+
+    async def _tell(self, peer: _Peer) -> None:
+        async with peer.lock:
+            version, told_version = self._topics.version, peer.told
+            self._pool.retry_now(peer.address)  # one that comes back must learn of this broker within a heartbeat
+            changed = None if told_version is None else self._topics.changed_since(told_version)
+            if told_version is None or changed is None:
+                await self._tell_all(peer)
+                return
+            if told_version == version:
+                command = route.heartbeat_command(QueryDataVersion(*self._who), version)
+            else:
+                header = RegisterBroker(*self._who, raymq_since=json.dumps(told_version.to_json()))
+                there = {name: data for name, data in changed.items() if data is not None}
+                deleted = [name for name, data in changed.items() if data is None]
+                command = await _encoded(header, version, there, deleted)
+            answer = await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
+            if route.must_register(answer):
+                await self._tell_all(peer)
+            else:
+                peer.told = version
+
+    async def _tell_all(self, peer: _Peer) -> None:
+        version = self._topics.version
+        command = await _encoded(RegisterBroker(*self._who), version, self._topics.announced())
+        await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
+        peer.told = version
+
+    async def _leave(self, peer: _Peer) -> None:
+        await self._pool.request(peer.address, UnregisterBroker(*self._who).command(), NAME_SERVER_SECONDS)
+
+
+async def _encoded(
+    header: RegisterBroker, version: DataVersion, topics: Mapping[str, QueueData], deleted: Collection[str] = ()
+) -> Command:
+    """`route.register_command`; between two parts of many topics others have their turn."""
+    names = iter(topics)
+    parts: list[bytes] = []
+    while chunk := list(islice(names, _STEP_TOPICS)):
+        parts.append(route.topics_json({name: topics[name] for name in chunk}))
+        if len(parts) > 1:
+            await asyncio.sleep(0)
+    return route.register_command(header, version, parts, deleted)
+
+
+class _Peer:
+    """One name server, and which version it is known to know."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.told: DataVersion | None = None
+        #: Why the last telling failed; None where it did not.
+        self.trouble: str | None = None
+        #: One telling at a time: each builds on the one before.
+        self.lock = asyncio.Lock()

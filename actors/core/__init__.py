@@ -1,1 +1,0 @@
-"""Decisions without I/O: plain classes with an injected clock. Nothing here knows Ray or a socket."""

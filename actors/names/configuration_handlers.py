@@ -1,0 +1,49 @@
+"""A name server's configuration: key-value entries, and its own settings."""
+
+from __future__ import annotations
+
+from raymq.actors.names.key_values import KeyValues
+from raymq.actors.server_settings import Settings
+from raymq.actors.wire import java_properties as properties
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.route import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
+from raymq.actors.wire.server import Handler, ServerConnection
+
+
+def handlers(entries: KeyValues, settings: Settings) -> dict[int, Handler]:
+    """What a name server serves of this family."""
+
+    def put(_: ServerConnection, request: Command) -> Command:
+        header = PutKeyValue.read(request)
+        entries.put(header.namespace, header.key, header.value)
+        return request.response(ResponseCode.SUCCESS)
+
+    def get(_: ServerConnection, request: Command) -> Command:
+        header = GetKeyValue.read(request)
+        return request.response(ResponseCode.SUCCESS, {"value": entries.get(header.namespace, header.key)})
+
+    def delete(_: ServerConnection, request: Command) -> Command:
+        header = DeleteKeyValue.read(request)
+        entries.delete(header.namespace, header.key)
+        return request.response(ResponseCode.SUCCESS)
+
+    def namespace(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, {"table": entries.namespace(GetKeyValues.read(request).namespace)})
+
+    def update_settings(_: ServerConnection, request: Command) -> Command:
+        settings.update(properties.read(request.body))
+        return request.response(ResponseCode.SUCCESS)
+
+    def get_settings(_: ServerConnection, request: Command) -> Command:
+        return request.response(ResponseCode.SUCCESS, body=properties.write(settings.all()))
+
+    return {
+        RequestCode.PUT_KV_CONFIG: put,
+        RequestCode.GET_KV_CONFIG: get,
+        RequestCode.DELETE_KV_CONFIG: delete,
+        RequestCode.GET_KVLIST_BY_NAMESPACE: namespace,
+        RequestCode.UPDATE_NAMESRV_CONFIG: update_settings,
+        RequestCode.GET_NAMESRV_CONFIG: get_settings,
+    }

@@ -1,0 +1,113 @@
+"""A name server without Ray: a route table behind a socket. The actor in `name_server_actor` wraps it.
+
+Its address is chosen once and kept in `<directory>/name-server-<index>.json`, so that a restart on the same machine
+comes back to it; beside it lie its key-value entries and settings. All else is learned from the brokers' heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raymq.actors.names import configuration_handlers as kv
+from raymq.actors.names.key_values import ORDER_TOPICS, KeyValues
+from raymq.actors.names.table import RouteTable
+from raymq.actors.ports import bind_kept
+from raymq.actors.protocol import NameServerSpec
+from raymq.actors.server_settings import Settings, truth
+from raymq.actors.wire import route
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import Server, ServerConnection
+from raymq.actors.wire.tls import server_context
+from raymq.storage.clock import boottime
+from raymq.storage.files import json_file
+
+_SWEEP_SECONDS = 0.5
+
+
+class NameServerService:
+    """One running name server. Made by `start`, used and stopped on its event loop."""
+
+    def __init__(self, spec: NameServerSpec, port: int) -> None:
+        """Raises StoreCorrupt if its entries or settings cannot be read."""
+        self.address = f"{spec.host}:{port}"
+        self.table = RouteTable(boottime)
+        self._tells_order = False
+        files = Path(spec.directory) / f"name-server-{spec.index}"
+        self._entries = KeyValues(files.with_suffix(".kv.json"))
+        settings = Settings(
+            files.with_suffix(".settings.json"),
+            {"listenPort": str(port), "bindAddress": spec.host},
+            {"orderMessageEnable": ("false", self._tell_order)},
+        )
+        self._server = Server(
+            {
+                **route.handlers(self.table, self._order_of),
+                **kv.handlers(self._entries, settings),
+                RequestCode.STATUS: self._who,
+            },
+            tls=None if spec.tls is None else server_context(spec.tls),
+        )
+        self._sweeper: asyncio.Task[None] | None = None
+        self._spec = spec
+        self._identity_file = files.with_suffix(".json")
+        #: Whether the start that made this actor saw every actor of the cluster come up.
+        self.is_finished = False
+
+    def finish(self) -> None:
+        """The start that made this actor is through; its restarts know it."""
+        known = json_file.load(self._identity_file)
+        json_file.save(self._identity_file, {**known, "finished": self._spec.start_id})
+        self.is_finished = True
+
+    @classmethod
+    async def start(cls, spec: NameServerSpec) -> NameServerService:
+        """Listen. Raises OSError if the port is taken, StoreCorrupt if what it kept cannot be read."""
+        file = Path(spec.directory) / f"name-server-{spec.index}.json"
+        kept_port, finished = json_file.load_as(file, _kept)
+        port = spec.port or kept_port
+        bound = bind_kept(spec.host, port)
+        try:
+            port = int(bound.getsockname()[1])
+            service = cls(spec, port)
+            service.is_finished = bool(spec.start_id) and finished == spec.start_id
+            # Before it listens: a start that fails must not leave a server on the port that the next one comes back to.
+            json_file.save(file, {"host": spec.host, "port": port, "finished": finished})
+            await service._server.start(bound)
+        except BaseException:
+            bound.close()
+            raise
+        service._sweeper = asyncio.get_running_loop().create_task(service._sweep())
+        return service
+
+    async def stop(self) -> None:
+        """Stop listening; clients go on with the routes that they have."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._server.stop()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.table.expire()
+
+    def _tell_order(self, value: str) -> None:
+        self._tells_order = truth(value)
+
+    def _order_of(self, topic: str) -> str | None:
+        return self._entries.find(ORDER_TOPICS, topic) if self._tells_order else None
+
+    def _who(self, _: ServerConnection, request: Command) -> Command:
+        return request.response(ResponseCode.SUCCESS, {"address": self.address, "pid": os.getpid()})
+
+
+def _kept(raw: Mapping[str, Any]) -> tuple[int, str]:
+    """The port, and which start was finished, as the file says."""
+    port = int(raw.get("port", 0))
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"port {port}")
+    return port, str(raw.get("finished", ""))

@@ -1,0 +1,264 @@
+"""What a name server knows: which brokers live, and which topics they have. In memory, no I/O, injected clock.
+
+Everything is learned from the brokers: a registration tells all topics of a broker and the version of its topic table,
+a heartbeat only the version. One whose version is not the registered one is told to register again, so a name server
+that starts empty knows all one heartbeat later. Times are seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from raymq.actors.errors import InvalidInput, ServerBusy, TopicNotFound
+from raymq.actors.protocol import PERM_WRITE, ClusterView, QueueData, TopicRoute
+from raymq.storage.files.json_file import DataVersion
+
+#: Brokers say this often that they live,
+HEARTBEAT_SECONDS = 1.0
+#: and leave the routes after this long without: a dead broker leaves the routes in under 5 s,
+EXPIRY_SECONDS = 4.0
+#: and after this long if the connection that they registered on has closed as well.
+SUSPECT_SECONDS = 2.0
+
+#: A name server younger than this does not say "no such topic": the topic's broker may not have registered yet.
+LEARNING_SECONDS = 1.5 * HEARTBEAT_SECONDS
+
+#: Who can reach a name server can make up brokers. So many may be registered, of one connection and of all (a broker
+#: has one of its own; a process of RocketMQ's may hold several brokers), with so many topics together, ...
+MOST_OF_A_CONNECTION = 16
+MOST_REGISTRATIONS = 2_000
+MOST_TOPICS = 1_000_000
+#: ... under names and addresses of so many characters.
+MAX_NAME_CHARACTERS = 255
+
+
+@dataclass(slots=True)
+class _Registration:
+    cluster: str
+    address: str
+    topics: dict[str, QueueData]
+    #: Of the broker's topic table; None once something here no longer agrees with it.
+    version: DataVersion | None
+    connection: object
+    last_seen: float
+    patience_seconds: float
+
+
+@dataclass(slots=True)
+class RouteTable:
+    """The registrations of all replicas, by broker name and replica id."""
+
+    clock: Callable[[], float]
+    expiry_seconds: float = EXPIRY_SECONDS
+    _brokers: dict[str, dict[int, _Registration]] = field(default_factory=dict)
+    #: Brokers whose write permission was wiped; it stays so over their next registrations.
+    _read_only: set[str] = field(default_factory=set)
+    _started: float = 0.0
+    #: Of all registrations.
+    _count: int = 0
+    _topics: int = 0
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    # -- what brokers say ------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        cluster: str,
+        broker: str,
+        replica: int,
+        address: str,
+        topics: Mapping[str, QueueData],
+        version: DataVersion | None = None,
+        connection: object = None,
+    ) -> None:
+        """All that a broker has, replacing what it said before.
+
+        Args:
+            connection: what it came on; see `connection_closed`.
+
+        Raises:
+            InvalidInput: a name or the address is too long, or the connection has registered too many others.
+            ServerBusy: there are as many brokers, or topics of them, as there may be. Who is here already stays, and
+                may register again with as many topics.
+        """
+        _check_names(cluster, broker, address)
+        known = self._brokers.get(broker, {}).get(replica)
+        if known is None:
+            self._check_new(broker, connection)
+        self._count_topics(len(topics) - (0 if known is None else len(known.topics)))
+        self._count += known is None
+        self._brokers.setdefault(broker, {})[replica] = _Registration(
+            cluster, address, dict(topics), version, connection, self.clock(), self.expiry_seconds
+        )
+
+    def _check_new(self, broker: str, connection: object) -> None:
+        if self._count >= MOST_REGISTRATIONS:
+            raise ServerBusy(f"{MOST_REGISTRATIONS} brokers are registered, one more may not be")
+        of_connection = sum(each.connection is connection for _, _, each in self._registrations())
+        if connection is not None and of_connection >= MOST_OF_A_CONNECTION:
+            limit = f"at most {MOST_OF_A_CONNECTION} brokers of one connection"
+            raise InvalidInput("brokerName", limit, broker, remedy="register others over connections of their own")
+
+    def _count_topics(self, more: int) -> None:
+        if more > 0 and self._topics + more > MOST_TOPICS:
+            raise ServerBusy(f"the brokers have {self._topics} topics, {MOST_TOPICS} they may have together")
+        self._topics += more
+
+    def heartbeat(
+        self, broker: str, replica: int, address: str, version: DataVersion, connection: object = None
+    ) -> bool:
+        """A broker lives. False if it is not registered with this address and version: it has to register."""
+        known = self._brokers.get(broker, {}).get(replica)
+        if known is None or known.address != address:
+            return False
+        known.last_seen = self.clock()
+        known.patience_seconds = self.expiry_seconds
+        known.connection = connection
+        return known.version == version
+
+    def amend(
+        self,
+        broker: str,
+        replica: int,
+        since: DataVersion,
+        version: DataVersion,
+        changed: Mapping[str, QueueData],
+        deleted: Collection[str],
+    ) -> bool:
+        """What changed in a broker's topics after `since`. False if that is not registered: it has to register.
+
+        ServerBusy: as `register`; nothing was changed.
+        """
+        known = self._brokers.get(broker, {}).get(replica)
+        if known is None or known.version != since:
+            return False
+        gone = known.topics.keys() & set(deleted) - changed.keys()
+        self._count_topics(len(changed.keys() - known.topics.keys()) - len(gone))
+        known.topics.update(changed)
+        for topic in gone:
+            del known.topics[topic]
+        known.version = version
+        known.last_seen = self.clock()
+        return True
+
+    def unregister(self, broker: str, replica: int) -> None:
+        """A broker stops in good order."""
+        replicas = self._brokers.get(broker, {})
+        known = replicas.pop(replica, None)
+        if known is not None:
+            self._count -= 1
+            self._topics -= len(known.topics)
+        if not replicas:
+            self._brokers.pop(broker, None)
+
+    def connection_closed(self, connection: object) -> None:
+        """Brokers whose last word came on it are suspected: they expire sooner, unless they are heard again."""
+        for _, _, registration in self._registrations():
+            if registration.connection is connection:
+                registration.patience_seconds = min(registration.patience_seconds, SUSPECT_SECONDS)
+
+    def expire(self) -> list[str]:
+        """Forget who was silent for too long; returns their names."""
+        now = self.clock()
+        dead = [
+            (broker, replica)
+            for broker, replica, registration in self._registrations()
+            if now - registration.last_seen > registration.patience_seconds
+        ]
+        for broker, replica in dead:
+            self.unregister(broker, replica)
+        return [broker for broker, _ in dead]
+
+    # -- what clients ask ------------------------------------------------------------------------------------------
+
+    def route(self, topic: str) -> TopicRoute:
+        """Where `topic` lives.
+
+        Raises:
+            TopicNotFound: no living broker has it.
+            ServerBusy: nor could it be known already: this name server has only just started.
+        """
+        queues: list[QueueData] = []
+        addresses: dict[str, str] = {}
+        for broker, replicas in sorted(self._brokers.items()):
+            master = min(replicas)
+            data = replicas[master].topics.get(topic)
+            if data is not None:
+                queues.append(replace(data, perm=data.perm & ~PERM_WRITE) if broker in self._read_only else data)
+                addresses[broker] = replicas[master].address
+        if not queues and self.clock() - self._started < LEARNING_SECONDS:
+            raise ServerBusy("the name server has just started and has not heard from all brokers yet")
+        if not queues:
+            raise TopicNotFound(f"No topic route info in name server for the topic: {topic}")
+        return TopicRoute(topic, tuple(queues), addresses)
+
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """The names of all topics, or of those that a cluster has, sorted."""
+        return sorted(
+            {
+                topic
+                for _, _, registration in self._registrations()
+                if cluster is None or registration.cluster == cluster
+                for topic in registration.topics
+            }
+        )
+
+    def view(self) -> ClusterView:
+        """All living brokers."""
+        return ClusterView(
+            {
+                broker: (next(iter(replicas.values())).cluster, {i: r.address for i, r in sorted(replicas.items())})
+                for broker, replicas in sorted(self._brokers.items())
+            }
+        )
+
+    # -- what administrators do ------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic at once, everywhere or in a cluster. A broker that still has it brings it back."""
+        for _, _, registration in self._registrations():
+            if topic in registration.topics and cluster in (None, registration.cluster):
+                del registration.topics[topic]
+                self._topics -= 1
+                registration.version = None
+
+    def wipe_write_permission(self, broker: str) -> int:
+        """Take a broker out of what producers are offered; how many of its topics could be written until now."""
+        count = 0 if broker in self._read_only else self._writable_topics(broker)
+        if broker in self._brokers:
+            self._read_only.add(broker)
+        return count
+
+    def add_write_permission(self, broker: str) -> int:
+        """Give a broker back to producers; how many of its topics can be written now."""
+        self._read_only.discard(broker)
+        return self._writable_topics(broker)
+
+    def validate(self) -> None:
+        """Invariants, asserted after every unit test."""
+        assert all(self._brokers.values()), "a broker without a replica stays listed"
+        for replicas in self._brokers.values():
+            assert len({registration.cluster for registration in replicas.values()}) == 1
+        registrations = [registration for _, _, registration in self._registrations()]
+        assert self._count == len(registrations)
+        assert self._topics == sum(len(registration.topics) for registration in registrations)
+
+    def _registrations(self) -> Iterator[tuple[str, int, _Registration]]:
+        for broker, replicas in self._brokers.items():
+            for replica, registration in replicas.items():
+                yield broker, replica, registration
+
+    def _writable_topics(self, broker: str) -> int:
+        replicas = self._brokers.get(broker)
+        if replicas is None:
+            return 0
+        return sum(bool(data.perm & PERM_WRITE) for data in replicas[min(replicas)].topics.values())
+
+
+def _check_names(*told: str) -> None:
+    for name, text in zip(("clusterName", "brokerName", "brokerAddr"), told, strict=True):
+        if len(text) > MAX_NAME_CHARACTERS:
+            raise InvalidInput(name, f"at most {MAX_NAME_CHARACTERS} characters", text)

@@ -1,0 +1,90 @@
+"""The scheduler actor: the clock of delayed and retried messages. Its state does not matter: brokers keep progress.
+
+It asks every broker in turn to deliver what is due, one call for all levels, and follows each broker's next due time. A
+broker that hangs delays nobody else: it simply has a call under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import ray
+
+from raymq.actors import handles
+from raymq.actors.errors import RayMQError
+from raymq.actors.protocol import DueReport, SchedulerSpec
+from raymq.actors.scheduler_pace import IDLE_SECONDS, Pace
+from raymq.storage.clock import boottime
+
+#: A call that is under way for longer is given up; its outcome does not matter, the next one asks again.
+_CALL_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Runs a thread of its own from construction until `stop`."""
+
+    def __init__(self, spec: SchedulerSpec) -> None:
+        self._spec = spec
+        self._paces = {broker: Pace(boottime) for broker in spec.brokers}
+        self._under_way: dict[Any, tuple[str, float]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread.start()
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+    def stop(self) -> None:
+        """End the thread; the actor is killed next."""
+        self._stopped.set()
+        self._thread.join(_CALL_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001 - the clock must not stop because one turn failed
+                _log.exception("a turn of the scheduler failed")
+                self._stopped.wait(1.0)
+
+    def _turn(self) -> None:
+        asked = {broker for broker, _ in self._under_way.values()}
+        for broker in self._spec.brokers:
+            if broker not in asked and self._paces[broker].wait() <= 0:
+                self._ask(broker)
+        idle = [pace.wait() for broker, pace in self._paces.items() if broker not in asked]
+        wait = max(0.001, min([IDLE_SECONDS, *idle]))
+        if not self._under_way:
+            self._stopped.wait(wait)
+            return
+        ready, _ = ray.wait(list(self._under_way), num_returns=1, timeout=wait)
+        for ref in ready:
+            broker, _ = self._under_way.pop(ref)
+            self._take(broker, ref)
+        now = boottime()
+        for ref, (broker, began) in list(self._under_way.items()):
+            if now - began > _CALL_SECONDS:
+                del self._under_way[ref]
+                self._paces[broker].failed()
+
+    def _ask(self, broker: str) -> None:
+        try:
+            handle = handles.find(broker, self._spec.namespace)
+            self._under_way[handle.deliver_due.remote(os.getpid())] = (broker, boottime())
+        except RayMQError as error:
+            _log.warning("%s", error)
+            self._paces[broker].failed()
+
+    def _take(self, broker: str, ref: Any) -> None:
+        try:
+            report: DueReport = handles.result(broker, ref, 0)
+            self._paces[broker].answered(report)
+        except RayMQError as error:
+            _log.warning("%s: %s", broker, error)
+            self._paces[broker].failed()

@@ -1,0 +1,116 @@
+"""Batches of many callers joined into one: what the shared producer does for thousands of short tasks.
+
+While an append is under way, what arrives for the same topic on the same terms is gathered; the next append takes all
+of it, up to a part's size. So nobody waits longer than for the appends before his own, and a single caller waits for
+none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.actors.protocol import Placed
+from raymq.actors.request_limits import MAX_MESSAGES
+from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
+
+#: One append holds at most this much, or a single caller's batch.
+PART_BYTES: Final = 4 << 20
+#: Appends of one topic and terms that are under way together where no queue is fixed.
+_LANES: Final = 2
+
+
+@dataclass(slots=True)
+class _Entry:
+    records: bytearray
+    sizes: Sizes
+    deadline: float
+    done: asyncio.Future[Sent]
+
+
+class PooledSends:
+    """As the `Sends` that it is wrapped around, on their event loop."""
+
+    def __init__(self, sends: Sends) -> None:
+        self._sends = sends
+        self._waiting: dict[tuple[str, Terms], deque[_Entry]] = {}
+        self._running: dict[tuple[str, Terms], int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+        """As `Sender.send`. Each caller gets the places of his own records, and the budget runs from here."""
+        loop = asyncio.get_running_loop()
+        key = (topic, terms)
+        entry = _Entry(records, sizes, time.monotonic() + terms.timeout, loop.create_future())
+        self._waiting.setdefault(key, deque()).append(entry)
+        fixed = terms.queue is not None or terms.sharding_key is not None
+        if self._running.get(key, 0) < (1 if fixed else _LANES):
+            self._running[key] = self._running.get(key, 0) + 1
+            task = loop.create_task(self._work(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await entry.done
+
+    async def _work(self, key: tuple[str, Terms]) -> None:
+        """Send what waits until nothing does."""
+        topic, terms = key
+        waiting = self._waiting[key]
+        try:
+            while waiting:
+                entries = [waiting.popleft()]
+                octets, count = len(entries[0].records), len(entries[0].sizes)
+                # Delayed ones go alone: some wait for a level and some for a time, which no append may mix.
+                while waiting and not terms.delayed:
+                    octets, count = octets + len(waiting[0].records), count + len(waiting[0].sizes)
+                    if octets > PART_BYTES or count > MAX_MESSAGES:
+                        break
+                    entries.append(waiting.popleft())
+                await self._send_together(topic, entries, terms)
+        finally:
+            self._running[key] -= 1
+            if not self._running[key]:
+                self._running.pop(key)
+                self._waiting.pop(key, None)
+
+    async def _send_together(self, topic: str, entries: list[_Entry], terms: Terms) -> None:
+        left = max(0.001, min(entry.deadline for entry in entries) - time.monotonic())
+        records = bytearray().join(entry.records for entry in entries)
+        try:
+            sizes = np.concatenate([entry.sizes for entry in entries])
+            sent = await self._sends.send(topic, records, sizes, replace(terms, timeout=left))
+        except InvalidInput as error:
+            if len(entries) == 1:
+                _fail(entries, error)
+            else:  # one caller's fault is not the others'
+                for entry in entries:
+                    await self._send_together(topic, [entry], terms)
+            return
+        except RayMQError as error:
+            _fail(entries, error)
+            return
+        except BaseException:
+            for entry in entries:
+                entry.done.cancel()
+            raise
+        first = 0
+        for entry in entries:
+            mine = slice(first, first + len(entry.sizes))
+            first = mine.stop
+            placed = sent.placed
+            places = Placed(
+                placed.topic, placed.queue_ids[mine], placed.queue_offsets[mine], placed.physical_offsets[mine]
+            )
+            if not entry.done.done():
+                entry.done.set_result(replace(sent, placed=places))
+
+
+def _fail(entries: list[_Entry], error: RayMQError) -> None:
+    for entry in entries:
+        if not entry.done.done():
+            entry.done.set_exception(error)

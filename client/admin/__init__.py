@@ -1,0 +1,1 @@
+"""Administration: topics, groups, messages, dead letters, the cluster."""

@@ -1,0 +1,326 @@
+"""Administration: topics, statistics, progress of groups, single messages, dead letters, the cluster's state.
+
+Each call has a twin for asyncio code, whose name begins with `a` and which may be awaited on any event loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from raymq.actors.naming import MAX_QUEUES
+from raymq.actors.protocol import MessageQueue
+from raymq.client import arguments
+from raymq.client.admin import cluster as admin_cluster
+from raymq.client.admin import dead_letters
+from raymq.client.admin import groups as admin_groups
+from raymq.client.admin import messages as admin_messages
+from raymq.client.admin import topics as admin_topics
+from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
+from raymq.client.client_base import ClientBase
+from raymq.client.connection import Connection
+from raymq.client.message import ReceivedMessage
+from raymq.client.results import ClusterInfo, QueueProgress, QueueStats
+from raymq.client.timestamps import milliseconds
+
+
+class Admin(ClientBase):
+    """Asks and changes a cluster. Thread-safe; a context manager. What reaches no broker raises BrokerUnavailable.
+
+    A change that a broker did not take is told by an error, and may be asked for again: what is done stays done.
+    """
+
+    KIND = "admin client"
+
+    def __init__(self, mq: Connection) -> None:
+        super().__init__(mq)
+        #: What was there when it was last asked for, so that it is told as unknown when its broker is gone.
+        self._brokers_seen: dict[str, str] = {}
+        self._queues_seen: dict[str, set[MessageQueue]] = defaultdict(set)
+        mq.adopt(self)
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, queues: int = 4, ordered: bool = False) -> None:
+        """Make a topic of `queues` queues on every broker. Asked again with the same settings it changes nothing.
+
+        Raises:
+            TopicExists: it is there with other settings.
+        """
+        self._run(admin_topics.create(self._mq, topic, queues, ordered=ordered))
+
+    async def acreate_topic(self, topic: str, queues: int = 4, ordered: bool = False) -> None:
+        """`create_topic` for asyncio code."""
+        await self._arun(admin_topics.create(self._mq, topic, queues, ordered=ordered))
+
+    def update_topic(
+        self,
+        topic: str,
+        queues: int | None = None,
+        ordered: bool | None = None,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        permission: int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        """Change a topic on every broker that has it; what is None stays.
+
+        Args:
+            queues: on each broker, to read and to write. Messages in queues beyond are kept, and not delivered.
+            read_queues, write_queues: one of the two alone. To take queues away, write fewer first, and read fewer
+                when the rest is consumed.
+            permission: a sum of 4 (read) and 2 (write).
+            dry_run: raise what the change would, and change nothing.
+
+        Raises:
+            TopicNotFound, InvalidInput.
+        """
+        self._run(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
+
+    async def aupdate_topic(
+        self,
+        topic: str,
+        queues: int | None = None,
+        ordered: bool | None = None,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        permission: int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        """`update_topic` for asyncio code."""
+        await self._arun(self._update_topic(topic, queues, ordered, read_queues, write_queues, permission, dry_run))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its messages on every broker; TopicNotFound if nobody has it."""
+        self._run(admin_topics.delete(self._mq, topic))
+
+    async def adelete_topic(self, topic: str) -> None:
+        """`delete_topic` for asyncio code."""
+        await self._arun(admin_topics.delete(self._mq, topic))
+
+    def topics(self, system: bool = False) -> list[str]:
+        """The names of all topics, sorted; the system's own and those of groups only with `system`."""
+        return self._run(admin_topics.names(self._mq, system=system))
+
+    async def atopics(self, system: bool = False) -> list[str]:
+        """`topics` for asyncio code."""
+        return await self._arun(admin_topics.names(self._mq, system=system))
+
+    def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+        """What each queue of a topic holds; TopicNotFound."""
+        return self._run(admin_topics.stats(self._mq, topic))
+
+    async def atopic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+        """`topic_stats` for asyncio code."""
+        return await self._arun(admin_topics.stats(self._mq, topic))
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """The names of all consumer groups, sorted."""
+        return self._run(admin_groups.names(self._mq))
+
+    async def agroups(self) -> list[str]:
+        """`groups` for asyncio code."""
+        return await self._arun(admin_groups.names(self._mq))
+
+    def group_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:
+        """How far a group is in each queue, its retry topic included; None where unknown, never 0.
+
+        Raises:
+            GroupNotFound: no broker knows it.
+        """
+        return self._run(self._group_progress(group))
+
+    async def agroup_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:
+        """`group_progress` for asyncio code."""
+        return await self._arun(self._group_progress(group))
+
+    def reset_offset_by_time(
+        self, group: str, topic: str, timestamp: float, *, dry_run: bool = False
+    ) -> dict[MessageQueue, int]:
+        """Send a group, running or not, to the first messages of `topic` stored at `timestamp` (seconds) or later.
+
+        A time in the future is the end. A running member goes there with its next fetch; what it was given before has
+        no effect any more: neither its commits nor the handles of a simple consumer.
+
+        Args:
+            dry_run: say where it would go, and change nothing.
+
+        Returns:
+            The offset at which each queue goes on.
+
+        Raises:
+            GroupNotFound, TopicNotFound, InvalidInput.
+        """
+        return self._run(self._reset(group, topic, timestamp, dry_run=dry_run))
+
+    async def areset_offset_by_time(
+        self, group: str, topic: str, timestamp: float, *, dry_run: bool = False
+    ) -> dict[MessageQueue, int]:
+        """`reset_offset_by_time` for asyncio code."""
+        return await self._arun(self._reset(group, topic, timestamp, dry_run=dry_run))
+
+    def skip(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
+        """Send a group behind the last message of `topic`; as `reset_offset_by_time` else."""
+        return self._run(self._reset(group, topic, math.inf, dry_run=dry_run))
+
+    async def askip(self, group: str, topic: str, *, dry_run: bool = False) -> dict[MessageQueue, int]:
+        """`skip` for asyncio code."""
+        return await self._arun(self._reset(group, topic, math.inf, dry_run=dry_run))
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def query_by_id(self, message_id: str) -> ReceivedMessage:
+        """The message at the place that an id names: MessageNotFound, MessageExpired or BrokerUnavailable if not."""
+        return self._run(admin_messages.by_id(self._mq, message_id))
+
+    async def aquery_by_id(self, message_id: str) -> ReceivedMessage:
+        """`query_by_id` for asyncio code."""
+        return await self._arun(admin_messages.by_id(self._mq, message_id))
+
+    def query_by_unique_key(self, topic: str, unique_key: str) -> ReceivedMessage:
+        """The newest message of `topic` with that unique key; MessageNotFound."""
+        return self._run(admin_messages.by_unique_key(self._mq, topic, unique_key))
+
+    async def aquery_by_unique_key(self, topic: str, unique_key: str) -> ReceivedMessage:
+        """`query_by_unique_key` for asyncio code."""
+        return await self._arun(admin_messages.by_unique_key(self._mq, topic, unique_key))
+
+    def query_by_key(
+        self, topic: str, key: str, begin: float | None = None, end: float | None = None, limit: int = 64
+    ) -> list[ReceivedMessage]:
+        """Messages of `topic` that carry `key`, newest store time first, at most `limit` over all brokers.
+
+        Args:
+            begin, end: store time in seconds, inclusive, whole seconds.
+        """
+        return self._run(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
+
+    async def aquery_by_key(
+        self, topic: str, key: str, begin: float | None = None, end: float | None = None, limit: int = 64
+    ) -> list[ReceivedMessage]:
+        """`query_by_key` for asyncio code."""
+        return await self._arun(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
+
+    # -- dead letters --------------------------------------------------------------------------------------------
+
+    def dlq_list(self, group: str, limit: int = 1000) -> list[DeadMessage]:
+        """The messages that a group gave up on, the oldest death first, at most `limit` over all brokers.
+
+        Raises:
+            GroupNotFound: no broker knows the group.
+        """
+        return self._run(dead_letters.first(self._mq, group, limit))
+
+    async def adlq_list(self, group: str, limit: int = 1000) -> list[DeadMessage]:
+        """`dlq_list` for asyncio code."""
+        return await self._arun(dead_letters.first(self._mq, group, limit))
+
+    def dlq_messages(self, group: str) -> Iterator[DeadMessage]:
+        """All messages that a group gave up on, a page in memory at a time; broker by broker, the oldest death first.
+
+        Raises:
+            GroupNotFound: no broker knows the group; raised by the call, not by the first message.
+        """
+        self._run(admin_groups.check_exists(self._mq, group))
+        found = dead_letters.read(self._mq, group)
+
+        def messages() -> Iterator[DeadMessage]:
+            while (message := self._run(dead_letters.following(found))) is not None:
+                yield message
+
+        return messages()
+
+    async def adlq_messages(self, group: str) -> AsyncIterator[DeadMessage]:
+        """`dlq_messages` for asyncio code: `async for message in admin.adlq_messages(group)`."""
+        await self._arun(admin_groups.check_exists(self._mq, group))
+        found = dead_letters.read(self._mq, group)
+        while (message := await self._arun(dead_letters.following(found))) is not None:
+            yield message
+
+    def dlq_redrive(
+        self,
+        group: str,
+        ids: Iterable[str] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        *,
+        force: bool = False,
+    ) -> RedriveResult:
+        """Send dead letters to their group, and to that group only, once more: with no retry behind them.
+
+        Args:
+            ids: which ones, by the message ids of `dlq_list`; None = all.
+            rate: at most so many a second.
+            dry_run: say what would be done, and do nothing.
+            force: also those that were redriven before.
+
+        Raises:
+            GroupNotFound: no broker knows the group.
+            BrokerUnavailable: a broker did not answer. Asked again, what was redriven meanwhile is in `already`.
+        """
+        return self._run(dead_letters.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
+
+    async def adlq_redrive(
+        self,
+        group: str,
+        ids: Iterable[str] | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        *,
+        force: bool = False,
+    ) -> RedriveResult:
+        """`dlq_redrive` for asyncio code."""
+        return await self._arun(dead_letters.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+
+    def cluster_info(self) -> ClusterInfo:
+        """The brokers, name servers and scheduler as they answer now; one that does not is "unreachable"."""
+        return self._run(self._cluster_info())
+
+    async def acluster_info(self) -> ClusterInfo:
+        """`cluster_info` for asyncio code."""
+        return await self._arun(self._cluster_info())
+
+    # -- on the connection's loop --------------------------------------------------------------------------------
+
+    async def _update_topic(
+        self,
+        topic: str,
+        queues: int | None,
+        ordered: bool | None,
+        read_queues: int | None,
+        write_queues: int | None,
+        permission: int | None,
+        dry_run: bool,
+    ) -> None:
+        if queues is not None:
+            arguments.whole("queues", queues, 1, MAX_QUEUES)
+        await admin_topics.update(
+            self._mq,
+            topic,
+            read_queues=queues if read_queues is None else read_queues,
+            write_queues=queues if write_queues is None else write_queues,
+            permission=permission,
+            ordered=ordered,
+            dry_run=dry_run,
+        )
+
+    async def _group_progress(self, group: str) -> dict[MessageQueue, QueueProgress]:
+        progress = await admin_groups.progress(self._mq, group, self._queues_seen[group])
+        self._queues_seen[group] = set(progress)
+        return progress
+
+    async def _reset(self, group: str, topic: str, timestamp: float, *, dry_run: bool) -> dict[MessageQueue, int]:
+        timestamp_ms = milliseconds("timestamp", timestamp)
+        return await admin_groups.reset(self._mq, group, topic, timestamp_ms, dry_run=dry_run)
+
+    async def _cluster_info(self) -> ClusterInfo:
+        info = await admin_cluster.info(self._mq, self._brokers_seen)
+        self._brokers_seen = {broker.name: broker.address for broker in info.brokers}
+        return info

@@ -1,0 +1,153 @@
+"""The dead letters of a consumer group: reading them, and sending them to the group once more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+from uuid import uuid4
+
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.errors import InvalidInput, TopicNotFound
+from raymq.actors.naming import dlq_topic
+from raymq.actors.protocol import MessageQueue, Redriven
+from raymq.actors.wire.dead_letters import read_redriven, redrive_command
+from raymq.client import arguments
+from raymq.client.admin.groups import check_exists
+from raymq.client.connection import Connection
+from raymq.client.message import ReceivedMessage
+from raymq.client.receipt import Receipt
+from raymq.client.requests.fetching import CHUNK_BYTES, address_of, fetch, patiently
+from raymq.storage.records import property_names as properties
+from raymq.storage.records.record import Record, decode
+
+_PAGE_MESSAGES = 1_000
+#: Entries that one request asks a broker to redrive.
+_REDRIVE_AT_ONCE = 500
+_REQUEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage(ReceivedMessage):
+    """A message that rests in a dead-letter queue; topic, message_id and the like are the original's.
+
+    `dead_at` is when it was put there, seconds since the epoch; `reason` why, "" where a foreign broker put it there.
+    """
+
+    dead_at: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def from_record(cls, record: Record, broker: str, receipt: Receipt | None = None) -> Self:
+        """The message in a record of a dead-letter queue that `broker` served."""
+        message = ReceivedMessage.from_record(record, broker, receipt)
+        known = {field.name: getattr(message, field.name) for field in fields(ReceivedMessage)}
+        reason = message.system_properties.get(properties.DLQ_REASON, "")
+        return cls(**known, dead_at=message.store_timestamp, reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveResult:
+    """Message ids: sent to the group again, redriven before and therefore left, not in the dead letters (any more)."""
+
+    redriven: list[str]
+    already: list[str]
+    unknown: list[str]
+
+
+async def read(mq: Connection, group: str, limit: int | None = None) -> AsyncGenerator[DeadMessage]:
+    """The dead letters of a group broker by broker, of each the oldest first, at most `limit` of each."""
+    topic = dlq_topic(group)
+    try:
+        queues = (await mq.routes.get(topic, fresh=True)).readable()
+    except TopicNotFound:  # nothing died yet
+        return
+    for queue in queues:
+        left, offset = limit, 0
+        while left is None or left > 0:
+            messages, offset = await _page(mq, queue, offset, _PAGE_MESSAGES if left is None else left)
+            if not messages:
+                break
+            for message in messages:
+                yield message
+            left = None if left is None else left - len(messages)
+
+
+async def first(mq: Connection, group: str, limit: int) -> list[DeadMessage]:
+    """See `Admin.dlq_list`."""
+    arguments.whole("limit", limit, 1)
+    await check_exists(mq, group)
+    found = [message async for message in read(mq, group, limit)]
+    return sorted(found, key=lambda message: (message.dead_at, message.queue, message.queue_offset))[:limit]
+
+
+async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:
+    """The next one, None behind the last one."""
+    return await anext(found, None)
+
+
+async def _page(mq: Connection, queue: MessageQueue, offset: int, most: int) -> tuple[list[DeadMessage], int]:
+    session = f"dead-letters-{uuid4().hex}"
+    wanted = [Wanted(queue.topic, queue.queue_id, offset)]
+    limits = (min(most, _PAGE_MESSAGES), CHUNK_BYTES)
+    parts = await patiently(
+        lambda: fetch(mq, queue.broker, session, wanted, *limits, 0.0, check_crc=True), _REQUEST_SECONDS
+    )
+    if not parts:
+        return [], offset
+    part = parts[0]
+    if part.error is not None:
+        if part.min_offset > offset:  # older ones have expired
+            return await _page(mq, queue, part.min_offset, most)
+        raise part.error
+    messages, position = [], 0
+    for size in part.sizes.tolist():
+        messages.append(DeadMessage.from_record(decode(part.records, position), queue.broker))
+        position += size
+    return messages, part.next_offset
+
+
+async def redrive(
+    mq: Connection, group: str, ids: Iterable[str] | None, rate: float | None, *, dry_run: bool, force: bool
+) -> RedriveResult:
+    """See `Admin.dlq_redrive`. Of a message that died several times its newest entry counts."""
+    wanted = None if ids is None else _checked(ids)
+    if rate is not None:
+        arguments.per_second("rate", rate)
+    arguments.flag("dry_run", dry_run)
+    arguments.flag("force", force)
+    await check_exists(mq, group)
+    entries: dict[str, DeadMessage] = {}
+    async for message in read(mq, group):
+        known = entries.get(message.message_id)
+        if (wanted is None or message.message_id in wanted) and (known is None or known.dead_at <= message.dead_at):
+            entries[message.message_id] = message
+    outcome: dict[str, Redriven] = {} if wanted is None else dict.fromkeys(wanted, Redriven.UNKNOWN)
+    at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
+    for broker in sorted({message.queue.broker for message in entries.values()}):
+        of_broker = [message for message in entries.values() if message.queue.broker == broker]
+        for first in range(0, len(of_broker), at_once):
+            part = of_broker[first : first + at_once]
+            told = await _redrive_part(mq, group, part, force=force, dry_run=dry_run)
+            outcome |= {message.message_id: word for message, word in zip(part, told, strict=True)}
+            if rate is not None and not dry_run:
+                await asyncio.sleep(told.count(Redriven.REDRIVEN) / rate)
+    return RedriveResult(*([i for i, word in outcome.items() if word is which] for which in Redriven))
+
+
+async def _redrive_part(
+    mq: Connection, group: str, part: Sequence[DeadMessage], *, force: bool, dry_run: bool
+) -> list[Redriven]:
+    queue = part[0].queue
+    address = await address_of(mq, queue.topic, queue.broker)
+    command = redrive_command(group, [message.queue_offset for message in part], force=force, dry_run=dry_run)
+    return read_redriven(await mq.pool.request(address, command, _REQUEST_SECONDS))
+
+
+def _checked(ids: Iterable[str]) -> list[str]:
+    if isinstance(ids, str):
+        raise TypeError("ids must be a list of message ids, not one str")
+    if not isinstance(ids, Iterable):
+        raise InvalidInput("ids", "None, or a list of message ids", ids)
+    return list(dict.fromkeys(arguments.text("ids", each).upper() for each in ids))

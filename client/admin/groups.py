@@ -1,0 +1,102 @@
+"""How far consumer groups are, and sending them elsewhere; see `Admin` for what each call promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from raymq.actors.errors import BrokerUnavailable, GroupNotFound
+from raymq.actors.naming import check_group, check_topic
+from raymq.actors.protocol import MessageQueue, TopicRoute
+from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.told import number_in
+from raymq.client.connection import Connection
+from raymq.client.requests import fan_out as asking
+from raymq.client.results import QueueProgress
+
+
+async def names(mq: Connection) -> list[str]:
+    """Sorted."""
+    answers = asking.unless_refused(await asking.ask_all(mq, wire_admin.all_groups_command))
+    return sorted({group for answer in answers.values() for group in wire_admin.read_groups(answer)})
+
+
+async def check_exists(mq: Connection, group: str) -> None:
+    """GroupNotFound if no broker knows the group."""
+    await _progress_tables(mq, group)
+
+
+async def progress(
+    mq: Connection, group: str, known_before: Iterable[MessageQueue] = ()
+) -> dict[MessageQueue, QueueProgress]:
+    """By queue, sorted; of `known_before` also those whose broker does not answer now."""
+    tables = await _progress_tables(mq, group)
+    found = {queue: values for table in tables.values() if table is not None for queue, values in table.items()}
+    silent = {broker for broker, table in tables.items() if table is None}
+    lost = {queue for queue in known_before if tables.get(queue.broker) is None}
+    for topic in {queue.topic for queue in found} if silent else ():
+        lost |= {queue for queue in (await mq.routes.get(topic)).readable() if queue.broker in silent}
+    table = dict.fromkeys(lost, QueueProgress(None, None, None, None))
+    for queue, values in found.items():
+        committed, end, owner = values
+        table[queue] = QueueProgress(committed, end, None if committed is None else end - committed, owner)
+    return dict(sorted(table.items()))
+
+
+async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dry_run: bool) -> dict[MessageQueue, int]:
+    """To the first message stored then or later, else the end; where each queue goes on, or would with `dry_run`."""
+    check_group(group)
+    check_topic(topic)
+    route = await mq.routes.get(topic, fresh=True)
+    addresses = route.addresses
+    if dry_run:
+        await check_exists(mq, group)
+        return dict(zip(route.readable(), await _offsets_at(mq, route, timestamp_ms), strict=True))
+    command = partial(wire_admin.reset_offset_command, group, topic, timestamp_ms)
+    answers = await asking.ask_each(mq, addresses, command)
+    missing = {broker for broker, answer in answers.items() if isinstance(answer, GroupNotFound)}
+    if missing and len(missing) == len(answers):
+        await check_exists(mq, group)
+    for broker in missing:  # it has not heard of the group yet; then it shall begin where the others go on
+        make = partial(wire_group.create_group_command, group)
+        await asking.ask_broker(mq, addresses[broker], make)
+        answers[broker] = await asking.ask_broker(mq, addresses[broker], command)
+    targets: dict[MessageQueue, int] = {}
+    for answer in asking.unless_refused(answers).values():
+        targets |= wire_admin.read_reset(answer)
+    return dict(sorted(targets.items()))
+
+
+async def _offsets_at(mq: Connection, route: TopicRoute, timestamp_ms: int) -> list[int]:
+    """Of each readable queue the first offset stored then or later, else the end."""
+
+    async def ask(queue: MessageQueue) -> int:
+        command = partial(wire_query.time_command, queue.topic, queue.queue_id, timestamp_ms)
+        return number_in(await asking.ask_broker(mq, route.addresses[queue.broker], command), "offset")
+
+    return await asking.gather(route.readable(), ask)
+
+
+async def _progress_tables(mq: Connection, group: str) -> dict[str, dict[MessageQueue, wire_admin.Progress] | None]:
+    """Of each broker: what it knows of the group, None if it does not answer; GroupNotFound, BrokerUnavailable."""
+    check_group(group)
+    answers = await asking.ask_all(mq, partial(wire_admin.consume_stats_command, group))
+    if all(isinstance(answer, GroupNotFound) for answer in answers.values()):
+        raise GroupNotFound(f"consumer group {group} does not exist")
+    tables: dict[str, dict[MessageQueue, wire_admin.Progress] | None] = {}
+    for broker, answer in answers.items():
+        if isinstance(answer, Command):
+            tables[broker] = wire_admin.read_progress(answer)
+        elif isinstance(answer, GroupNotFound):
+            tables[broker] = {}
+        elif isinstance(answer, BrokerUnavailable):
+            tables[broker] = None
+        else:
+            raise answer
+    unavailable = next((answer for answer in answers.values() if isinstance(answer, BrokerUnavailable)), None)
+    if unavailable is not None and not any(tables.values()):
+        raise unavailable
+    return tables

@@ -1,0 +1,65 @@
+"""Finding single messages; see `Admin` for what each call promises."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from raymq.actors.errors import MessageNotFound
+from raymq.actors.naming import check_topic
+from raymq.actors.wire import query as wire_query
+from raymq.client import arguments
+from raymq.client.connection import Connection
+from raymq.client.message import ReceivedMessage
+from raymq.client.requests import fan_out as asking
+from raymq.client.timestamps import FAR_FUTURE_MS, milliseconds
+from raymq.storage.records import message_id as message_ids
+
+#: Messages of one unique key that are looked through: a message that was retried has several copies.
+_COPIES = 32
+
+
+async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
+    """The one at the place that the id names."""
+    host, port, physical_offset = message_ids.decode(arguments.text("message_id", message_id))
+    address = f"{host}:{port}"
+    answer = await mq.pool.request(address, wire_query.view_command(physical_offset), asking.REQUEST_SECONDS)
+    masters = (await mq.routes.cluster()).masters
+    broker = next((name for name, known in masters.items() if known == address), address)
+    return ReceivedMessage.from_record(wire_query.read_records(answer)[0], broker)
+
+
+async def by_unique_key(mq: Connection, topic: str, unique_key: str) -> ReceivedMessage:
+    """The newest one."""
+    for message in await _query(mq, topic, unique_key, None, None, _COPIES, unique=True):
+        if message.unique_key == unique_key:
+            return message
+    raise MessageNotFound(f"no message of {topic} has the unique key {unique_key}")
+
+
+async def by_key(
+    mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int
+) -> list[ReceivedMessage]:
+    """The newest ones, newest first."""
+    arguments.whole("limit", limit, 1)
+    found = await _query(mq, topic, key, begin, end, limit, unique=False)
+    return [message for message in found if key in message.keys][:limit]
+
+
+async def _query(
+    mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int, *, unique: bool
+) -> list[ReceivedMessage]:
+    check_topic(topic)
+    arguments.text("unique_key" if unique else "key", key)
+    begin_ms = 0 if begin is None else milliseconds("begin", begin) // 1000 * 1000
+    end_ms = FAR_FUTURE_MS if end is None else milliseconds("end", end) // 1000 * 1000 + 999
+    addresses = (await mq.routes.get(topic)).addresses
+    command = partial(wire_query.query_command, topic, key, begin_ms, end_ms, limit, unique=unique)
+    answers = await asking.ask_each(mq, addresses, command)
+    empty = {broker for broker, answer in answers.items() if isinstance(answer, MessageNotFound)}
+    answers = {broker: answer for broker, answer in answers.items() if broker not in empty}
+    found = [
+        ReceivedMessage.from_record(record, broker)
+        for broker, answer in asking.unless_refused(answers).items()
+        for record in wire_query.read_records(answer)
+    ]
+    return sorted(found, key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True)

@@ -1,0 +1,101 @@
+"""Making, changing, listing and deleting topics; see `Admin` for what each call promises."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
+from raymq.actors.protocol import PERM_READ, PERM_WRITE, MessageQueue
+from raymq.actors.wire import admin as wire_admin
+from raymq.client import arguments
+from raymq.client.connection import Connection
+from raymq.client.requests import fan_out as asking
+from raymq.client.results import QueueStats
+
+
+async def create(mq: Connection, topic: str, queues: int, *, ordered: bool) -> None:
+    """On every broker."""
+    check_sendable(topic)
+    arguments.whole("queues", queues, 1, MAX_QUEUES)
+    arguments.flag("ordered", ordered)
+    command = partial(wire_admin.create_topic_command, topic, queues, ordered=ordered)
+    asking.unless_refused(await asking.ask_all(mq, command))
+    mq.routes.forget(topic)
+
+
+def check_change(
+    topic: str,
+    *,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: int | None,
+    ordered: bool | None,
+) -> None:
+    """Raise InvalidInput if no topic could be changed so."""
+    check_sendable(topic)
+    for field, queues in (("read_queues", read_queues), ("write_queues", write_queues)):
+        if queues is not None:
+            arguments.whole(field, queues, 1, MAX_QUEUES)
+    if permission is not None and permission not in (0, PERM_WRITE, PERM_READ, PERM_READ | PERM_WRITE):
+        raise InvalidInput("permission", "a sum of 4 (read) and 2 (write)", permission)
+    if ordered is not None:
+        arguments.flag("ordered", ordered)
+
+
+async def update(
+    mq: Connection,
+    topic: str,
+    *,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: int | None,
+    ordered: bool | None,
+    dry_run: bool = False,
+) -> None:
+    """On every broker that has the topic, each from what it has there."""
+    check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
+    known = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_config_command, topic))
+    addresses = (await mq.routes.get(topic)).addresses
+    for broker, answer in known.items() if not dry_run else ():
+        command = partial(
+            wire_admin.update_topic_command,
+            wire_admin.read_topic_config(answer),
+            read_queues=read_queues,
+            write_queues=write_queues,
+            permission=permission,
+            ordered=ordered,
+        )
+        await asking.ask_broker(mq, addresses[broker], command)
+    mq.routes.forget(topic)
+
+
+async def delete(mq: Connection, topic: str) -> None:
+    """On every broker and name server."""
+    check_sendable(topic)
+    await mq.routes.get(topic, fresh=True)
+    command = partial(wire_admin.delete_topic_command, topic, from_broker=True)
+    asking.unless_refused(await asking.ask_all(mq, command))
+    await asking.ask_name_servers(mq, partial(wire_admin.delete_topic_command, topic, from_broker=False))
+    mq.routes.forget(topic)
+
+
+async def names(mq: Connection, *, system: bool) -> list[str]:
+    """Sorted."""
+    topics = await mq.routes.topics()
+    if system:
+        return topics
+    brokers = (await mq.routes.cluster()).brokers
+    own = {name for broker, (cluster, _) in brokers.items() for name in (broker, cluster, reply_topic(cluster))}
+    return [topic for topic in topics if not is_system_topic(topic) and topic not in own]
+
+
+async def stats(mq: Connection, topic: str) -> dict[MessageQueue, QueueStats]:
+    """By queue, sorted."""
+    check_topic(topic)
+    answers = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_stats_command, topic))
+    return {
+        queue: QueueStats(low, end, last_ms / 1000)
+        for answer in answers.values()
+        for queue, (low, end, last_ms) in sorted(wire_admin.read_topic_stats(answer).items())
+    }

@@ -1,0 +1,1 @@
+"""What moves whole tables: Spark's door into the client."""

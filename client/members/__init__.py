@@ -1,0 +1,1 @@
+"""Membership of groups: heartbeats, subscriptions, shares of queues, locks."""

@@ -1,0 +1,1 @@
+"""The simple consumer: messages are lent for a time."""

@@ -1,0 +1,478 @@
+"""The engine of a simple consumer: membership, pops from all brokers, waiting for the first message, acknowledgements.
+
+Runs on the connection's event loop. Messages are taken by pops that are answered at once; what waits is a notification
+per broker and topic, which takes nothing. What a pop brings is kept until a receive returns it. So a receive that is
+given up, that several brokers could serve, or that one of them answers late, leaves no message in nobody's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    NothingToPop,
+    RayMQError,
+    StaleHandle,
+    TopicNotFound,
+    WorkFailed,
+)
+from raymq.actors.naming import retry_topic
+from raymq.actors.supervision import Supervisor, is_meant
+from raymq.actors.wire.batch_ack import STALE, batch_ack_command
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import (
+    ANY_QUEUE,
+    FROM_MIN,
+    AckMessage,
+    ChangeInvisibleTime,
+    Handle,
+    Notification,
+    PopMessage,
+)
+from raymq.actors.wire.pop import MAX_MESSAGES, read_handles
+from raymq.actors.wire.told import number_in
+from raymq.client.connection import Connection
+from raymq.client.members.membership import Membership
+from raymq.client.members.subscription import SqlWanted, TagFilter
+from raymq.client.message import ReceivedMessage
+from raymq.client.pop.kept import Kept, Popped
+from raymq.client.receipt import Receipt
+from raymq.client.requests.fetching import ANSWER_SECONDS, address_of, patiently
+from raymq.storage.clock import boottime
+from raymq.storage.records.record import decode
+
+_TICK_SECONDS = 1.0
+_REQUEST_SECONDS = 5.0
+#: The answer to a pop is waited for as long as what it brings is hidden from others, but no longer than this.
+_LATE_SECONDS = 300.0
+#: One notification waits so long; then it is asked for anew.
+_PARK_SECONDS = 15.0
+#: A broker that does not answer is asked again after this.
+_PAUSE_SECONDS = 0.5
+#: A source that has not answered a pop after this is passed over for the next one; its answer is taken when it comes.
+_PATIENCE_SECONDS = 0.25
+#: A loop's timers may be early by so much.
+_TIMER_SECONDS = 0.005
+#: Who leaves takes at least so long to say so.
+_FAREWELL_SECONDS = 0.5
+#: A receiver that was given something says so soon whether it has it, unless its thread or its loop stands still.
+_HANDOVER_SECONDS = 1.0
+_LOOK_SECONDS = 0.01
+
+_log = logging.getLogger(__name__)
+
+#: A broker and one of the consumer's topics there.
+Source = tuple[str, str]
+
+
+class Popping:
+    """One running consumer. Made and used on the connection's loop."""
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        filters: Mapping[str, TagFilter | SqlWanted],
+        *,
+        ordered: bool,
+        max_reconsume_times: int,
+    ) -> None:
+        self._mq = mq
+        self._group = group
+        self._filters: dict[str, TagFilter | SqlWanted] = {**filters, retry_topic(group): TagFilter.parse("*")}
+        self._ordered = ordered
+        self._max_reconsume_times = max_reconsume_times
+        self._membership = Membership(
+            mq,
+            f"{mq.pool.local_host}@{uuid.uuid4().hex}",
+            group,
+            {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
+            consume_type="CONSUME_POP",
+            model="CLUSTERING",
+            start="CONSUME_FROM_FIRST_OFFSET",
+            clock=boottime,
+        )
+        self.supervisor = Supervisor(f"simple consumer of {group}")
+        self._turn = itertools.count()
+        self._notifications: dict[Source, asyncio.Task[None]] = {}
+        #: Pops under way, one at most per source; what they bring is kept here until somebody receives it.
+        self._pops: dict[Source, asyncio.Task[int]] = {}
+        #: When each of them was begun.
+        self._asked_at: dict[Source, float] = {}
+        self._kept = Kept(time.monotonic)
+        #: What was returned and has not arrived yet, by who receives it.
+        self._handed: dict[object, list[Popped]] = {}
+        self._stopped = asyncio.Event()
+        self._heartbeats: asyncio.Task[None] | None = None
+        #: Messages that go back, or whose time is made longer.
+        self._returns: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Join the group.
+
+        Raises:
+            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join.
+        """
+        for topic in self._filters:
+            if topic != retry_topic(self._group):
+                await self._mq.routes.get(topic, fresh=True)
+        await self._membership.heartbeat(strict=True)
+        self._heartbeats = self.supervisor.every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)
+
+    async def stop(self, timeout: float) -> None:
+        """Leave the group, within `timeout` seconds; what nobody has received is there for others at once.
+
+        Pops under way are waited for: what a broker gives for one that nobody waits for any more stays hidden.
+        """
+        self._stopped.set()
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+        for notification in self._notifications.values():
+            notification.cancel()
+        try:
+            with contextlib.suppress(TimeoutError):  # a broker that hangs finds out by itself
+                async with asyncio.timeout(max(timeout, _FAREWELL_SECONDS)):
+                    await asyncio.gather(self._give_all_back(), self._membership.leave())
+        finally:
+            for task in [*self._pops.values(), *self._returns]:
+                task.cancel()
+
+    async def _give_all_back(self) -> None:
+        """What was popped and not received, and what pops under way and receivers that give up bring of it."""
+        loop = asyncio.get_running_loop()
+        handed_until = loop.time() + _HANDOVER_SECONDS
+        while True:
+            if left := self._kept.empty():
+                self._spawn(self._give_back(left))
+            under_way: set[asyncio.Task[Any]] = {*self._pops.values(), *self._returns}
+            is_handed = bool(self._handed) and loop.time() < handed_until
+            if under_way:
+                await asyncio.wait(
+                    under_way, timeout=_LOOK_SECONDS if is_handed else None, return_when=asyncio.FIRST_COMPLETED
+                )
+            elif is_handed:
+                await asyncio.sleep(_LOOK_SECONDS)
+            else:
+                return
+
+    async def receive(
+        self, max_messages: int, invisible_ms: int, wait_seconds: float, receiver: object
+    ) -> list[ReceivedMessage]:
+        """Take what is there, at most `max_messages`, or wait for the first; [] when `wait_seconds` are over.
+
+        Args:
+            receiver: says with `arrived` that it has what this returned, or with `take_back` that it has given up.
+
+        Raises:
+            BrokerUnavailable: no broker has answered.
+            ClientClosed: the consumer was closed.
+            WorkFailed: what nobody expected came of taking what a broker gave; it may be tried again.
+            RayMQError: a broker refused, or the only message that is there is damaged.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds
+        while True:
+            self._check_running()
+            # One that has ended says that there may be something: it has to be looked for after that, not before.
+            self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
+            sources = await self._sources()
+            failures = await self._ask_all(sources, max_messages, invisible_ms)
+            refusals = [error for error in failures if not isinstance(error, BrokerUnavailable)]
+            self._check_running()
+            if found := self._received(max_messages, invisible_ms, receiver):
+                return found
+            if refusals:
+                raise refusals[0]
+            left = deadline - loop.time()
+            if left <= 0:
+                silent = self._silent(sources)
+                if sources and len(failures) + len(silent) == len(sources):
+                    raise failures[0] if failures else BrokerUnavailable(silent[0][0], "it has not answered yet")
+                return []
+            waiting = [self._pops.get(source) or self._notification(source) for source in sources]
+            await self._wait_for_one(waiting, left if waiting else min(left, _PAUSE_SECONDS))
+
+    def _check_running(self) -> None:
+        if self._stopped.is_set():
+            raise ClientClosed("the consumer is closed")
+
+    async def _wait_for_one(self, waiting: Sequence[asyncio.Task[Any]], seconds: float) -> None:
+        """Until one of them has ended, or the consumer is closed, which does not wait for those who wait here."""
+        stopped = asyncio.get_running_loop().create_task(self._stopped.wait())
+        try:
+            await asyncio.wait([stopped, *waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+
+    async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
+        """End the deliveries; False if one of the handles was stale."""
+        if len(messages) == 1:
+            queue, handle = messages[0].queue, receipts[0].handle
+            command = AckMessage(self._group, queue.topic, queue.queue_id, str(handle), handle.offset)
+            try:
+                await self._ask(queue.broker, queue.topic, command.command)
+            except StaleHandle:
+                return False
+            return True
+        handles: dict[Source, list[Handle]] = defaultdict(list)
+        for message, receipt in zip(messages, receipts, strict=True):
+            handles[message.queue.broker, message.queue.topic].append(receipt.handle)
+        stale = await asyncio.gather(*(self._acknowledge(source, each) for source, each in handles.items()))
+        return not any(stale)
+
+    async def change_invisible(
+        self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int, *, undelivered: bool | None = None
+    ) -> bool:
+        """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale."""
+        queue, handle = message.queue, receipt.handle
+        header = ChangeInvisibleTime(
+            self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered
+        )
+        try:
+            answer = await self._ask(queue.broker, queue.topic, header.command)
+        except StaleHandle:
+            return False
+        receipt.handle = handle._replace(
+            start_offset=handle.offset, pop_time_ms=number_in(answer, "popTime"), invisible_ms=invisible_ms
+        )
+        return True
+
+    # -- taking --------------------------------------------------------------------------------------------------
+
+    async def _sources(self) -> list[Source]:
+        """Every broker of every topic, each time another one first."""
+        sources: list[Source] = []
+        for topic in self._filters:
+            try:
+                route = await self._mq.routes.get(topic)
+            except TopicNotFound:
+                if topic != retry_topic(self._group):
+                    raise
+                continue
+            sources += [(broker, topic) for broker in sorted({queue.broker for queue in route.readable()})]
+        first = next(self._turn) % max(1, len(sources))
+        return sources[first:] + sources[:first]
+
+    async def _ask_all(self, sources: Sequence[Source], max_messages: int, invisible_ms: int) -> list[RayMQError]:
+        """Ask the sources for what they have until there are enough messages; what went wrong with some of them.
+
+        One that does not answer soon is not waited for: what it brings is there for whoever looks then.
+        """
+        failures: list[RayMQError] = []
+        for source in sources:
+            while (room := max_messages - self._kept.count(invisible_ms)) > 0 and source not in self._pops:
+                if self._stopped.is_set():
+                    return failures
+                asked = min(MAX_MESSAGES, room)
+                self._asked_at[source] = time.monotonic()
+                pop = self._pops[source] = asyncio.get_running_loop().create_task(
+                    self._keep_popped(source, asked, invisible_ms)
+                )
+                pop.add_done_callback(partial(self._popped, source))
+                await asyncio.wait((pop,), timeout=_PATIENCE_SECONDS)
+                if not pop.done() or pop.cancelled():
+                    break
+                error = pop.exception()
+                if isinstance(error, RayMQError):
+                    failures.append(error)
+                    break
+                if pop.result() < asked:
+                    break
+        return failures
+
+    def _silent(self, sources: Sequence[Source]) -> list[Source]:
+        """Those that were asked, by whomever, and have not answered for longer than one is patient."""
+        now = time.monotonic()
+        return sorted(s for s in sources if s in self._pops and now - self._asked_at[s] >= _PATIENCE_SECONDS)
+
+    def _popped(self, source: Source, pop: asyncio.Task[int]) -> None:
+        del self._pops[source], self._asked_at[source]
+        if not pop.cancelled():
+            pop.exception()  # who asked may have given up: somebody has to look, or asyncio complains
+
+    async def _keep_popped(self, source: Source, room: int, invisible_ms: int) -> int:
+        """Pop from one source; how many messages it gave. They are kept until somebody receives them."""
+        asked_at = time.monotonic()
+        try:
+            messages, popped = await self._pop(source, room, invisible_ms)
+        except RayMQError:
+            raise
+        except BaseException as error:
+            if is_meant(error):
+                raise
+            failure = self.supervisor.report("pop", error)
+            raise WorkFailed("pop", repr(error), failure.in_a_row) from error
+        self.supervisor.succeeded("pop")
+        if messages:
+            self._look_again_at(self._kept.add(messages, asked_at, invisible_ms))
+        return popped
+
+    def _received(self, max_messages: int, invisible_ms: int, receiver: object) -> list[ReceivedMessage]:
+        found = self._kept.take(max_messages, invisible_ms)
+        if found:
+            self._handed[receiver] = found
+        return [popped.message for popped in found]
+
+    def _look_again_at(self, late_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(max(0.0, late_at - time.monotonic()) + _TIMER_SECONDS, self._look_after_the_kept)
+
+    def _look_after_the_kept(self) -> None:
+        """Nobody has received them in time: they are renewed for a while, then anybody's again."""
+        if self._stopped.is_set():
+            return
+        renewed, given_back = self._kept.late()
+        if given_back:
+            self._spawn(self._give_back([popped.message for popped in given_back]))
+        for popped in renewed:
+            self._spawn(self._renew(popped))
+
+    async def _renew(self, popped: Popped) -> None:
+        message, asked_at = popped.message, time.monotonic()
+        assert message.receipt is not None
+        with contextlib.suppress(RayMQError):  # it comes again when its time is over
+            if await self.change_invisible(message, message.receipt, popped.invisible_ms):
+                self._look_again_at(self._kept.renewed(popped, asked_at))
+
+    def arrived(self, receiver: object) -> None:
+        """A receiver has what was returned to it. Any thread."""
+        self._handed.pop(receiver, None)
+
+    def take_back(self, receiver: object) -> None:
+        """A receiver has given up: if something was on its way to it already, the next one gets that."""
+        if not (popped := self._handed.pop(receiver, ())):
+            return
+        if self._stopped.is_set():
+            self._spawn(self._give_back([each.message for each in popped]))
+        else:
+            self._kept.put_back(popped)
+            self._look_again_at(min(each.late_at for each in popped))
+
+    async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Let messages that nobody has received be given out again at once; that is no failed delivery."""
+        gone = [
+            self.change_invisible(message, message.receipt, 1, undelivered=True)
+            for message in messages
+            if message.receipt
+        ]
+        await asyncio.gather(*gone, return_exceptions=True)
+
+    async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:
+        """The messages that one broker gave at once, unwanted ones of equal hash left out, and how many it gave."""
+        broker, topic = source
+        tag_filter = self._filters[topic]
+        wanted = tag_filter.subscription(topic)
+        header = PopMessage(
+            consumer_group=self._group,
+            topic=topic,
+            queue_id=ANY_QUEUE,
+            max_msg_nums=room,
+            invisible_time=invisible_ms,
+            poll_time=0,
+            born_time=int(time.time() * 1000),
+            init_mode=FROM_MIN,
+            exp_type=wanted.kind,
+            exp=wanted.expression,
+            order=self._ordered,
+            max_reconsume_times=self._max_reconsume_times,
+        )
+        address = await address_of(self._mq, topic, broker)
+        try:
+            answer = await self._mq.pool.request(address, header.command(), _seconds_for_pop(invisible_ms))
+        except NothingToPop:
+            return [], 0
+        handle_of = read_handles(header, broker, answer)
+        body = memoryview(answer.body)
+        messages: list[ReceivedMessage] = []
+        at = 0
+        while at < len(body):
+            record = decode(body, at)
+            at += record.size
+            receipt = Receipt(handle_of(record.queue_id, record.queue_offset))
+            messages.append(ReceivedMessage.from_record(record, broker, receipt))
+        unwanted = [message for message in messages if not tag_filter.passes(message.tags)]
+        if unwanted:
+            self._spawn(self._pass_over(source, [m.receipt.handle for m in unwanted if m.receipt is not None]))
+        return [message for message in messages if tag_filter.passes(message.tags)], len(messages)
+
+    async def _pass_over(self, source: Source, handles: list[Handle]) -> None:
+        with contextlib.suppress(RayMQError):  # they come again, and are passed over then
+            await self._acknowledge(source, handles)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def _notification(self, source: Source) -> asyncio.Task[None]:
+        """What ends when the source may have something. It goes on over the end of a receive, for the next one."""
+        task = self._notifications.get(source)
+        if task is None:
+            task = self._notifications[source] = asyncio.get_running_loop().create_task(self._notified(source))
+        return task
+
+    async def _notified(self, source: Source) -> None:
+        """Ends when the source may have something, and after a pause where it could not be asked."""
+        try:
+            await self._notify(source)
+        except RayMQError as error:
+            _log.debug("notification of %s: %s", source, error)
+        except BaseException as error:
+            if is_meant(error):
+                raise
+            self.supervisor.report("notification", error)
+        else:
+            self.supervisor.succeeded("notification")
+            return
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _notify(self, source: Source) -> None:
+        broker, topic = source
+        header = Notification(
+            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
+        )
+        address = await address_of(self._mq, topic, broker)
+        await self._mq.pool.request(address, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    async def _acknowledge(self, source: Source, handles: list[Handle]) -> int:
+        """Acknowledge at one broker; how many handles were stale."""
+        broker, topic = source
+        answer = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
+        return number_in(answer, STALE)
+
+    async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
+        """Repeat a request while the broker is unreachable, for a while: what it does it does once."""
+
+        async def once() -> Command:
+            address = await address_of(self._mq, topic, broker)
+            return await self._mq.pool.request(address, command(), _REQUEST_SECONDS)
+
+        return await patiently(once, _REQUEST_SECONDS)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def reported() -> None:
+            try:
+                await work
+            except BaseException as error:
+                if is_meant(error):
+                    raise
+                self.supervisor.report("return of messages", error)
+
+        task = asyncio.get_running_loop().create_task(reported())
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+
+def _seconds_for_pop(invisible_ms: int) -> float:
+    """How long the answer to a pop is waited for. A receive passes over a source that does not answer soon."""
+    return max(_REQUEST_SECONDS, min(invisible_ms / 1000, _LATE_SECONDS))

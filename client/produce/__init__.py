@@ -1,0 +1,1 @@
+"""Producing: single sends, batches, lingering, the outbox."""

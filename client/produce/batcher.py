@@ -1,0 +1,265 @@
+"""Gathering messages for `linger` seconds, so that many travel in one append.
+
+A caller's thread only puts its message into the open batch of its topic. The connection's event loop takes batches that
+are full or old enough, encodes each in one step and sends it. Back-pressure counts the bytes of the batches that are
+taken and not answered yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final, Literal
+
+from raymq.actors.errors import (
+    Attempt,
+    BrokerUnavailable,
+    BufferFull,
+    ClientClosed,
+    NotStored,
+    OutcomeUnknown,
+    PermissionDenied,
+    ServerBusy,
+    TopicNotFound,
+)
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.sender import Sends, Terms, queue_of_sharding_key
+from raymq.actors.sending.topic_creation import make_topic
+from raymq.client.connection import Connection
+from raymq.client.message import Message, key_numbers
+from raymq.client.produce.encoding import encode_messages, packed_host
+from raymq.client.produce.message_batch import Delivery, MakeOutcomes, MessageBatch, Outcome
+from raymq.client.produce.sent_results import results_of
+
+#: A batch that holds this much is sent at once.
+BATCH_BYTES: Final = 1 << 20
+#: What a record has beside its body, roughly; only for the bounds.
+_OVERHEAD_BYTES: Final = 192
+#: A send that has so much of its budget has not waited.
+_UNTOUCHED: Final = 0.99
+
+_Key = str | tuple[str, Terms]
+
+
+class Batcher:
+    """One producer's. `add` and `flush` from any thread."""
+
+    def __init__(
+        self,
+        mq: Connection,
+        sends: Sends,
+        usual_terms: Terms,
+        *,
+        linger: float,
+        buffer_bytes: int,
+        when_full: Literal["block", "raise"],
+        owner: object = None,
+    ) -> None:
+        """`linger` in seconds; `when_full` is what happens to a message once `buffer_bytes` wait for answers.
+
+        `owner`, which has to be closed, lives for as long as something is gathered or under way: the loop has this
+        batcher then, also if nobody else has.
+        """
+        self._mq = mq
+        self._owner = owner
+        self._sends = sends
+        self._usual_terms = usual_terms
+        self._linger = linger
+        self._buffer_bytes = buffer_bytes
+        self._batch_bytes = min(BATCH_BYTES, buffer_bytes)
+        self._block = when_full == "block"
+        self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
+        #: What can travel together, a topic's messages on the same terms; by the topic alone on the usual terms.
+        self._open: dict[_Key, MessageBatch] = {}
+        self._taken_bytes = 0
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Batches of one queue are sent one after the other: order of sending is order of delivery.
+        self._turns: dict[MessageQueue, asyncio.Lock] = {}
+
+    def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> Delivery:
+        """Put a message into its batch.
+
+        Args:
+            terms: without a sharding key; None = the usual ones.
+
+        Raises:
+            BufferFull: there was no room for it, at once or within its budget.
+            ClientClosed: `close` was called.
+        """
+        topic = message.topic
+        key = topic if terms is None else (topic, terms)
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("the producer is closed")
+            if self._taken_bytes >= self._buffer_bytes:
+                self._wait_for_room((terms or self._usual_terms).timeout)
+            batch = self._open.get(key)
+            if batch is None:
+                batch = self._open[key] = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
+                self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
+            messages = batch.messages
+            delivery = Delivery(batch, len(messages))
+            messages.append(message)
+            if sharding_key is not None:
+                batch.sharding_keys.append(sharding_key)
+            batch.bytes += len(message.body) + _OVERHEAD_BYTES
+            if batch.bytes >= self._batch_bytes:
+                self._take(key)
+        return delivery
+
+    def flush(self, timeout: float) -> bool:
+        """Send what was gathered and wait for the answers; False if they are not all there after `timeout` seconds."""
+        with self._lock:
+            for key in list(self._open):
+                self._take(key)
+            return self._answered.wait_for(lambda: not self._taken_bytes, timeout)
+
+    def close(self, timeout: float) -> bool:
+        """Take nothing more, and `flush`."""
+        with self._lock:
+            self._closed = True
+            self._answered.notify_all()
+        return self.flush(timeout)
+
+    def _wait_for_room(self, timeout: float) -> None:
+        """With the lock held; it is free while waiting."""
+        if self._on_the_loop():
+            return  # a delivery's callback: it would wait for itself
+        if not self._block or not self._answered.wait_for(self._has_room, timeout):
+            raise BufferFull(f"{self._taken_bytes} bytes wait for their brokers' answers")
+        if self._closed:
+            raise ClientClosed("the producer was closed")
+
+    def _has_room(self) -> bool:
+        return self._closed or self._taken_bytes < self._buffer_bytes
+
+    def _on_the_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._mq.loop
+        except RuntimeError:
+            return False
+
+    def _take(self, key: _Key) -> None:
+        """Hand a batch to the loop, with the lock held: batches are sent in the order in which they were taken."""
+        batch = self._open.pop(key)
+        self._taken_bytes += batch.bytes
+        self._mq.loop.call_soon_threadsafe(self._start, batch)
+
+    # -- on the event loop ---------------------------------------------------------------------------------------
+
+    def _close_later(self, key: _Key, batch: MessageBatch) -> None:
+        self._mq.loop.call_later(self._linger, self._close, key, batch)
+
+    def _close(self, key: _Key, batch: MessageBatch) -> None:
+        with self._lock:
+            if self._open.get(key) is batch:
+                self._take(key)
+
+    def _start(self, batch: MessageBatch) -> None:
+        task = self._mq.loop.create_task(self._send(batch))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, batch))
+
+    async def _send(self, batch: MessageBatch) -> None:
+        try:
+            if batch.sharding_keys:
+                await self._send_by_key(batch)
+            else:
+                terms = batch.terms
+                deadline = 0.0 if terms.queue is None else time.monotonic() + terms.timeout
+                batch.finish(await self._send_together(batch.messages, terms, deadline))
+        except asyncio.CancelledError:
+            batch.fail(OutcomeUnknown("closed before an answer came"))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of the batch
+            batch.fail(error)
+
+    def _ended(self, batch: MessageBatch, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not batch.done:  # it was cancelled before it began
+            batch.fail(ClientClosed("closed before it was sent"))
+        with self._lock:
+            self._taken_bytes -= batch.bytes
+            self._answered.notify_all()
+
+    async def _send_together(self, messages: Sequence[Message], terms: Terms, deadline: float) -> MakeOutcomes:
+        """Send messages of one topic to one queue; returns what makes their results.
+
+        Args:
+            deadline: where `terms` fix a queue: the monotonic time until which they may wait and be sent.
+        """
+        numbers = key_numbers(messages)
+        records, sizes = encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
+        queue = terms.queue
+        if queue is None:
+            sent = await self._sends.send(messages[0].topic, records, sizes, terms)
+        else:
+            async with self._turn(queue, deadline):
+                left = max(0.0, deadline - time.monotonic())
+                if left < _UNTOUCHED * terms.timeout:  # else they stay equal to others', which travel together
+                    terms = replace(terms, timeout=left)
+                sent = await self._sends.send(messages[0].topic, records, sizes, terms)
+        return lambda: results_of(sent, numbers)
+
+    @asynccontextmanager
+    async def _turn(self, queue: MessageQueue, deadline: float) -> AsyncIterator[None]:
+        """Behind what is sent to the queue already; not any more at the deadline, when nothing can be sent, either."""
+        turn = self._turns.setdefault(queue, asyncio.Lock())
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await turn.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            turn.release()
+
+    async def _queues(self, topic: str, deadline: float) -> list[MessageQueue]:
+        """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied."""
+        began = time.monotonic()
+        routes = self._mq.routes
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        try:
+            try:
+                route = await routes.get(topic, timeout=left())
+            except TopicNotFound:
+                route = await make_topic(self._mq.pool, routes, topic, left())
+            queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=left()))
+        except (BrokerUnavailable, ServerBusy) as error:
+            attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
+            raise NotStored("there is no route", [attempt]) from error
+        if not queues:
+            raise PermissionDenied(f"topic {topic} may not be written")
+        return queues
+
+    async def _send_by_key(self, batch: MessageBatch) -> None:
+        """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
+        deadline = time.monotonic() + batch.terms.timeout
+        queues = await self._queues(batch.topic, deadline)
+        members: dict[MessageQueue, list[int]] = {}
+        for index, sharding_key in enumerate(batch.sharding_keys):
+            members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
+        sends = [
+            self._send_together(
+                [batch.messages[index] for index in indices], replace(batch.terms, queue=queue), deadline
+            )
+            for queue, indices in members.items()
+        ]
+        outcomes: list[Outcome] = [ClientClosed("not sent")] * len(batch.sharding_keys)
+        for indices, made in zip(members.values(), await asyncio.gather(*sends, return_exceptions=True), strict=True):
+            results = [made] * len(indices) if isinstance(made, BaseException) else made()
+            for index, result in zip(indices, results, strict=True):
+                outcomes[index] = result
+        batch.finish(lambda: outcomes)

@@ -1,0 +1,150 @@
+"""A producer's messages as records: one by one, or a list at a time without a Python frame per message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raymq.actors.request_limits import MAX_MESSAGES
+from raymq.client import arguments, unique_key
+from raymq.client.message import Message
+from raymq.storage.records import compiled
+from raymq.storage.records.columns import join_messages
+from raymq.storage.records.record import MIN_RECORD_BYTES, pack_host
+from raymq.storage.records.table import Rows, checked_rows
+from raymq.storage.records.unique_keys import PAIR_BYTES
+
+Sizes = npt.NDArray[np.int32]
+
+#: A batch is cut into parts of at most this many bytes of records; each part is stored whole or not at all.
+MAX_PART_BYTES: Final = 4 * 1024 * 1024
+#: Up to so many messages the plain encoder is faster than NumPy's and Arrow's set-up.
+FEW: Final = 16
+
+_IPV4_HOST_BYTES: Final = 8
+#: A table is encoded in steps of about so many bytes of records, so that each step is one part and not one and a bit.
+_STEP_BYTES: Final = MAX_PART_BYTES * 15 // 16
+
+_body = attrgetter("body")
+_own_properties = attrgetter("own_properties")
+
+
+@lru_cache(maxsize=64)
+def packed_host(host: str) -> bytes:
+    """A born host: an address in its packed form, with port 0."""
+    return pack_host(host, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records that are sent together: stored whole or not at all, in one queue. `which` of the caller's they are."""
+
+    which: slice
+    records: bytearray
+    sizes: Sizes
+
+
+def encode_messages(
+    messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes
+) -> tuple[bytearray, Sizes]:
+    """The records of messages of one topic, contiguous, and their sizes; queue id 0.
+
+    Args:
+        key_numbers: of the messages.
+        born_host: the packed form, IPv4.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    if len(messages) > (FEW if compiled.kernels is None else 1) and len(born_host) == _IPV4_HOST_BYTES:
+        joined = join_messages(
+            messages[0].topic,
+            0,
+            list(map(_body, messages)),
+            list(map(_own_properties, messages)),
+            keys=(unique_key.process_unique_keys(), list(key_numbers)),
+            born_host=born_host,
+            born_timestamp_ms=now_ms,
+        )
+        if joined is not None:
+            return joined
+    encoded = [message.encode(now_ms, born_host) for message in messages]
+    return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
+
+
+def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> Iterator[Part]:
+    """Encode messages of one topic part by part, each when it is asked for; the arguments are `encode_messages`'s."""
+    sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
+    sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
+    sizes += MIN_RECORD_BYTES + len(messages[0].topic) + PAIR_BYTES
+    for which, _ in cut_parts(sizes):
+        records, exact = encode_messages(messages[which], key_numbers[which], born_host)
+        yield Part(which, records, exact)
+
+
+def table_parts(
+    table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
+) -> Iterator[Part]:
+    """Check all rows of a table, then encode them part by part, each when it is asked for.
+
+    Raises:
+        InvalidInput: by the call itself, as `records_from_table`; no part was made.
+    """
+    arguments.instance("table", table, pa.Table)
+    count = rows_of_a_part(table, topic)
+    check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
+    steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
+    if pa.types.is_struct(table.column(body).type):  # what these are packed into would be a second table in memory
+        starts = [start for start, _ in steps]
+        return _encoded(((start, check(table.slice(start, count))) for start in starts), topic, host)
+    return _encoded(iter(steps), topic, host)
+
+
+def rows_of_a_part(table: pa.Table, topic: str) -> int:
+    """How many rows of `table` make about one part, if they are as large as each other: at least 1."""
+    row_bytes: int = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
+    return min(MAX_MESSAGES, max(1, _STEP_BYTES // row_bytes))
+
+
+def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterator[Part]:
+    """The parts of checked rows; each step begins at a row of the table."""
+    keys = unique_key.process_unique_keys()
+    for start, rows in steps:
+        records, sizes = rows.encode(topic, 0, unique_keys=keys, born_host=(host, 0))
+        for which, octets in cut_parts(sizes):
+            part = records if octets.stop - octets.start == len(records) else records[octets]
+            yield Part(slice(start + which.start, start + which.stop), part, sizes[which])
+
+
+def cut_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
+    """Parts of at most `MAX_PART_BYTES` and `MAX_MESSAGES`: (which records, which bytes). A single larger record is
+    one of its own.
+    """
+    ends = np.cumsum(sizes, dtype=np.int64)
+    first = begin = 0
+    while first < len(sizes):
+        last = max(first + 1, int(np.searchsorted(ends, begin + MAX_PART_BYTES, side="right")))
+        last = min(last, first + MAX_MESSAGES)
+        end = int(ends[last - 1])
+        yield slice(first, last), slice(begin, end)
+        first, begin = last, end
+
+
+def key_texts(numbers: Sequence[str | int]) -> list[str]:
+    """Unique keys as `key_numbers` gives them, as text."""
+    if len(numbers) > FEW and set(map(type, numbers)) == {int}:
+        return strings(unique_key.texts(np.array(numbers, np.int64)))
+    return [number if isinstance(number, str) else unique_key.text(number) for number in numbers]
+
+
+def strings(equally_long: pa.StringArray) -> list[str]:
+    """The values of an array of ASCII strings of one length, faster than `to_pylist`."""
+    text = str(equally_long.buffers()[2], "ascii")
+    width = len(text) // max(1, len(equally_long))
+    return [text[at : at + width] for at in range(0, len(text), width)] if width else []

@@ -1,0 +1,493 @@
+"""Sending messages: synchronously, as futures, in asyncio, one-way, in batches and as Arrow tables."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
+from functools import cached_property, partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
+
+from raymq.actors.errors import InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError
+from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
+from raymq.actors.protocol import MessageQueue, RecallStatus
+from raymq.actors.recall_handle import RecallHandle
+from raymq.actors.sending.direct import DirectSender, size_of
+from raymq.actors.sending.direct_idempotent import DirectIdempotentSender
+from raymq.actors.sending.idempotent import IdempotentSender
+from raymq.actors.sending.isolation import STRATEGIES
+from raymq.actors.sending.sender import Sender, Sends, Sent, Terms, make_sender
+from raymq.client import arguments
+from raymq.client.callbacks import CallbackFuture
+from raymq.client.client_base import ClientBase
+from raymq.client.connection import Connection
+from raymq.client.forking import leave_to_parent, renew_in_child
+from raymq.client.message import Message, key_numbers
+from raymq.client.produce.batcher import Batcher
+from raymq.client.produce.encoding import Part, encode_messages, message_parts, packed_host, table_parts
+from raymq.client.produce.message_batch import Delivery
+from raymq.client.produce.options import SendDefaults, SendOptions, checked_timeout
+from raymq.client.produce.outbox import OutboxSends
+from raymq.client.produce.outbox_file import OutboxFile
+from raymq.client.produce.recalling import encode_handles, handles_of, recall
+from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of
+from raymq.client.results import SendResult, TableResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_T = TypeVar("_T")
+#: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
+_PARTS_AHEAD: Final = 2
+_NO_OPTIONS: Final = SendOptions()
+#: What a producer that is closed may take to write into its outbox.
+_OUTBOX_SECONDS: Final = 5.0
+_topic = attrgetter("topic")
+_is_delayed = attrgetter("is_delayed")
+
+
+class Producer(ClientBase):
+    """Sends messages. Thread-safe; usable at once; a context manager. A forked child's sends go their own way.
+
+    A call that returns has its message in a broker's log (see `SendStatus`). One that raises `NotStored` has not. One
+    that raises `OutcomeUnknown` may have: sending the same message again may store it twice.
+
+    Args:
+        mq: the connection to the cluster.
+        group: names the application; shared producers are one per group.
+        timeout: the one budget of all tries of a send, seconds.
+        retries: further tries after the first, each preferably on another broker.
+        linger: how long `send_async` and `asend` gather messages so that they travel together, seconds; 0 = not at all.
+        idempotent: number the batches, so that one whose answer was lost can be sent again without a duplicate.
+        isolation: how brokers that misbehave are left out: "latency", "quarantine", "flag", "least-failures" or None.
+        shared: send through the group's producer actor, which keeps routes and connections for many short tasks.
+        async_retry: where `send_async` tries again: on the "same" broker or on "another".
+        retry_another_broker_when_not_store_ok: try again where the status is not SEND_OK; the message may be stored
+            twice then.
+        buffer_bytes: with `linger`, how much may wait for answers, and
+        when_full: whether a send beyond that should "block" within its budget or "raise" `BufferFull` at once.
+        outbox: a file that keeps messages whose tries ran out; they are sent later, in order, in the background, also
+            by the next process that names the file. The error of the send says so in `.kept`.
+
+    Raises:
+        InvalidInput: a name or number breaks its rule, or `shared` without Ray.
+    """
+
+    KIND = "producer"
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        *,
+        timeout: float = 3.0,
+        retries: int = 2,
+        linger: float = 0.0,
+        idempotent: bool = False,
+        isolation: Literal["latency", "quarantine", "flag", "least-failures"] | None = "latency",
+        shared: bool = False,
+        async_retry: Literal["same", "another"] = "same",
+        retry_another_broker_when_not_store_ok: bool = False,
+        buffer_bytes: int = 64 << 20,
+        when_full: Literal["block", "raise"] = "block",
+        outbox: str | Path | None = None,
+    ) -> None:
+        self.group = check_group(group)
+        self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
+        if isolation not in STRATEGIES:
+            raise InvalidInput("isolation", f"one of {', '.join(map(repr, STRATEGIES))}", isolation)
+        within = f"0 to the timeout ({timeout}) seconds"
+        arguments.number("linger", linger, within, least=0.0, most=timeout)
+        arguments.whole("buffer_bytes", buffer_bytes, 1, arguments.MOST_OFFSET)
+        arguments.flag("idempotent", idempotent)
+        arguments.flag("shared", shared)
+        if outbox is not None and not isinstance(outbox, str | os.PathLike):
+            raise InvalidInput("outbox", "None, or the path of a file", outbox)
+        if when_full not in ("block", "raise"):
+            raise InvalidInput("when_full", '"block" or "raise"', when_full)
+        super().__init__(mq)
+        self._isolation = isolation
+        self._linger = linger
+        self._idempotent = idempotent
+        self._shared = shared
+        self._buffer_bytes = buffer_bytes
+        self._when_full = when_full
+        self._outbox = outbox
+        self._plain_terms = self._defaults.terms("", _NO_OPTIONS)
+        #: Held by who closes it, until nothing is on its way any more.
+        self._closing = threading.Lock()
+        self._ended = False
+        #: Sends that nobody waits for.
+        self._under_way: set[Future[Any]] = set()
+        self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
+        if outbox is not None:
+            OutboxFile(outbox).close()  # says now whether it can be used
+        # Made here, where no other thread can make a second one.
+        self._sends, self._batcher, self._direct, self._one_by_one  # noqa: B018
+        renew_in_child(self, Producer._begin_anew)
+        mq.adopt(self)
+
+    def send(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
+        """Send one message and wait for its place.
+
+        Raises:
+            NotStored, OutcomeUnknown: `.attempts` lists every try.
+            InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, ClientClosed: nothing was stored.
+        """
+        if self._closed:
+            self._check_open()
+        if type(message) is not Message:
+            arguments.instance("message", message, Message)
+        delayed = message.is_delayed
+        terms = self._terms(message, options) if options or delayed else self._plain_terms
+        direct, mq = self._one_by_one, self._mq
+        if direct is None or mq.is_on_loop:
+            return mq.run(self._send_one(message, terms))
+        record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
+        if delayed:
+            return _result(message, direct.send(message.topic, record, size_of(record), terms))
+        return result_of_one(direct.send_one(message.topic, record, terms), message.unique_key)
+
+    async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
+        """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
+        arguments.instance("message", message, Message)
+        if self._batcher is not None and not message.is_delayed:
+            sent = self.send_async(message, **options)
+            return await (asyncio.wrap_future(sent) if not isinstance(sent, Delivery) else _outcome(sent))
+        return await self._mq.arun(self._send_one(message, self._terms(message, options)))
+
+    def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
+        """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled.
+
+        Its callbacks run one after the other on a thread of the connection, and may send and wait themselves.
+        """
+        if type(message) is not Message:
+            arguments.instance("message", message, Message)
+        batcher = self._batcher
+        if batcher is None or message.is_delayed:
+            return self._in_background(self._send_one(message, self._terms(message, options, in_background=True)))
+        if not options:
+            if self._closed:
+                self._check_open()
+            return batcher.add(message)
+        terms = self._terms(message, options, in_background=True)
+        return batcher.add(message, terms.without_sharding_key(), terms.sharding_key)
+
+    def send_oneway(self, message: Message, **options: Unpack[SendOptions]) -> None:
+        """Send one message without waiting for an answer: one try, and nobody says whether it arrived.
+
+        Raises:
+            QueueNotFound: `queue=` is none of its topic's, as far as name servers know; nothing was sent.
+        """
+        arguments.instance("message", message, Message)
+        terms = self._terms(message, {**options, "retries": 0})
+        if terms.queue is not None and not self._mq.is_on_loop:
+            self._mq.run(self._check_queue(terms.queue, terms.timeout))
+        self._in_background(self._forget(message, terms))
+
+    def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
+        """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
+
+        The results are in the messages' order, and made when the first one is looked at. If a part fails its error is
+        raised, and other parts stay stored.
+
+        Raises:
+            InvalidInput: no message, several topics, or a delayed one among them.
+            As `send` besides.
+        """
+        terms = self._batch_terms(messages, options)
+        numbers = key_numbers(messages)
+        parts = message_parts(messages, numbers, self._born_host())
+        sent = [sent for _, sent in self._send_parts(messages[0].topic, parts, terms)]
+        return BatchResults(sent, numbers)
+
+    async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
+        """`send_batch` for asyncio code, on any event loop."""
+        terms = self._batch_terms(messages, options)
+        return await self._mq.arun(self._send_batch(messages, terms))
+
+    def send_table(
+        self,
+        topic: str,
+        table: pa.Table,
+        body: str,
+        keys: str | None = None,
+        tags: str | None = None,
+        properties: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TableResult:
+        """Send every row of an Arrow table as a message, without a Python step per row.
+
+        Args:
+            body: column of the bodies (binary, string, or struct: msgpack).
+            keys, tags, properties: columns of the keys, the tag and the user's properties (map<string, string>).
+
+        Raises:
+            InvalidInput: a column is missing or a row breaks a limit; nothing was sent.
+            As `send` besides; parts sent before the one that failed stay stored.
+        """
+        self._check_open()
+        terms = self._defaults.terms(check_sendable(topic), options)
+        host = self._mq.pool.local_host
+        encoded = table_parts(table, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
+        parts = [
+            (sent.queue, int(sent.placed.queue_offsets[0]), len(part.sizes))
+            for part, sent in self._send_parts(topic, encoded, terms)
+        ]
+        return TableResult(table.num_rows, parts)
+
+    async def asend_table(
+        self,
+        topic: str,
+        table: pa.Table,
+        body: str,
+        keys: str | None = None,
+        tags: str | None = None,
+        properties: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TableResult:
+        """`send_table` for asyncio code; the rows are encoded on another thread."""
+        return await asyncio.to_thread(self.send_table, topic, table, body, keys, tags, properties, **options)
+
+    def recall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
+        """Withdraw a message that waits for its `deliver_at`, by its result or its `recall_handle`.
+
+        Returns:
+            WITHDRAWN: it will never be delivered; asked again: the same. DELIVERED: it was, already. UNKNOWN: the
+            broker does not know it, or not any more.
+
+        Raises:
+            NotRecallable: the message had no `deliver_at`, or one that had passed.
+            InvalidInput: no handle. BrokerUnavailable: no answer; ask again. ClientClosed.
+        """
+        return self._mq.run(self.arecall(sent, timeout=timeout))
+
+    async def arecall(self, sent: SendResult | str, *, timeout: float | None = None) -> RecallStatus:
+        """`recall` for asyncio code, on any event loop."""
+        self._check_open()
+        timeout = self._defaults.timeout if timeout is None else checked_timeout(timeout)
+        return await self._mq.arun(recall(self._mq, handles_of(sent), timeout))
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Send what `linger` gathered, and wait for the answers to all that is on its way in the background.
+
+        False if `timeout` seconds were not enough.
+        """
+        deadline = time.monotonic() + arguments.duration("timeout", timeout)
+        answered = self._batcher is None or self._batcher.flush(timeout)
+        left = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
+        return answered and not left
+
+    async def aflush(self, timeout: float = 10.0) -> bool:
+        """`flush` for asyncio code."""
+        return await asyncio.to_thread(self.flush, timeout)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds.
+
+        What has no answer by then goes into the outbox, where there is one, within a few seconds more. Who closes it
+        while somebody else does waits for that.
+        """
+        arguments.duration("timeout", timeout)
+        self._closed = True
+        if self._closing.acquire(timeout=timeout + 2 * _OUTBOX_SECONDS):
+            try:
+                if not self._ended:
+                    self._end(timeout)
+                    self._ended = True
+            finally:
+                self._closing.release()
+
+    def _end(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        if self._batcher is not None:
+            self._batcher.close(timeout)
+        self.flush(max(0.0, deadline - time.monotonic()))
+        sends = self._sends
+        if isinstance(sends, OutboxSends):
+            left = max(0.0, deadline - time.monotonic())
+            with contextlib.suppress(TimeoutError):  # its file is locked by another process
+                self._mq.run(sends.close(), left + _OUTBOX_SECONDS)
+
+    @cached_property
+    def _sends(self) -> Sends:
+        sends: Sends
+        if self._shared:
+            from raymq.client.produce.shared_producer import SharedSends
+
+            sends = SharedSends(self._mq, self.group, self._isolation, idempotent=self._idempotent)
+        else:
+            sender = make_sender(self._mq.pool, self._mq.routes, self._isolation)
+            sends = IdempotentSender(sender) if self._idempotent else sender
+        return sends if self._outbox is None else self._mq.run(self._with_outbox(sends, OutboxFile(self._outbox)))
+
+    @cached_property
+    def _direct(self) -> DirectSender | None:
+        """The quick way, where nobody numbers, keeps or forwards what is sent."""
+        return self._direct_of(self._sends) if isinstance(self._sends, Sender) else None
+
+    @cached_property
+    def _one_by_one(self) -> DirectSender | DirectIdempotentSender | None:
+        """The quick way of single messages, where nobody keeps or forwards what is sent."""
+        mq, sends = self._mq, self._sends
+        if isinstance(sends, IdempotentSender):
+            return DirectIdempotentSender(sends, self._direct_of(sends.plain), mq.channels, mq.run)
+        return self._direct
+
+    def _direct_of(self, sender: Sender) -> DirectSender:
+        mq = self._mq
+        return DirectSender(sender, mq.routes, mq.channels, mq.run)
+
+    async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
+        return OutboxSends(sends, file, self._plain_terms, owner=self)
+
+    @cached_property
+    def _batcher(self) -> Batcher | None:
+        if not self._linger:
+            return None
+        return Batcher(
+            self._mq,
+            self._sends,
+            self._usual_terms,
+            linger=self._linger,
+            buffer_bytes=self._buffer_bytes,
+            when_full=self._when_full,
+            owner=self,
+        )
+
+    def _begin_anew(self) -> None:
+        """In a forked child: what was gathered is the parent's to send."""
+        leave_to_parent(self.__dict__.pop("_sends", None))  # of which the outbox's file is open
+        self.__dict__.pop("_batcher", None)
+        self.__dict__.pop("_direct", None)
+        self.__dict__.pop("_one_by_one", None)
+        self._under_way = set()
+        self._closing = threading.Lock()
+        self._mq.adopt(self)
+
+    def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:
+        self._check_open()
+        return self._defaults.terms(message.topic, options, delayed=message.is_delayed, in_background=in_background)
+
+    def _batch_terms(self, messages: Sequence[Message], options: Any) -> Terms:
+        self._check_open()
+        try:
+            topics, delayed = set(map(_topic, messages)), any(map(_is_delayed, messages))
+        except (AttributeError, TypeError):
+            raise InvalidInput("messages", "a sequence of messages", messages) from None
+        if len(topics) != 1:
+            raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
+        if delayed:
+            raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
+        return self._defaults.terms(messages[0].topic, options)
+
+    def _born_host(self) -> bytes:
+        return packed_host(self._mq.pool.local_host)
+
+    def _send_parts(self, topic: str, parts: Iterator[Part], terms: Terms) -> Iterator[tuple[Part, Sent]]:
+        """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""
+        ahead = 1 if terms.queue is not None or terms.sharding_key is not None else _PARTS_AHEAD
+        under_way: deque[tuple[Part, Callable[[], Sent]]] = deque()
+        try:
+            for part in parts:
+                if len(under_way) == ahead:
+                    first, outcome = under_way.popleft()
+                    yield first, outcome()
+                under_way.append((part, self._begin(topic, part, terms)))
+            while under_way:
+                first, outcome = under_way.popleft()
+                yield first, outcome()
+        finally:
+            for _, outcome in under_way:  # after an error: the others' outcomes shall be settled, too
+                with contextlib.suppress(RayMQError):
+                    outcome()
+
+    def _begin(self, topic: str, part: Part, terms: Terms) -> Callable[[], Sent]:
+        """Send a part; returns what waits for its outcome."""
+        if self._direct is None or terms.insist_on_ok:
+            return self._mq.submit(self._sends.send(topic, part.records, part.sizes, terms)).result
+        return partial(self._direct.finish, self._direct.begin(topic, part.records, part.sizes, terms))
+
+    async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> Sequence[SendResult]:
+        numbers = key_numbers(messages)
+        parts = message_parts(messages, numbers, self._born_host())
+        sent = [await self._sends.send(messages[0].topic, part.records, part.sizes, terms) for part in parts]
+        return BatchResults(sent, numbers)
+
+    def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        future: CallbackFuture[_T] = CallbackFuture(self._mq.callbacks)
+        self._under_way.add(future)
+        try:
+            working = self._mq.submit(coroutine)
+        except BaseException:
+            self._under_way.discard(future)
+            raise
+        working.add_done_callback(partial(self._settle, future))
+        return future
+
+    def _settle(self, future: Future[_T], working: Future[_T]) -> None:
+        self._under_way.discard(future)
+        if working.cancelled():
+            future.set_exception(OutcomeUnknown("closed before an answer came"))
+        elif (error := working.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(working.result())
+
+    async def _send_one(self, message: Message, terms: Terms) -> SendResult:
+        records, sizes = encode_messages([message], [message.unique_key], self._born_host())
+        return _result(message, await self._sends.send(message.topic, records, sizes, terms))
+
+    async def _check_queue(self, queue: MessageQueue, timeout: float) -> None:
+        """QueueNotFound where the routes, asked anew if need be, say so; other trouble is the send's own."""
+        routes = self._mq.routes
+        try:
+            route = await routes.get(queue.topic, timeout=timeout)
+            if queue not in route.writable():
+                route = await routes.get(queue.topic, fresh=True, timeout=timeout)
+        except RayMQError:
+            return
+        if queue not in route.writable() and not route.forbids(queue) and queue.broker in route.addresses:
+            raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
+
+    async def _forget(self, message: Message, terms: Terms) -> None:
+        try:
+            await self._send_one(message, terms)
+        except RayMQError:
+            return
+
+
+async def _outcome(delivery: Delivery) -> SendResult:
+    """Wait for it on the caller's event loop, without a thread in between."""
+    loop = asyncio.get_running_loop()
+    known: asyncio.Future[None] = loop.create_future()
+
+    def tell(_: Future[SendResult]) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+            loop.call_soon_threadsafe(lambda: None if known.done() else known.set_result(None))
+
+    delivery.on_outcome(tell)
+    await known
+    return delivery.result()
+
+
+def _result(message: Message, sent: Sent) -> SendResult:
+    """What the caller is told of the one message in `sent`."""
+    result = results_of(sent, [message.unique_key])[0]
+    return result._replace(recall_handle=_recall_handle(message, sent)) if message.is_delayed else result
+
+
+def _recall_handle(message: Message, sent: Sent) -> str | None:
+    """None unless the message waits for a time of its own."""
+    due_ms = message.due_ms
+    if due_ms is None or sent.placed.topic != TIMER_TOPIC:
+        return None
+    brokers = (sent.queue.broker, *sent.doubtful)
+    return encode_handles([RecallHandle(message.topic, broker, due_ms, message.unique_key) for broker in brokers])

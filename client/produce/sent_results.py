@@ -1,0 +1,116 @@
+"""What brokers answered to a batch, as one result per message: vectorised, and not before somebody asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import repeat
+from typing import overload
+
+import numpy as np
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.sender import Sent, SentOne
+from raymq.client import unique_key
+from raymq.client.produce.encoding import FEW, key_texts, strings
+from raymq.client.results import SendResult
+from raymq.storage.records import message_id
+from raymq.storage.records.record import pack_host
+from raymq.storage.records.unique_keys import hexadecimal
+
+
+def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]:
+    """The result of each message of `sent`, whose unique keys are `key_numbers`."""
+    placed = sent.placed
+    if len(key_numbers) == 1:
+        return [_result_of_one(sent, key_numbers[0])]
+    ids = placed.queue_ids.tolist()
+    queues = {queue_id: MessageQueue(placed.topic, sent.queue.broker, queue_id) for queue_id in set(ids)}
+    columns = zip(
+        repeat(sent.status),
+        _message_ids(sent),
+        key_texts(key_numbers),
+        map(queues.__getitem__, ids),
+        placed.queue_offsets.tolist(),
+        repeat(None),
+        repeat(None),
+    )
+    return list(map(SendResult._make, columns))
+
+
+def result_of_one(sent: SentOne, unique_key: str) -> SendResult:
+    """The result of a message that was sent alone."""
+    status, queue, address, queue_offset, physical_offset = sent
+    return SendResult(status, f"{_id_prefix(address)}{physical_offset:016X}", unique_key, queue, queue_offset)
+
+
+@lru_cache(maxsize=256)
+def _id_prefix(address: str) -> str:
+    """What the ids of a broker's messages begin with."""
+    host, _, port = address.rpartition(":")
+    return message_id.prefix(host.strip("[]"), int(port))
+
+
+class BatchResults(Sequence[SendResult]):
+    """The result of each message of a batch that was sent in parts, in the messages' order. Does not change."""
+
+    def __init__(self, sent: Sequence[Sent], key_numbers: Sequence[str | int]) -> None:
+        """`sent` are the parts' answers, `key_numbers` the unique keys of all messages."""
+        self._sent = sent
+        self._key_numbers = key_numbers
+
+    def __len__(self) -> int:
+        return len(self._key_numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        return self._results[index]
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return iter(self._results)
+
+    def __eq__(self, other: object) -> bool:
+        return self._results == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._results)
+
+    @cached_property
+    def _results(self) -> list[SendResult]:
+        results: list[SendResult] = []
+        for sent in self._sent:
+            first = len(results)
+            results += results_of(sent, self._key_numbers[first : first + len(sent.placed.queue_offsets)])
+        return results
+
+
+def _result_of_one(sent: Sent, key_number: str | int) -> SendResult:
+    """The same without columns, for sends of single messages."""
+    placed = sent.placed
+    host, _, port = sent.address.rpartition(":")
+    return SendResult(
+        sent.status,
+        message_id.encode(host.strip("[]"), int(port), int(placed.physical_offsets[0])),
+        key_number if isinstance(key_number, str) else unique_key.text(key_number),
+        MessageQueue(placed.topic, sent.queue.broker, int(placed.queue_ids[0])),
+        int(placed.queue_offsets[0]),
+    )
+
+
+def _message_ids(sent: Sent) -> list[str]:
+    host, _, port = sent.address.rpartition(":")
+    host = host.strip("[]")
+    offsets = sent.placed.physical_offsets
+    if len(offsets) <= FEW or ":" in host:
+        return [message_id.encode(host, int(port), offset) for offset in offsets.tolist()]
+    rows = np.empty((len(offsets), 16), np.uint8)
+    rows[:, :8] = np.frombuffer(pack_host(host, int(port)), np.uint8)
+    rows[:, 8:] = offsets.astype(">i8").view(np.uint8).reshape(len(offsets), 8)
+    return strings(hexadecimal(rows))

@@ -1,0 +1,73 @@
+"""Sending through a group's producer actor. The only file of the client that imports Ray, and only when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import ray
+
+from raymq.actors import handles
+from raymq.actors.actor_options import make_producer
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.actors.naming import producer_name
+from raymq.actors.producer_actor import IDLE_SECONDS, ProducerSpec
+from raymq.actors.sending.send_plan import SendPlan, is_unknown
+from raymq.actors.sending.sender import Sent, Terms
+from raymq.client.connection import Connection
+
+#: What the call to the actor may take beyond the send's own budget.
+_MARGIN_SECONDS = 2.0
+
+
+class SharedSends:
+    """Hands records to the actor. Tries at brokers are the actor's; one that finds the actor dead is made here."""
+
+    def __init__(self, mq: Connection, group: str, isolation: str | None, *, idempotent: bool) -> None:
+        """`isolation` is what the group's first producer says."""
+        if mq.namespace is None:
+            raise InvalidInput("shared", "a connection that reaches Ray (cluster.connect(namespace=...))", True)
+        self._name = producer_name(group)
+        self._idempotent = idempotent
+        self._spec = ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls, IDLE_SECONDS)
+        self._namespace = mq.namespace
+        self._handle = make_producer(self._spec, mq.namespace)
+
+    async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
+        """As `Sender.send`.
+
+        An actor that dies is tried again, as a broker is, once Ray may have restarted it. Its successor does not know
+        its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown.
+        """
+        terms.check_time()
+        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
+        # As it was given, so that the actor finds it equal to others' and lets them travel together.
+        left = terms
+        while True:
+            began = time.monotonic()
+            try:
+                return await self._call(topic, bytes(records), sizes, left)
+            except BrokerUnavailable as error:
+                again = plan.failed(None, error, time.monotonic() - began) is not None
+                if not again or not plan.remaining or (self._idempotent and is_unknown(error)):
+                    raise plan.outcome() from error
+                if not await self._began_anew():
+                    await asyncio.sleep(plan.try_timeout() / 2)
+                left = replace(terms, timeout=plan.remaining)
+
+    async def _began_anew(self) -> bool:
+        """Whether there is another actor than before: one that ended since nobody used it is not started by Ray."""
+        before = self._handle
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is just ending: looked at again
+            self._handle = await asyncio.to_thread(make_producer, self._spec, self._namespace)
+        return bool(self._handle != before)
+
+    async def _call(self, topic: str, records: bytes, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
+        timeout = terms.timeout + _MARGIN_SECONDS
+        arguments = (topic, records, sizes, terms, self._idempotent)
+        sent: Sent = await handles.acall(self._name, self._handle, "send", *arguments, timeout=timeout)
+        return sent

@@ -1,0 +1,1 @@
+"""The pull consumer: seek, poll, commit."""

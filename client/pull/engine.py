@@ -1,0 +1,234 @@
+"""The engine of a pull consumer: positions, bounds, fetches and commits of queues that its user names.
+
+Runs on the connection's event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    MessageNotFound,
+    OffsetOutOfRange,
+    OffsetReset,
+    QueueNotFound,
+)
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire import group as wire_group
+from raymq.actors.wire import offset as wire_offset
+from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.told import number_in
+from raymq.client import arguments
+from raymq.client.connection import Connection
+from raymq.client.requests.fetching import address_of, fetch, patiently
+from raymq.client.requests.read_ahead import ReadAhead
+from raymq.client.timestamps import milliseconds
+
+#: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
+ANSWER_BYTES = 4 * 1024 * 1024
+#: What a small request may take.
+CONTROL_SECONDS = 5.0
+
+
+def check_max_messages(max_messages: int) -> int:
+    """It, or InvalidInput."""
+    return arguments.whole("max_messages", max_messages, 1)
+
+
+def refused(offset: int, reset: OffsetReset) -> OffsetOutOfRange:
+    """What a commit of `offset` raises that the broker has refused, since its log has lost what was read."""
+    return OffsetOutOfRange(offset, 0, reset.offset)
+
+
+class Pulling:
+    """What `PullConsumer` promises, call by call."""
+
+    def __init__(self, mq: Connection, group: str) -> None:
+        self._mq = mq
+        self._group = group
+        #: Where each queue is read next. Who reads moves it once it has what is before.
+        self._positions: dict[MessageQueue, int] = {}
+        #: The recovery epoch of its broker that each position was reached under, as far as that is known.
+        self.epochs: dict[MessageQueue, int] = {}
+        #: What a broker knows the consumer by.
+        self.session = f"pull-{uuid.uuid4().hex}"
+        self._ahead = ReadAhead(self._fetch)
+
+    async def create_group(self) -> None:
+        """Make the group on every broker that can be reached; the others make it with its first commit."""
+        for address in (await self._mq.routes.cluster()).masters.values():
+            with contextlib.suppress(BrokerUnavailable):
+                command = wire_group.create_group_command(self._group)
+                await self._mq.pool.request(address, command, CONTROL_SECONDS)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic."""
+        return (await self._mq.routes.get(topic, fresh=True)).readable()
+
+    async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
+        """The queue's minimum and maximum offset; QueueNotFound."""
+        arguments.queue("queue", queue)
+        answer = await self._ask(queue, lambda: wire_admin.topic_stats_command(queue.topic))
+        stats = wire_admin.read_topic_stats(answer).get(queue)
+        if stats is None:
+            raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
+        return stats[0], stats[1]
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset, None if it never committed one."""
+        arguments.queue("queue", queue)
+        try:
+            answer = await self._ask(
+                queue, lambda: wire_offset.query_offset_command(self._group, queue.topic, queue.queue_id)
+            )
+        except MessageNotFound:
+            return None
+        return number_in(answer, "offset")
+
+    async def position(self, queue: MessageQueue) -> int:
+        """The offset of the next fetch."""
+        arguments.queue("queue", queue)
+        if queue not in self._positions:
+            committed = await self.committed(queue)
+            self._positions[queue] = (await self.offsets(queue))[0] if committed is None else committed
+        return self._positions[queue]
+
+    async def seek(self, queue: MessageQueue, offset: int | str) -> None:
+        """Go to an offset or an end of the queue."""
+        arguments.queue("queue", queue)
+        if isinstance(offset, str):
+            if offset not in ("earliest", "latest"):
+                raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
+            offset = (await self.offsets(queue))[offset == "latest"]
+        self._go_to(queue, arguments.offset("offset", offset))
+
+    async def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
+        """Go to the first message stored then or later."""
+        arguments.queue("queue", queue)
+        timestamp_ms = milliseconds("timestamp", timestamp)
+        answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
+        self._go_to(queue, number_in(answer, "offset"))
+
+    def _go_to(self, queue: MessageQueue, offset: int) -> None:
+        self._positions[queue] = offset
+        self.epochs.pop(queue, None)  # whoever chooses a place does so by what he knows now
+
+    async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
+        """What is at the position, which the caller moves; None at the time-out. What follows is fetched ahead."""
+        check_max_messages(max_messages)
+        arguments.duration("timeout", timeout)
+        position = await self.position(queue)
+        part = await self._ahead.take(queue, position, max_messages)
+        if part is None:
+            deadline = time.monotonic() + timeout
+
+            async def once() -> list[Fetched]:
+                known = self.epochs.get(queue)
+                parts = await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+                if parts or self.epochs.get(queue) == known:
+                    return parts
+                return await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+
+            parts = await patiently(once, timeout)
+            if not parts:
+                return None
+            part = parts[0]
+        self._check(queue, part)
+        if part.next_offset < part.max_offset:
+            self._ahead.begin(queue, part.next_offset, max_messages)
+        return part
+
+    def known_position(self, queue: MessageQueue) -> int | None:
+        """`position`, as far as it need not be asked for. Any thread."""
+        return self._positions.get(queue)
+
+    def fetched(self, queue: MessageQueue, part: Fetched) -> None:
+        """The caller's thread has fetched this. Any thread. Raises the part's error."""
+        self._check(queue, part)
+        if self._ahead.holds(queue):
+            self._mq.loop.call_soon_threadsafe(self._ahead.forget, queue)
+
+    def go_on_at(self, queue: MessageQueue, offset: int) -> None:
+        """The caller has what the last fetch brought up to there, which may be less than all. Any thread.
+
+        No signal interrupts who calls this as its last step: it has its messages, or the position is as before.
+        """
+        self._positions[queue] = offset
+
+    def _check(self, queue: MessageQueue, part: Fetched) -> None:
+        if isinstance(part.error, OffsetReset):  # it has read what the broker's log has lost
+            raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)
+        if part.error is not None:
+            raise part.error
+
+    async def fetch_again(self, queue: MessageQueue, part: Fetched) -> Fetched:
+        """What the last fetch brought, or what of it is before a damage.
+
+        Raises:
+            StoreCorrupt: the first of it is damaged in the broker's file.
+        """
+        self._ahead.forget(queue)
+        start = int(part.offsets[0])
+
+        async def once() -> list[Fetched]:
+            return await self._fetch(queue, start, len(part.sizes), check_crc=True)
+
+        parts = await patiently(once, CONTROL_SECONDS)
+        if not parts:
+            raise BrokerUnavailable(queue.broker, "what it gave before is gone")
+        if parts[0].error is not None:
+            raise parts[0].error
+        return parts[0]
+
+    async def close(self) -> None:
+        """Give back what was fetched ahead."""
+        self._ahead.clear()
+
+    async def _fetch(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        wait_seconds: float = 0.0,
+        *,
+        check_crc: bool = False,
+    ) -> list[Fetched]:
+        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self.epochs.get(queue, 0))]
+        limits = (max_messages, ANSWER_BYTES, wait_seconds)
+        told: list[int] = []
+        parts = await fetch(
+            self._mq, queue.broker, self.session, wanted, *limits, check_crc=check_crc, on_epoch=told.append
+        )
+        if told and not (parts and parts[0].error):
+            self.epochs[queue] = told[0]
+        return parts
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Everything below `offset` is done; OffsetOutOfRange if the broker's log has lost some of it since."""
+        command = self.commit_command(queue, offset)
+        try:
+            await self._ask(queue, lambda: command)
+        except OffsetReset as reset:
+            raise refused(offset, reset) from None
+
+    def commit_command(self, queue: MessageQueue, offset: int) -> Command:
+        """The request of a commit. Any thread. InvalidInput: there is no such queue or offset."""
+        arguments.queue("queue", queue)
+        place = self._group, queue.topic, queue.queue_id, arguments.offset("offset", offset)
+        return wire_offset.update_offset_command(*place, overrules_reset=True, epoch=self.epochs.get(queue))
+
+    async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:
+        async def once() -> Command:
+            address = await address_of(self._mq, queue.topic, queue.broker)
+            return await self._mq.pool.request(address, command(), CONTROL_SECONDS)
+
+        return await patiently(once, CONTROL_SECONDS)

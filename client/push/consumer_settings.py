@@ -1,0 +1,94 @@
+"""The settings of a push consumer, checked."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.naming import check_group
+from raymq.client import arguments
+from raymq.client.members.rebalance import strategy_named
+from raymq.client.members.subscription import SqlWanted, TagFilter
+from raymq.client.push.fetch_window import MAX_MESSAGES
+from raymq.client.push.trace import Trace
+from raymq.client.requests.offsets import ConsumeFrom
+
+#: What an ordered consumer may wait before it repeats a failed list (RocketMQ's suspendCurrentQueueTimeMillis).
+LEAST_RETRY_SECONDS = 0.01
+MOST_RETRY_SECONDS = 30.0
+#: More threads of one consumer are surely a mistake.
+MOST_THREADS = 10_000
+
+
+class MessageModel(enum.Enum):
+    """Whether members share the messages out or each gets all; the values are RocketMQ's names."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+#: With a rate limit, what is fetched ahead of the listener per queue is worth so many seconds; the rest stays there.
+_AHEAD_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """What `PushConsumer` was given; its docstring says what each means."""
+
+    group: str
+    filters: Mapping[str, TagFilter | SqlWanted]
+    model: MessageModel = MessageModel.CLUSTERING
+    consume_from: ConsumeFrom = ConsumeFrom.FIRST
+    consume_timestamp: float | None = None
+    ordered: bool = False
+    max_reconsume_times: int | None = None
+    threads: int = 20
+    batch_size: int = 1
+    consume_timeout: float = 900.0
+    hang_after: float = 300.0
+    strategy: str = "average"
+    ordered_retry_interval: float = 1.0
+    rate_limit: float | None = None
+    on_outage: str | None = None
+    park_failed_keys: bool = False
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        check_group(self.group)
+        if not isinstance(self.model, MessageModel):
+            raise TypeError("model must be a MessageModel")
+        if not isinstance(self.consume_from, ConsumeFrom):
+            raise TypeError("consume_from must be a ConsumeFrom")
+        if self.consume_timestamp is not None:
+            arguments.timestamp("consume_timestamp", self.consume_timestamp)
+        elif self.consume_from is ConsumeFrom.TIMESTAMP:
+            raise InvalidInput("consume_timestamp", "seconds since the epoch with ConsumeFrom.TIMESTAMP", None)
+        arguments.whole("threads", self.threads, 1, MOST_THREADS)
+        arguments.whole("batch_size", self.batch_size, 1)
+        if self.max_reconsume_times is not None:
+            arguments.whole("max_reconsume_times", self.max_reconsume_times, 0)
+        strategy_named(self.strategy)
+        arguments.duration("consume_timeout", self.consume_timeout, above=True)
+        arguments.duration("hang_after", self.hang_after, above=True)
+        least, most = LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS
+        interval = self.ordered_retry_interval
+        arguments.number("ordered_retry_interval", interval, f"{least}..{most} seconds", least=least, most=most)
+        if self.rate_limit is not None:
+            arguments.per_second("rate_limit", self.rate_limit)
+        for name in ("ordered", "park_failed_keys"):
+            arguments.flag(name, getattr(self, name))
+        if self.trace is not None and not callable(self.trace):
+            raise InvalidInput("trace", "None, or something to call with each event", self.trace)
+        if self.on_outage not in (None, "pause"):
+            raise InvalidInput("on_outage", 'None or "pause"', self.on_outage)
+        if self.park_failed_keys and not self.ordered:
+            raise InvalidInput("park_failed_keys", "False where ordered is False: nothing blocks there", True)
+
+    @property
+    def fetched_messages(self) -> int:
+        """How many messages of one queue may be fetched and not finished."""
+        if self.rate_limit is None:
+            return MAX_MESSAGES
+        return min(MAX_MESSAGES, max(self.batch_size, int(self.rate_limit * _AHEAD_SECONDS), 1))

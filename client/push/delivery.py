@@ -1,0 +1,477 @@
+"""From fetched messages to listener calls to outcomes: which call runs when, and what follows from its answer.
+
+Runs on the connection's event loop, listeners on threads of their own. Queues take turns; a lane says what may go next
+(`raymq.client.push.lanes`), a token bucket how fast, and an outage whether anything but a probe goes at all.
+
+A thread that has ended a call wakes the loop only if something waits for that. Else the outcome is looked at when there
+is something to do: with the next arrival, before the next commit. Whoever begins to wait for outcomes therefore looks
+first (`settle`) at those that are there: a thread says what it did before it looks who waits.
+
+A call that comes alone, to a listener that is quick, is made by the loop's own thread, beside the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.supervision import Supervisor
+from raymq.client.health import RunningCall
+from raymq.client.message import ReceivedMessage
+from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.push.fetch_window import FetchWindow
+from raymq.client.push.lanes import Lane, Levels, OrderedLane, UnorderedLane, all_succeeded
+from raymq.client.push.listener import ListenerRunner
+from raymq.client.push.listener_threads import ListenerThreads
+from raymq.client.push.outage import Outage
+from raymq.client.push.pace import Pace
+from raymq.client.push.process_queue import ProcessQueue
+from raymq.client.push.rate import TokenBucket
+from raymq.client.push.trace import TraceEvent, TraceState
+
+#: Calls that are handed to the threads ahead of time, per thread, so that a thread never waits for the loop.
+_CALLS_PER_THREAD = 2
+#: Calls beside the loop may end before somebody looks at what they did.
+_ENDED_CALLS = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """One call of the listener. `started` is set by its thread."""
+
+    lane: Lane
+    messages: list[ReceivedMessage]
+    probe: bool
+    started: float | None = None
+    abandoned: bool = False
+    #: It was not begun, since the gate was shut by then; set by its thread.
+    barred: bool = False
+    #: Set by its thread when the listener's call is over, and not looked at yet.
+    ended: bool = False
+    #: Done when it has ended, for who waits for it.
+    over: asyncio.Future[None] | None = None
+
+
+class Gate(Protocol):
+    """Whether the calls of a queue may begin, asked before each of them: an ordered consumer's locks."""
+
+    def may_begin(self, queue: MessageQueue) -> bool:
+        """Any thread may ask."""
+
+    def want(self, queue: MessageQueue) -> None:
+        """On the loop: a call waits; `Delivery.gate_opened` is called when it may begin."""
+
+
+class Delivery:
+    """All listener calls of one consumer.
+
+    Args:
+        send_back: gives a failed message back to its broker and returns whether it went to the dead letters; comes
+            back only when that has succeeded or cannot any more.
+        on_room: called with a queue that `waits_for_room` when it has some.
+        run_aside: lets the loop's thread make a call by itself, if it can (`EventLoopThread.run_aside`).
+        gate: has to let each call pass; None: nothing does.
+        supervisor: is told what nobody expected, and keeps what must go on.
+        pass_over: is told of a message that cannot be read when it should be given back: its queue, offset, and why.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        runner: ListenerRunner,
+        *,
+        send_back: Callable[[ReceivedMessage, int], Awaitable[bool]],
+        on_room: Callable[[ProcessQueue], None],
+        run_aside: Callable[[Callable[[], None]], bool] | None = None,
+        gate: Gate | None = None,
+        supervisor: Supervisor | None = None,
+        pass_over: Callable[[MessageQueue, int, BaseException], None] = lambda *_: None,
+    ) -> None:
+        self._settings = settings
+        self._supervisor = supervisor or Supervisor(f"consumer of {settings.group}")
+        self._runner = runner
+        self._send_back = send_back
+        self._on_room = on_room
+        self._gate = gate
+        self._pass_over = pass_over
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run, self._failed)
+        self._most_calls = settings.threads * _CALLS_PER_THREAD
+        self._run_aside = run_aside
+        self._pace = Pace(self._clock)
+        #: The loop's thread is about to make a call, or makes one: of the others there is one less.
+        self._is_aside = False
+        self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
+        self._outage = Outage(self._clock)
+        self._lanes: dict[MessageQueue, Lane] = {}
+        #: Those of them whose messages wait for no other ones.
+        self._direct: dict[ProcessQueue, Lane] = {}
+        self._turns: dict[ProcessQueue, Lane] = {}
+        self._calls: set[_Call] = set()
+        #: Calls that have been counted as failed, and still run.
+        self._overdue: set[_Call] = set()
+        self._ended: deque[tuple[_Call, Levels | None]] = deque()
+        self._settling = False
+        #: Somebody wants to know of each step of each message.
+        self._is_watched = settings.trace is not None or settings.on_outage is not None
+        self._returning: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = False
+        self._stopping = False
+
+    def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
+        """Take over a queue from `offset` on; in order, once no call of a lane that was dropped has its messages."""
+        settings = self._settings
+        process = ProcessQueue(queue, offset, FetchWindow(settings.fetched_messages))
+        lane: Lane = UnorderedLane(process)
+        if settings.ordered:
+            limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
+            lane = OrderedLane(process, interval, limit, settings.park_failed_keys)
+            lane.blocked = any(call.lane.process.queue == queue for call in self._calls)
+        else:
+            self._direct[process] = lane
+        self._lanes[queue] = lane
+        return process
+
+    def drop(self, queue: MessageQueue) -> None:
+        """Begin no call with this queue's messages any more; a call that runs still counts."""
+        lane = self._lanes.pop(queue)
+        lane.process.dropped = True
+        self._direct.pop(lane.process, None)
+        self._turns.pop(lane.process, None)
+        self.settle()
+
+    async def idle(self, queue: MessageQueue) -> None:
+        """Wait until no call with messages of this queue runs."""
+        for call in [call for call in self._calls if call.lane.process.queue == queue]:
+            call.over = call.over or self._loop.create_future()
+            self.settle()
+            await call.over
+
+    def add(self, process: ProcessQueue, messages: Sequence[ReceivedMessage], sizes: Sequence[int]) -> None:
+        """Messages of one queue arrived; their sizes in bytes."""
+        process.extend(messages, sizes)
+        self._trace(TraceState.READY, messages)
+        self._take_turn(self._lanes[process.queue])
+        self.settle()
+
+    def add_one(self, process: ProcessQueue, message: ReceivedMessage, size: int) -> None:
+        """`add` of one message. If it comes alone, to a quick listener, the loop's thread calls that itself."""
+        if not (self._is_idle and self._pace.is_quick and process in self._direct):
+            self.add(process, [message], [size])
+            return
+        call = _Call(self._direct[process], [message], probe=False)
+        self._is_aside = self._run_aside is not None and self._run_aside(lambda: self._run_beside(call))
+        if not self._is_aside:
+            self.add(process, [message], [size])
+            return
+        process.extend_in_flight(message.queue_offset, size)
+        self._calls.add(call)
+        if len(self._ended) >= _ENDED_CALLS:  # what has ended can wait, but not for ever
+            self.settle()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no call runs, nothing waits for its turn, and nothing else keeps a message from its call."""
+        return (
+            len(self._calls) == len(self._ended)
+            and not self._turns
+            and not (self._paused or self._stopping or self._is_watched)
+            and self._bucket is None
+        )
+
+    def settle(self) -> None:
+        """Do what follows from the calls that have ended, and begin those that may begin now."""
+        self._settling = False
+        while self._ended:
+            call, levels = self._ended.popleft()
+            self._overdue.discard(call)
+            if levels is None:
+                self._not_begun(call)
+            elif not call.abandoned:
+                self._finish(call, levels)
+        self._pump()
+
+    def gate_opened(self, queues: Iterable[MessageQueue]) -> None:
+        """The gate lets calls of these queues begin again."""
+        for lane in [self._lanes[queue] for queue in queues if queue in self._lanes]:
+            self._take_turn(lane)
+        self._pump()
+
+    def _failed(self, error: BaseException) -> None:
+        """Something around a call failed that nobody expected to. Any thread."""
+        self._supervisor.report("listener call", error)
+
+    def pause(self) -> None:
+        """Begin no further call; the queues stay owned, and fill up to their limits.
+
+        What was handed to the threads and has not begun is taken back.
+        """
+        self._paused = True
+        for call in reversed(self._threads.withdraw()):
+            self._end(call)
+            if not call.lane.process.dropped:
+                call.lane.put_back(call.messages)
+                self._take_turn(call.lane)
+
+    def resume(self) -> None:
+        """The reverse of `pause`."""
+        self._paused = False
+        self._pump()
+
+    async def stop(self, timeout: float) -> None:
+        """Let running calls end, and failed messages go back, for at most `timeout` seconds."""
+        deadline = self._clock() + timeout
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in self._threads.close():
+            self._end(call)
+        while self._clock() < deadline:
+            self.settle()
+            if not self._calls and not self._returning:
+                break
+            await asyncio.sleep(0.01)
+        for task in list(self._returning):  # what is not given back is not committed either: it comes again
+            task.cancel()
+
+    def running_calls(self) -> list[RunningCall]:
+        """The calls that have begun and not ended, also those that were counted as failed. Any thread."""
+        now = self._clock()
+        return [
+            RunningCall(call.lane.process.queue, now - call.started)
+            for call in [*self._calls, *self._overdue]
+            if call.started is not None and not call.ended
+        ]
+
+    def expire_calls(self) -> None:
+        """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
+        if self._settings.ordered:
+            return
+        self.settle()
+        limit = self._settings.consume_timeout
+        now = self._clock()
+        for call in list(self._calls):
+            if call.started is not None and now - call.started > limit:
+                _log.warning("the listener runs for more than %.0f s: counted as failed", limit)
+                call.abandoned = True
+                self._overdue.add(call)
+                self._finish(call, [0] * len(call.messages))
+        self._pump()
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _take_turn(self, lane: Lane) -> None:
+        """Queue a lane that may have something now, or wake when its time comes."""
+        wait = lane.wait_seconds(self._clock())
+        if wait is None or lane.process.dropped:
+            return
+        if wait <= 0:
+            if self._gate is None or self._gate.may_begin(lane.process.queue):
+                self._turns[lane.process] = lane
+            else:
+                self._gate.want(lane.process.queue)
+        else:
+            self._loop.call_later(wait, self._wake, lane)
+
+    def _wake(self, lane: Lane) -> None:
+        self._take_turn(lane)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Begin as many calls as may run now."""
+        while self._turns and len(self._calls) < self._most and not self._paused and not self._stopping:
+            if self._outage.active and self._calls:
+                return
+            wait = max(self._outage.wait_seconds, self._bucket.wait_seconds if self._bucket else 0.0)
+            if wait > 0:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(wait, self._on_timer)
+                return
+            lane = self._turns.pop(next(iter(self._turns)))
+            messages = lane.next_batch(self._settings.batch_size, self._clock())
+            if messages:
+                self._begin(_Call(lane, messages, probe=self._outage.active))
+            self._take_turn(lane)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _begin(self, call: _Call) -> None:
+        if self._bucket is not None:
+            self._bucket.take(len(call.messages))
+        self._trace(TraceState.IN_FLIGHT, call.messages)
+        self._calls.add(call)
+        self._threads.submit(call)
+
+    @property
+    def _most(self) -> int:
+        """How many calls may be begun or handed over: `threads` at most run at a time."""
+        return self._settings.threads if self._is_aside else self._most_calls
+
+    def _run_beside(self, call: _Call) -> None:
+        try:
+            self._run(call)
+        finally:
+            self._is_aside = False
+
+    def _run(self, call: _Call) -> None:
+        """On a thread of its own, or beside the loop. However it goes, the call ends."""
+        levels: Levels | None = None
+        try:
+            # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
+            if call.lane.process.dropped or self._stopping or not threading.main_thread().is_alive():
+                pass
+            elif self._gate is not None and not self._gate.may_begin(call.lane.process.queue):
+                call.barred = True
+            else:
+                call.started = self._clock()
+                levels = self._runner.call(call.messages)
+                self._pace.took(self._clock() - call.started)
+        except BaseException as error:  # noqa: BLE001 - nothing may keep a call from ending
+            if call.started is None:
+                call.barred = True
+            elif levels is None:
+                levels = [0] * len(call.messages)
+            self._failed(error)
+        finally:
+            call.ended = True
+            self._ended.append((call, levels))
+            if not self._settling and self._is_awaited(call, levels):
+                self._settling = True
+                try:
+                    self._loop.call_soon_threadsafe(self.settle)
+                except RuntimeError:  # the loop is gone: so is whom to tell
+                    self._settling = False
+
+    def _is_awaited(self, call: _Call, levels: Levels | None) -> bool:
+        """Whether something waits for what this call did: asked by its thread, when it has said so."""
+        process = call.lane.process
+        return (
+            levels is None
+            or not all_succeeded(levels)
+            or bool(self._turns)
+            or call.lane.waits_for_call
+            or (process.waits_for_room and len(self._ended) * self._settings.batch_size >= process.lacking)
+            or process.dropped
+            or self._stopping
+            or self._is_watched
+        )
+
+    # -- outcomes -------------------------------------------------------------------------------------------------
+
+    def _end(self, call: _Call) -> None:
+        """A call runs no more: a lane that was opened meanwhile for its queue may begin."""
+        self._calls.discard(call)
+        if call.over is not None and not call.over.done():
+            call.over.set_result(None)
+        lane = self._lanes.get(call.lane.process.queue)
+        if lane is not None and lane is not call.lane and lane.blocked:
+            lane.blocked = False
+            self._take_turn(lane)
+
+    def _not_begun(self, call: _Call) -> None:
+        self._end(call)
+        if call.barred and not call.lane.process.dropped:
+            call.lane.put_back(call.messages)
+            self._take_turn(call.lane)
+
+    def _finish(self, call: _Call, levels: Levels) -> None:
+        self._end(call)
+        try:
+            self._decide(call, levels)
+        except BaseException as error:  # noqa: BLE001 - one message that cannot be looked at must not hold up the others
+            self._supervisor.report("outcome of a call", error)
+            self._decide_singly(call, levels)
+
+    def _decide(self, call: _Call, levels: Levels) -> None:
+        lane, process = call.lane, call.lane.process
+        if self._settings.on_outage is not None and self._stays_out(call, levels):
+            lane.put_back(call.messages)
+        else:
+            decision = lane.done(call.messages, levels, self._clock())
+            for message in decision.finished:
+                process.finish(message.queue_offset)
+            self._trace(TraceState.COMMIT, decision.finished)
+            for message, level in decision.returned:
+                self._give_back(process, message, level)
+            self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
+        self._tell_of_room(process)
+        self._take_turn(lane)
+
+    def _decide_singly(self, call: _Call, levels: Levels) -> None:
+        """Of a call whose messages cannot be judged together: what succeeded is done, what failed is given back."""
+        lane, process = call.lane, call.lane.process
+        for message, level in zip(call.messages, levels, strict=True):
+            if level is None:
+                process.finish(message.queue_offset)
+            else:
+                self._give_back(process, message, level)
+        lane.forget_call()
+        self._tell_of_room(process)
+        self._take_turn(lane)
+
+    def _tell_of_room(self, process: ProcessQueue) -> None:
+        if process.waits_for_room and process.lacking <= 0 and process.has_room:
+            process.waits_for_room = False
+            self._on_room(process)
+
+    def _stays_out(self, call: _Call, levels: Levels) -> bool:
+        """Whether an outage goes on after this call, so that its messages are kept."""
+        for level in levels:
+            self._outage.record(success=level is None)
+        if not self._outage.active or None in levels:
+            return False
+        if call.probe:
+            self._outage.probe_failed()
+        return True
+
+    def _give_back(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+        if self._settings.model is MessageModel.BROADCASTING:
+            _log.warning("broadcast: the listener failed on %s at %d", process.queue, message.queue_offset)
+            process.finish(message.queue_offset)
+            return
+        task = self._supervisor.keep("send-back", lambda: self._return(process, message, level))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    async def _return(self, process: ProcessQueue, message: ReceivedMessage, level: int) -> None:
+        """It stays in flight, and uncommitted, until its broker has it back."""
+        try:
+            message.message_id, message.physical_offset  # noqa: B018 - decodes it
+        except Exception as error:  # noqa: BLE001 - damaged around its body: nobody could ask for it again
+            self._pass_over(process.queue, message.queue_offset, error)
+            process.finish(message.queue_offset)
+            self._tell_of_room(process)
+            return
+        dead = await self._send_back(message, level)
+        process.finish(message.queue_offset)
+        self._trace(TraceState.DEAD_LETTER if dead else TraceState.RETRY, [message])
+        self._tell_of_room(process)
+
+    def _trace_repeats(
+        self, call: _Call, finished: Sequence[ReceivedMessage], returned: Sequence[ReceivedMessage]
+    ) -> None:
+        if self._settings.trace is None or not self._settings.ordered:
+            return
+        ended = {message.queue_offset for message in (*finished, *returned)}
+        self._trace(TraceState.RETRY, [message for message in call.messages if message.queue_offset not in ended])
+
+    def _trace(self, state: TraceState, messages: Sequence[ReceivedMessage]) -> None:
+        if self._settings.trace is None:
+            return
+        for message in messages:
+            try:
+                self._settings.trace(TraceEvent(state, message))
+            except BaseException as error:  # noqa: BLE001 - a watcher's fault must not stop what it watches
+                self._supervisor.report("trace hook", error)

@@ -1,0 +1,336 @@
+"""Consuming by listener: messages are brought to a function; what it fails on comes again, and at last rests in the
+group's dead-letter queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from raymq.actors.errors import InvalidInput
+from raymq.client import arguments
+from raymq.client.client_base import ClientBase
+from raymq.client.connection import Connection
+from raymq.client.forking import leave_to_parent, renew_in_child
+from raymq.client.health import Health, hanging, raise_persistent
+from raymq.client.members.subscription import Sql, parse_subscriptions
+from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.push.engine import Consuming
+from raymq.client.push.listener import Listener, ListenerRunner
+from raymq.client.push.trace import Trace
+from raymq.client.requests.offsets import ConsumeFrom
+
+#: What the last commits and the farewell may take beyond the time for running listeners.
+_STOP_SECONDS = 10.0
+
+
+class PushConsumer(ClientBase):
+    """A member of a consumer group. A context manager: enters started, leaves shut down.
+
+    Every message that was acknowledged to its producer is delivered to the group at least once. It may come again:
+    after a crash, or when queues move between members; a listener should not mind.
+
+    Args:
+        mq: the connection to the cluster.
+        group: members of one group share the messages; all must subscribe to the same.
+        subscriptions: topic to tag expression: "*", "paid", "paid || shipped"; or to `Sql("price > 3")`.
+        listener: gets a list of at most `batch_size` messages of one queue, in at most `threads` calls at a time, on
+            threads that are not the caller's; may be a coroutine function. It returns `ConsumeResult.SUCCESS`,
+            `ConsumeResult.RECONSUME_LATER` or `Retry(level)`, one for all or a list with one per message. What it
+            raises, and None, is a failure.
+        ordered: one call per queue at a time, in the queue's order, under a lock that its broker keeps; a failure
+            repeats the same list after `ordered_retry_interval` seconds (0.01..30), and what follows waits.
+        model: CLUSTERING shares out; BROADCASTING gives every member all messages, keeps its progress in the process
+            and does not retry.
+        consume_from, consume_timestamp: where to start in a queue in which the group never committed.
+        max_reconsume_times: retries before a message goes to the dead letters; None = the group's (16), ordered
+            without end. What a member sets holds for its group until another sets it anew.
+        consume_timeout: seconds after which a call counts as failed, whatever it answers later (not ordered).
+        hang_after: seconds after which `health` counts the listener as hanging: when all its calls that run have run
+            for longer, `health.ok` is False and `health.hanging` names their queues.
+        strategy: how queues are shared out, the same in all members: "average", "sticky" or "consistent-hash".
+        rate_limit: messages per second of this member; what is above it stays on the broker.
+        on_outage: "pause": when nearly every message fails, keep them and try one call at a time until one succeeds,
+            instead of sending a whole topic back.
+        park_failed_keys: ordered: a failure holds up only the messages of its sharding key (else first key).
+        trace: called with each step of each message; see `raymq.client.push.trace`.
+
+    Raises:
+        InvalidInput: a name, an expression or a number breaks its rule.
+    """
+
+    KIND = "consumer"
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        subscriptions: Mapping[str, str | Sql],
+        listener: Listener,
+        *,
+        ordered: bool = False,
+        model: MessageModel = MessageModel.CLUSTERING,
+        consume_from: ConsumeFrom = ConsumeFrom.FIRST,
+        max_reconsume_times: int | None = None,
+        threads: int = 20,
+        batch_size: int = 1,
+        consume_timeout: float = 900.0,
+        hang_after: float = 300.0,
+        consume_timestamp: float | None = None,
+        strategy: str = "average",
+        ordered_retry_interval: float = 1.0,
+        rate_limit: float | None = None,
+        on_outage: str | None = None,
+        park_failed_keys: bool = False,
+        trace: Trace | None = None,
+    ) -> None:
+        self._settings = ConsumerSettings(
+            group,
+            parse_subscriptions(subscriptions),
+            model=model,
+            consume_from=consume_from,
+            consume_timestamp=consume_timestamp,
+            ordered=ordered,
+            max_reconsume_times=max_reconsume_times,
+            threads=threads,
+            batch_size=batch_size,
+            consume_timeout=consume_timeout,
+            hang_after=hang_after,
+            strategy=strategy,
+            ordered_retry_interval=ordered_retry_interval,
+            rate_limit=rate_limit,
+            on_outage=on_outage,
+            park_failed_keys=park_failed_keys,
+            trace=trace,
+        )
+        if not callable(listener):
+            raise InvalidInput("listener", "a function, or another object that can be called", listener)
+        super().__init__(mq)
+        self.group = group
+        self._listener = listener
+        self._runner: ListenerRunner | None = None
+        self._consuming: Consuming | None = None
+        self._last_consuming: Consuming | None = None
+        self._paused = False
+        self._ending = threading.Lock()
+        #: One start at a time.
+        self._starting = threading.Lock()
+        self._ended = threading.Event()
+        #: Counts what `wait` waits for: something failed unexpectedly, or the consumer has ended.
+        self._told = 0
+        self._news = threading.Condition()
+        renew_in_child(self, PushConsumer._leave_to_parent)
+        mq.adopt(self)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        await self.astart()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.ashutdown()
+
+    def start(self) -> None:
+        """Join the group; returns when the brokers know this member and its start positions are fixed.
+
+        Raises:
+            InvalidInput: an SQL expression cannot be read.
+            TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it did not join; may be tried again.
+            WorkFailed: it runs already, and something of it fails again and again.
+            ClientClosed: it was shut down.
+        """
+        with self._starting:
+            self._check_open()
+            if self._consuming is None:
+                self._start()
+            else:
+                raise_persistent(self.health.failures)
+
+    def _start(self) -> None:
+        for wanted in self._settings.filters.values():
+            wanted.check()
+        runner = ListenerRunner(self._listener)
+        with self._ending:  # who shuts down before this finds that it was never started
+            self._check_open()
+            self._runner = runner
+        try:
+            consuming = self._mq.run(self._begin(runner))
+        except BaseException:
+            with self._ending:
+                self._runner = None
+            runner.close()
+            if self._closed:
+                self._has_ended()
+            raise
+        self._mq.hold(self)
+        with self._ending:
+            self._consuming = consuming
+        if self._closed:  # meanwhile, by another thread or by the listener, whose first call has begun by now
+            self.shutdown()
+        elif self._paused:
+            self.pause()
+
+    async def astart(self) -> None:
+        """`start` for asyncio code."""
+        await asyncio.to_thread(self.start)
+
+    @property
+    def health(self) -> Health:
+        """How it fares: what runs for it, what failed although nobody expected that, what could not be read."""
+        consuming = self._consuming or self._last_consuming
+        if consuming is None:
+            return Health(running=False)
+        aside = consuming.aside
+        return Health(
+            running=self._consuming is not None,
+            works=consuming.supervisor.works,
+            failures=[*consuming.supervisor.failures, *consuming.failures_of_loops()],
+            set_aside=aside.count,
+            last_set_aside=aside.last,
+            hanging=hanging(consuming.delivery.running_calls(), self._settings.hang_after),
+        )
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the consumer was shut down, by another thread or from inside its listener.
+
+        Returns:
+            False if it still runs after `timeout` seconds (None: however long it takes).
+
+        Raises:
+            WorkFailed: something of it fails again and again with what nobody expected. It is tried on all the same.
+        """
+        if timeout is not None:
+            arguments.duration("timeout", timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            told = self._told
+            if self._ended.is_set():
+                return True
+            raise_persistent(self.health.failures)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            with self._news:
+                self._news.wait_for(lambda: self._told != told, left)  # noqa: B023 - called before the next round
+
+    async def await_(self, timeout: float | None = None) -> bool:
+        """`wait` for asyncio code."""
+        return await asyncio.to_thread(self.wait, timeout)
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether who asks is its listener, in one of its calls, which cannot wait for its own end."""
+        return self._runner is not None and self._runner.is_caller
+
+    def pause(self) -> None:
+        """Call the listener no more until `resume`; running calls end, the queues stay this member's.
+
+        When it returns no further call begins.
+        """
+        self._paused = True
+        if self._consuming is not None:
+            self._on_loop(self._consuming.delivery.pause)
+
+    def resume(self) -> None:
+        """Call the listener again."""
+        self._paused = False
+        if self._consuming is not None:
+            self._on_loop(self._consuming.delivery.resume)
+
+    def _on_loop(self, do: Callable[[], None]) -> None:
+        """Do it on the connection's loop; when this returns it is done, unless the caller is on that loop."""
+        if self._mq.is_on_loop:
+            do()
+            return
+
+        async def done() -> None:
+            do()
+
+        self._mq.run(done())
+
+    def shutdown(self, timeout: float = 30.0) -> None:
+        """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group.
+
+        From inside the listener it returns at once, since the call that runs cannot be waited for: it ends like any
+        other, what it answers counts, and the rest is done behind it. `wait` tells when.
+        """
+        arguments.duration("timeout", timeout)
+        with self._ending:
+            self._closed = True
+            consuming, self._consuming = self._consuming, None
+        if consuming is not None:
+            self._last_consuming = consuming
+            if self.is_calling:
+                name = f"raymq-shutdown-{self.group}"
+                threading.Thread(target=self._stop, args=(consuming, timeout), name=name).start()
+            else:
+                self._stop(consuming, timeout)
+        elif self._runner is None:  # it was never started
+            self._has_ended()
+        elif self._runner is not None and not self._runner.is_caller:
+            self._ended.wait(timeout)
+
+    def _stop(self, consuming: Consuming, timeout: float) -> None:
+        try:
+            self._mq.run(consuming.stop(timeout), timeout + _STOP_SECONDS)
+        finally:
+            if self._runner is not None:
+                self._runner.close()
+            self._mq.let_go(self)
+            self._has_ended()
+
+    def _has_ended(self) -> None:
+        self._ended.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._news:
+            self._told += 1
+            self._news.notify_all()
+
+    async def ashutdown(self, timeout: float = 30.0) -> None:
+        """`shutdown` for asyncio code."""
+        await asyncio.to_thread(self.shutdown, timeout)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: a consumer that runs is the parent's, with its queues, locks and commits."""
+        self._starting, self._ending, self._news = threading.Lock(), threading.Lock(), threading.Condition()
+        self._ended = threading.Event()
+        if self._runner is not None:
+            leave_to_parent((self._consuming, self._last_consuming, self._runner))
+            self._consuming = self._last_consuming = self._runner = None
+            self._closed = self._is_parents = True
+        if self._closed:
+            self._ended.set()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """`shutdown`, as a connection calls it that is closed."""
+        self.shutdown(timeout)
+
+    def wait_for_end(self, timeout: float) -> bool:
+        """`wait` whatever fails: False if it still runs after `timeout` seconds."""
+        return self._ended.wait(timeout)
+
+    async def _begin(self, runner: ListenerRunner) -> Consuming:
+        consuming = Consuming(self._mq, self._settings, runner)
+        consuming.supervisor.on_failure(self._tell)
+        try:
+            await consuming.start()
+        except BaseException:
+            await consuming.stop(0.0)
+            raise
+        return consuming

@@ -1,0 +1,103 @@
+"""Giving a failed message back to its broker, until the broker has it, or says that nothing can be made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from raymq.actors.backoff import Backoff
+from raymq.actors.broker.core.redelivery.retry import STRAIGHT_TO_DLQ
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    NotFoundError,
+    PermissionDenied,
+    RayMQError,
+    StoreCorrupt,
+    StoreError,
+    TopicNotFound,
+)
+from raymq.actors.naming import retry_topic
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.send_back import SET_ASIDE, send_back_command
+from raymq.client.connection import Connection
+from raymq.client.message import ReceivedMessage
+from raymq.client.requests.fetching import address_of
+
+_REQUEST_SECONDS = 5.0
+#: What follows a message in its queue cannot be committed before it is given back.
+_LONGEST_WAIT_SECONDS = 5.0
+#: A broker that answers so often with an error that has no meaning here will not answer anything else.
+_MOST_REFUSALS = 100
+#: Answers that stay the same however often it is asked: the message, its topic, its group or its permission is gone.
+_DEFINITE = (NotFoundError, PermissionDenied, InvalidInput, StoreCorrupt)
+
+_log = logging.getLogger(__name__)
+
+#: Told of a message that will not come again: its queue, its offset, and why.
+GivenUp = Callable[[MessageQueue, int, BaseException], None]
+
+
+def _nobody_asks(_queue: MessageQueue, _offset: int, _error: BaseException) -> None:
+    """What a message that is given up means to nobody."""
+
+
+class SendBack:
+    """One group's failed messages. Runs on the connection's event loop; how often one may come again, brokers know.
+
+    Attributes:
+        given_up: how many messages will not come again, and are no dead letters either.
+    """
+
+    def __init__(self, mq: Connection, group: str, on_given_up: GivenUp = _nobody_asks) -> None:
+        self._mq = mq
+        self._group = group
+        self._on_given_up = on_given_up
+        self.given_up = 0
+
+    async def __call__(self, message: ReceivedMessage, level: int) -> bool:
+        """Comes back when the broker has stored it anew, or never can; True if it went to the dead letters."""
+        command = send_back_command(
+            self._group, message.topic, message.physical_offset, message.message_id, level, None
+        )
+        backoff = Backoff(first=0.1, cap=_LONGEST_WAIT_SECONDS)
+        refusals = 0
+        while True:
+            try:
+                answer = await self._ask(message, command)
+            except _DEFINITE as error:
+                return self._give_up(message, error)
+            except RayMQError as error:
+                if not (error.retriable or isinstance(error, StoreError)):
+                    refusals += 1
+                    if refusals >= _MOST_REFUSALS:
+                        return self._give_up(message, error)
+                _log.debug("send-back of %s: %s", message.message_id, error)
+                await asyncio.sleep(backoff.next_delay())
+            else:
+                reason = answer.fields.get(SET_ASIDE)
+                if reason is not None:
+                    return self._give_up(message, RayMQError(str(reason)))
+                return answer.fields.get("deadLetter") == "true" or level == STRAIGHT_TO_DLQ
+
+    async def _ask(self, message: ReceivedMessage, command: Command) -> Command:
+        return await self._mq.pool.request(await self._address(message.queue), command, _REQUEST_SECONDS)
+
+    async def _address(self, queue: MessageQueue) -> str:
+        """Where the message's broker listens, also if its topic was deleted; BrokerUnavailable if nobody knows."""
+        try:
+            return await address_of(self._mq, queue.topic, queue.broker)
+        except (TopicNotFound, BrokerUnavailable):
+            try:
+                return await address_of(self._mq, retry_topic(self._group), queue.broker)
+            except TopicNotFound as error:
+                raise BrokerUnavailable(queue.broker, str(error)) from None
+
+    def _give_up(self, message: ReceivedMessage, error: RayMQError) -> bool:
+        """Tell that it will not come again: what follows it in its queue goes on."""
+        self.given_up += 1
+        _log.error("%s of group %s will not come again: %s", message.message_id, self._group, error)
+        self._on_given_up(message.queue, message.queue_offset, error)
+        return False

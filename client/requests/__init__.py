@@ -1,0 +1,1 @@
+"""Asking brokers: fetches, fan-out, offsets."""

@@ -1,0 +1,127 @@
+"""The quick way: a thread that waits for what it fetches reads it from a socket of its own.
+
+What follows is asked for before the caller looks at what came, and lies in the socket meanwhile: so the broker sends
+while the caller decodes, and the event loop and its thread have no share in it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.errors import BrokerUnavailable
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.channel import Channel
+from raymq.actors.wire.fetch import Fetched, fetch_command, read_epoch, read_fetched
+from raymq.client.connection import Connection
+from raymq.client.pull.engine import ANSWER_BYTES
+from raymq.client.requests.fetching import ANSWER_SECONDS
+from raymq.client.requests.read_ahead import MOST_QUEUES
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A fetch under way: the number of a request on a channel."""
+
+    channel: Channel
+    number: int
+    offset: int
+    max_messages: int
+
+
+class DirectFetching:
+    """The fetches of one pull consumer: for one thread at a time."""
+
+    def __init__(self, mq: Connection, session: str, epochs: dict[MessageQueue, int]) -> None:
+        """`epochs` as `Pulling.epochs`."""
+        self._mq = mq
+        self._epochs = epochs
+        self._session = session
+        #: By the broker's name.
+        self._channels: dict[str, Channel] = {}
+        self._ahead: dict[MessageQueue, _Asked] = {}
+
+    def reaches(self, queue: MessageQueue) -> bool:
+        """Whether there is a way to the queue's broker, as far as can be told without asking anybody."""
+        if self._mq.is_on_loop:
+            return False
+        channel = self._channels.get(queue.broker)
+        return (channel is not None and channel.is_open) or self.address(queue) is not None
+
+    def fetch(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> Fetched | None:
+        """What is at `offset` within `wait_seconds`, None if nothing came; what follows it is asked for.
+
+        Raises:
+            BrokerUnavailable: it did not answer, or there was no way.
+        """
+        part = self._taken(queue, offset, max_messages)
+        deadline = time.monotonic() + wait_seconds
+        while part is None:
+            known, wait = self._epochs.get(queue), max(0.0, deadline - time.monotonic())
+            part = self._answer(queue, self._ask(queue, offset, max_messages, wait), wait)
+            if self._epochs.get(queue) == known:
+                break
+        if part is not None and part.error is None and part.next_offset < part.max_offset:
+            if len(self._ahead) >= MOST_QUEUES:
+                self.forget(next(iter(self._ahead)))
+            self._ahead[queue] = self._ask(queue, part.next_offset, max_messages, 0.0)
+        return part
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Give up what was asked for early, if anything."""
+        asked = self._ahead.pop(queue, None)
+        if asked is not None:
+            asked.channel.forget(asked.number)
+
+    def close(self) -> None:
+        """Give up everything."""
+        self._ahead.clear()
+        for channel in self._channels.values():
+            self._mq.channels.end(channel)
+        self._channels.clear()
+
+    def _taken(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetched | None:
+        """What was asked for early, if it is this; None also if it brought nothing: then it has to be asked for now."""
+        asked = self._ahead.get(queue)
+        if asked is None:
+            return None
+        if (asked.offset, asked.max_messages) != (offset, max_messages) or not asked.channel.is_open:
+            self.forget(queue)
+            return None
+        del self._ahead[queue]
+        part = self._answer(queue, asked, 0.0)
+        return None if part is None or part.error is not None else part
+
+    def _ask(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> _Asked:
+        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self._epochs.get(queue, 0))]
+        command = fetch_command(self._session, wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
+        channel = self._channel(queue)
+        return _Asked(channel, channel.write(command, ANSWER_SECONDS), offset, max_messages)
+
+    def _answer(self, queue: MessageQueue, asked: _Asked, wait_seconds: float) -> Fetched | None:
+        answer = asked.channel.read(wait_seconds + ANSWER_SECONDS, asked.number)
+        parts, epoch = read_fetched(answer), read_epoch(answer)
+        if epoch is not None and not (parts and parts[0].error):
+            self._epochs[queue] = epoch
+        return parts[0] if parts else None
+
+    def _channel(self, queue: MessageQueue) -> Channel:
+        channel = self._channels.get(queue.broker)
+        if channel is not None:
+            if channel.is_open and (channel.is_awaited or channel.is_quiet):
+                return channel
+            self._mq.channels.end(channel)
+            del self._channels[queue.broker]
+        address = self.address(queue)
+        channel = None if address is None else self._mq.channels.open(address, ANSWER_SECONDS)
+        if channel is None:
+            raise BrokerUnavailable(queue.broker, "no connection")
+        self._channels[queue.broker] = channel
+        return channel
+
+    def address(self, queue: MessageQueue) -> str | None:
+        """Where the queue's broker listens, if it is known and connected to."""
+        route = self._mq.routes.known(queue.topic)
+        address = None if route is None else route.addresses.get(queue.broker)
+        return address if address is not None and self._mq.pool.is_connected(address) else None

@@ -1,0 +1,77 @@
+"""Asking all brokers, those of a topic, or all name servers at once. Runs on the connection's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.wire.frame import Command
+from raymq.client.connection import Connection
+from raymq.client.requests.fetching import patiently
+
+REQUEST_SECONDS: Final = 5.0
+
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+
+
+async def gather(items: Iterable[_Item], ask: Callable[[_Item], Awaitable[_T]]) -> list[_T]:
+    """What `ask` answers for each, asked together."""
+    return list(await asyncio.gather(*(ask(item) for item in items)))
+
+
+async def masters(mq: Connection) -> dict[str, str]:
+    """Every broker's name and address, sorted; BrokerUnavailable if there is none."""
+
+    async def once() -> dict[str, str]:
+        found = (await mq.routes.cluster()).masters
+        if not found:
+            raise BrokerUnavailable("cluster", "no broker is registered with the name server")
+        return dict(sorted(found.items()))
+
+    return await patiently(once, REQUEST_SECONDS)
+
+
+async def ask_broker(mq: Connection, address: str, command: Callable[[], Command]) -> Command:
+    """Ask what may be asked twice, again while the broker is unreachable, for a while."""
+    return await patiently(lambda: mq.pool.request(address, command(), REQUEST_SECONDS), REQUEST_SECONDS)
+
+
+async def ask_all(mq: Connection, command: Callable[[], Command]) -> dict[str, Command | RayMQError]:
+    """Each broker's answer or error, by its name."""
+    return await ask_each(mq, await masters(mq), command)
+
+
+async def ask_each(
+    mq: Connection, addresses: Mapping[str, str], command: Callable[[], Command]
+) -> dict[str, Command | RayMQError]:
+    """The answer or error of each of these brokers, by its name."""
+
+    async def ask(address: str) -> Command | RayMQError:
+        try:
+            return await ask_broker(mq, address, command)
+        except RayMQError as error:
+            return error
+
+    return dict(zip(addresses, await gather(addresses.values(), ask), strict=True))
+
+
+def unless_refused(answers: Mapping[str, Command | RayMQError]) -> dict[str, Command]:
+    """The answers; the first error is raised instead."""
+    for answer in answers.values():
+        if isinstance(answer, RayMQError):
+            raise answer
+    return {broker: answer for broker, answer in answers.items() if isinstance(answer, Command)}
+
+
+async def ask_brokers_of(mq: Connection, topic: str, command: Callable[[], Command]) -> dict[str, Command]:
+    """The answers of the brokers of a topic; TopicNotFound, and the first error of a broker."""
+    addresses = (await mq.routes.get(topic, fresh=True)).addresses
+    return unless_refused(await ask_each(mq, dict(sorted(addresses.items())), command))
+
+
+async def ask_name_servers(mq: Connection, command: Callable[[], Command]) -> None:
+    """Tell every name server; the first error is raised."""
+    await gather(mq.name_servers, lambda address: mq.pool.request(address, command(), REQUEST_SECONDS))

@@ -1,0 +1,178 @@
+"""Reading queues over sockets: single fetches for consumers, whole ranges as Arrow tables for Spark and others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+import pyarrow as pa
+
+from raymq.actors.backoff import Backoff
+from raymq.actors.broker.core.reading.fetching import Wanted
+from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.wire.fetch import Fetched, fetch_command, read_epoch, read_fetched, read_one
+from raymq.actors.wire.frame import Command
+from raymq.client.connection import Connection
+from raymq.client.task_connection import OwnConnection
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.records.table import tables_from_records
+
+#: Bytes of one chunk of a range.
+CHUNK_BYTES = 8 * 1024 * 1024
+#: How long an unreachable broker is asked again before a read gives up: a restart takes 2 s.
+PATIENCE_SECONDS = 30.0
+#: What an answer may take beyond the time for which the request may be parked.
+ANSWER_SECONDS = 10.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyAnswers:
+    """Reads what a fetch that goes on brings.
+
+    Attributes:
+        parts: told parts of queues.
+        one: told one message: the index of its queue, and its record, which is valid during the call.
+    """
+
+    parts: Callable[[list[Fetched]], None]
+    one: Callable[[int, memoryview], None]
+
+    def __call__(self, answer: Command) -> None:
+        self.parts(read_fetched(answer))
+
+    def bare(self, body: memoryview) -> None:
+        self.one(*read_one(body))
+
+
+async def address_of(mq: Connection, topic: str, broker: str) -> str:
+    """Where a broker of `topic` listens; BrokerUnavailable if the routes do not know it."""
+    for fresh in (False, True):
+        address = (await mq.routes.get(topic, fresh=fresh)).addresses.get(broker)
+        if address is not None:
+            return address
+    raise BrokerUnavailable(broker, f"it is in no route of {topic}")
+
+
+async def address_among(mq: Connection, topics: Iterable[str], broker: str) -> str:
+    """Where a broker listens, by whichever of `topics` has it in its route: one that is gone hides no broker.
+
+    Raises:
+        TopicNotFound, BrokerUnavailable: no route of them knows it.
+    """
+    problem: RayMQError = BrokerUnavailable(broker, "no topic is read there")
+    for topic in dict.fromkeys(topics):
+        try:
+            return await address_of(mq, topic, broker)
+        except RayMQError as error:
+            problem = error
+    raise problem
+
+
+async def fetch(
+    mq: Connection,
+    broker: str,
+    session: str,
+    wanted: Sequence[Wanted],
+    max_messages: int,
+    max_bytes: int,
+    wait_seconds: float,
+    group: str | None = None,
+    member: str | None = None,
+    *,
+    check_crc: bool = False,
+    on_early: EarlyAnswers | None = None,
+    on_epoch: Callable[[int], None] | None = None,
+) -> list[Fetched]:
+    """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
+
+    With `on_early` it goes on for so long, within its limits: that is told, on the loop, what comes before, and what it
+    raises ends the fetch.
+
+    With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
+    `member` is known as their owner.
+
+    `on_epoch` is told the broker's recovery epoch before this returns: what is wanted next names it. A queue that named
+    an older one, and whose reader has read what the broker's log has lost since, has the error OffsetReset.
+
+    The bodies' checksums are compared by who decodes what this returns. Who finds a wrong one fetches once more with
+    `check_crc`: the broker then compares them too, and gives what is before the damage, or names the file it is in.
+
+    Raises:
+        BrokerUnavailable: no answer.
+    """
+    address = await address_among(mq, (want.topic for want in wanted), broker)
+    limits = max_messages, max_bytes, wait_seconds
+    goes_on = on_early is not None
+    command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)
+    answer = await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=on_early)
+    if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
+        on_epoch(epoch)
+    return read_fetched(answer)
+
+
+async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:
+    """Repeat what only reads (or may be repeated) while the broker is unreachable, for up to `seconds`."""
+    deadline = time.monotonic() + seconds
+    backoff = Backoff(first=0.1, cap=1.0)
+    while True:
+        try:
+            return await attempt()
+        except BrokerUnavailable:
+            wait = backoff.next_delay()
+            if time.monotonic() + wait >= deadline:
+                raise
+            await asyncio.sleep(wait)
+
+
+def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Tables of which the first is made: whatever is wrong with their records has been raised."""
+    first = next(tables, None)
+    return iter(()) if first is None else chain((first,), tables)
+
+
+class RangeReader(OwnConnection):
+    """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
+
+    def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
+        """The messages of offsets `start` (inclusive) to `end` (exclusive), in tables of about 8 MB of records, whose
+        bodies are at most 64 MiB (and one) when they are decompressed.
+
+        Raises:
+            OffsetOutOfRange: part of the range is not there (any more).
+            BrokerUnavailable: the broker did not come back within 30 s.
+            StoreCorrupt: a record's CRC is wrong.
+        """
+        session = f"range-{id(self)}-{time.monotonic_ns()}"
+        position = start
+        while position < end:
+            part, tables = self._tables(session, queue, position, end)
+            yield from tables
+            position = part.next_offset
+
+    def _tables(self, session: str, queue: MessageQueue, position: int, end: int) -> tuple[Fetched, Iterator[pa.Table]]:
+        """What is there, and its tables: nothing but the first of them can fail, and that is made."""
+        part = self._mq.run(patiently(lambda: self._part(session, queue, position, end)))
+        try:
+            return part, _begun(tables_from_records(part.records, part.sizes, broker=queue.broker))
+        except StoreCorrupt:
+            part = self._mq.run(patiently(lambda: self._part(session, queue, position, end, check_crc=True)))
+            return part, _begun(tables_from_records(part.records, part.sizes, broker=queue.broker))
+
+    async def _part(
+        self, session: str, queue: MessageQueue, position: int, end: int, *, check_crc: bool = False
+    ) -> Fetched:
+        wanted = [Wanted(queue.topic, queue.queue_id, position)]
+        limits = (end - position, CHUNK_BYTES)
+        parts = await fetch(self._mq, queue.broker, session, wanted, *limits, 0.0, check_crc=check_crc)
+        if not parts:
+            raise RayMQError(f"{queue} ends at {position}, before the planned end {end}")
+        if parts[0].error is not None:
+            raise parts[0].error
+        return parts[0]

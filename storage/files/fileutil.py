@@ -1,0 +1,519 @@
+"""What makes files safe: fsync, atomic replacement, locks, allocation. Nobody else calls these system functions.
+
+Whatever changes a file goes through `file_calls`. A call that fails is a StoreError that names the file and says what
+to do: StoreFull where there is no room and nothing is in doubt, StoreBusy where descriptors or memory have run out,
+StoreFailed for all else, and for every fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull, StoreLocked
+from raymq.storage.failpoints import failpoint
+from raymq.storage.files import file_calls
+from raymq.storage.files.descriptors import NONE_LEFT, RESERVE
+
+#: struct flock of a 64-bit Linux: type, whence, start, length, pid.
+_FLOCK = struct.Struct("hhqqi4x")
+_SCAN_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_SCAN_BYTES)
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_NOW: Final = (*NONE_LEFT, errno.ENOMEM)
+_T = TypeVar("_T")
+
+
+#: So much of a file is read at once.
+_READ_BYTES: Final = 16 << 20
+
+
+def fdatasync(fd: int, path: Path) -> None:
+    """Wait until the file's data are on disk; releases the GIL.
+
+    Raises:
+        StoreFailed: they may never get there. The kernel counts the pages as written from then on, so that a second
+            call would succeed and mean nothing: only writing them anew helps, which is what opening the store does.
+    """
+    try:
+        file_calls.current.fdatasync(fd)
+    except OSError as error:
+        raise _failed("fdatasync", path, error) from error
+
+
+def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+        function.restype = ctypes.c_int
+    return cast("Callable[[int, int, int, int], int] | None", function)
+
+
+_sync_file_range = _load_sync_file_range()
+_START_WRITING: Final = 2
+
+
+def start_writing(path: Path) -> None:
+    """Have the kernel begin to write a file's changed pages, without waiting; a file that is gone is passed over.
+
+    Who is to sync many files does so with all of them first: their `fdatasync` finds them written, and one commit of
+    the file system's journal does for all. It says nothing of whether that has succeeded.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if _sync_file_range is not None:
+                _sync_file_range(fd, 0, 0, _START_WRITING)
+        finally:
+            os.close(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in `directory` durable; StoreFull, StoreFailed: they may not be."""
+    with opened_directory(directory) as fd:
+        sync_opened_directory(fd, directory)
+
+
+@contextlib.contextmanager
+def opened_directory(directory: Path) -> Iterator[int]:
+    """A descriptor for `sync_opened_directory`, for who must not fail for want of one later; raises as `replace`."""
+    fd = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync_opened_directory(fd: int, directory: Path) -> None:
+    """`sync_directory` of one that is open; StoreFailed as `fdatasync`."""
+    try:
+        file_calls.current.fsync(fd)
+    except OSError as error:
+        raise _failed("fsync", directory, error) from error
+
+
+def make_folder(path: Path, *, durable: bool = True) -> None:
+    """Make a folder and those above it, as far as they are missing.
+
+    Args:
+        durable: their names are on disk when it returns.
+
+    Raises:
+        StoreFull, StoreFailed: the disk has no room, or fails.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent, durable=durable)
+    try:
+        file_calls.current.make_folder(path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise _not_done("make", path, error) from error
+    if durable:
+        sync_directory(path.parent)
+
+
+def open_for_append(path: Path) -> int:
+    """A descriptor that writes behind the file's end, wherever that is; StoreFull, StoreFailed as `replace`."""
+    return _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+
+class _Turn:
+    """Who replaces a file; others who want to replace the same one wait."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
+_taking_turns: Final = threading.Lock()
+
+
+def open_to_read(path: Path) -> int:
+    """A descriptor to read with, FileNotFoundError if there is no such file; StoreFailed: it could not be opened."""
+    try:
+        return attempt("open", path, lambda: file_calls.current.open(path, os.O_RDONLY), reserved=True)
+    except StoreFailed as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
+        raise
+
+
+def read_head(path: Path, count: int) -> bytes:
+    """The first `count` bytes of a file, as far as there are so many; raises as `open_to_read`."""
+    fd = open_to_read(path)
+    try:
+        return os.pread(fd, count, 0)
+    finally:
+        os.close(fd)
+
+
+def read_whole(path: Path) -> bytes:
+    """All of a file. Only that it is not there means that: what cannot be read now may be there all the same.
+
+    Raises:
+        FileNotFoundError: there is no such file. StoreBusy, StoreFailed: it cannot be read (now).
+    """
+    fd = open_to_read(path)
+    try:
+        parts = []
+        while part := os.read(fd, _READ_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError as error:
+        raise _not_done("read", path, error) from error
+    finally:
+        close(fd)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
+
+    Any thread: two that replace the same file do so one after the other.
+
+    Raises:
+        StoreFull: the disk has no room; the old content stays.
+        StoreFailed: the disk fails; the old content stays, or the new one is there and may not outlive the machine.
+    """
+    with _taking_turns:
+        turn = _turns.setdefault(str(path), _Turn())
+    with turn.lock:
+        close(write_successor(path, content))
+        failpoint("replace.before_rename")
+        rename(_successor_of(path), path)
+
+
+def write_successor(path: Path, content: bytes) -> int:
+    """The first half of `replace`: a descriptor, for appending, of a durable file that is to take the place of `path`.
+
+    Raises:
+        StoreFull, StoreFailed: it could not be made.
+    """
+    successor = _successor_of(path)
+    failpoint("replace.before_write")
+    fd = _open(successor, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    try:
+        write_all(fd, content, successor)
+        failpoint("replace.before_sync")
+        try:
+            file_calls.current.fsync(fd)
+        except OSError as error:
+            raise _failed("fsync", successor, error) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def give_place(path: Path) -> None:
+    """The second half of `replace`, not durable yet: the successor is the file from now on.
+
+    Raises:
+        StoreFull, StoreFailed: it is not, the old file stays.
+    """
+    _rename(_successor_of(path), path)
+
+
+def _successor_of(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename a file or folder and make that durable; StoreFull, StoreFailed as `replace`."""
+    with contextlib.ExitStack() as stack:  # Opened first: the rename is not done if there is no descriptor left.
+        folders = dict.fromkeys((target.parent, source.parent))
+        opened = [(stack.enter_context(opened_directory(folder)), folder) for folder in folders]
+        _rename(source, target)
+        failpoint("replace.after_rename")
+        for fd, folder in opened:
+            sync_opened_directory(fd, folder)
+
+
+def _rename(source: Path, target: Path) -> None:
+    try:
+        file_calls.current.rename(source, target)
+    except OSError as error:
+        raise _not_done("rename", source, error) from error
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder, for good once both folders are synced; StoreFull, StoreFailed: not done."""
+    try:
+        file_calls.current.rename(source, target)
+    except OSError as error:
+        raise _not_done("rename", source, error) from error
+
+
+def unlink(path: Path) -> None:
+    """Remove a file, if it is there, for good once its folder is synced; StoreFailed if the disk fails."""
+    _remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there, and make that durable; StoreFailed if the disk fails."""
+    if path.exists():
+        _remove(path)
+        sync_directory(path.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it, if it is there, and make that durable; StoreFailed as `remove`."""
+    if folder.is_dir():
+        for parent, folders, files in os.walk(folder, topdown=False):
+            for name in (*files, *folders):
+                _remove(Path(parent, name))
+        _remove(folder)
+        sync_directory(folder.parent)
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            file_calls.current.remove_folder(path)
+        else:
+            file_calls.current.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise _not_done("remove", path, error) from error
+
+
+def write_all(fd: int, content: bytes | memoryview, path: Path) -> None:
+    """Write all of it; from then on it survives the process. StoreFull, StoreFailed: a part may be written."""
+    view = memoryview(content)
+    try:
+        while view:
+            view = view[file_calls.current.write(fd, view) :]
+    except OSError as error:
+        raise _not_done("write", path, error) from error
+
+
+def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> None:
+    """Write into the file at `path`, which is created or grown to `size` bytes as `create_sparse` does.
+
+    Raises:
+        StoreFull, StoreFailed: not written, or a part of it.
+    """
+    fd = create_sparse(path, size)
+    try:
+        os.lseek(fd, at, os.SEEK_SET)
+        write_all(fd, content, path)
+    finally:
+        os.close(fd)
+
+
+def truncate(fd: int, size: int, path: Path) -> None:
+    """Cut or grow a file; StoreFull, StoreFailed if that could not be done."""
+    try:
+        file_calls.current.truncate(fd, size)
+    except OSError as error:
+        raise _not_done("resize", path, error) from error
+
+
+def create_sparse(path: Path, size: int, *, reserved: bool = False) -> int:
+    """A descriptor of the file at `path`, created or grown to `size` bytes of which none is allocated.
+
+    Args:
+        reserved: as in `attempt`.
+
+    Raises:
+        StoreFull, StoreFailed: it could not be made.
+    """
+    fd = _open(path, os.O_RDWR | os.O_CREAT, reserved=reserved)
+    try:
+        if os.fstat(fd).st_size < size:
+            truncate(fd, size, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def allocate(fd: int, start: int, length: int, path: Path) -> None:
+    """Give the bytes from `start` on real blocks, so that writing them through a mapping cannot fail.
+
+    Raises:
+        StoreFull: the disk or the quota has no room.
+        StoreFailed: the disk fails.
+    """
+    try:
+        file_calls.current.allocate(fd, start, length)
+    except OSError as error:
+        raise _not_done(f"allocate {length} bytes of", path, error) from error
+
+
+def close(fd: int) -> None:
+    """Close a descriptor."""
+    os.close(fd)
+
+
+def zero_from(fd: int, start: int, size: int, path: Path) -> None:
+    """Drop everything from `start` on; the file keeps `size` bytes, zeros there. It must not be mapped.
+
+    Raises:
+        StoreFull, StoreFailed: as `truncate`; the file may be shorter then.
+    """
+    truncate(fd, start, path)
+    truncate(fd, size, path)
+
+
+def attempt(action: str, path: Path, call: Callable[[], _T], *, reserved: bool) -> _T:
+    """What `call`, which takes a descriptor, returns.
+
+    Args:
+        reserved: it may have one of those that are held back; see `descriptors`.
+
+    Raises:
+        StoreBusy: no descriptor or memory is left. StoreFull, StoreFailed: as any call.
+    """
+    while True:
+        try:
+            done = call()
+        except OSError as error:
+            if reserved and error.errno in NONE_LEFT and RESERVE.give():
+                continue
+            raise _not_done(action, path, error) from error
+        RESERVE.refill()
+        return done
+
+
+def _open(path: Path, flags: int, *, reserved: bool = True) -> int:
+    return attempt("open", path, lambda: file_calls.current.open(path, flags), reserved=reserved)
+
+
+def map_file(fd: int, size: int, flags: int, path: Path, *, reserved: bool = False) -> mmap.mmap:
+    """A file's memory; raises as `attempt`."""
+    return attempt("map", path, lambda: file_calls.current.map(fd, size, flags), reserved=reserved)
+
+
+def duplicate(fd: int, path: Path) -> int:
+    """Another descriptor of an open file; raises as `attempt`."""
+    return attempt("open", path, lambda: file_calls.current.duplicate(fd), reserved=True)
+
+
+def _not_done(action: str, path: Path, error: OSError) -> StoreError:
+    """What to raise when a call was refused and nothing is in doubt."""
+    if error.errno in _NO_ROOM:
+        return StoreFull(f"no room to {action} {path}: {_words(error)}")
+    if error.errno in _NOT_NOW:
+        return StoreBusy(f"could not {action} {path} now: {_words(error)}")
+    return _failed(action, path, error)
+
+
+def _failed(action: str, path: Path, error: OSError) -> StoreFailed:
+    return StoreFailed(f"could not {action} {path}: {_words(error)}")
+
+
+def _words(error: OSError) -> str:
+    number = error.errno or 0
+    return f"{errno.errorcode.get(number, number)} {os.strerror(number)}"
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The ranges within start..end that may hold anything but zeros (where the file system knows its holes)."""
+    position = start
+    while position < end:
+        try:
+            begin = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        if begin >= end:
+            return
+        position = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+        yield begin, position
+
+
+def last_data(fd: int, start: int, end: int) -> int:
+    """One past the last byte within start..end that is not zero; `start` if all are zero."""
+    last = start
+    for begin, stop in data_ranges(fd, start, end):
+        for at in range(begin, stop, _SCAN_BYTES):
+            content = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
+            if content != _ZEROS[: len(content)]:  # A hundred times faster than to strip them.
+                last = at + len(content.rstrip(b"\0"))
+    return last
+
+
+class DirectoryLock:
+    """Ownership of a store directory until `release` or the death of the process.
+
+    A POSIX record lock on byte 0 of the lock file (what RocketMQ takes) keeps other processes out, and so does `flock`
+    on the same open file. Neither may be tried by the owner's own process, where the former does not apply and is lost
+    as soon as any descriptor of the file is closed: there the set of files that are held decides.
+    """
+
+    CONTENT: Final = b"lock"
+    _held: ClassVar[dict[tuple[int, int], int]] = {}
+    _taking: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, path: Path, pid_hint: Path) -> None:
+        """Take the lock; `pid_hint` is a file in which the holder wrote its process id.
+
+        Raises:
+            StoreLocked: somebody has it.
+            StoreFull, StoreFailed: the lock file could not be made.
+        """
+        self._fd = -1
+        with self._taking:
+            if path.exists() and self._held.get(_identity(os.stat(path))) == os.getpid():
+                raise StoreLocked(path.parent, os.getpid())
+            fd = _open(path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._take(fd, path, pid_hint)
+                if os.fstat(fd).st_size == 0:
+                    write_all(fd, self.CONTENT, path)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._fd = fd
+            self._identity = _identity(os.fstat(fd))
+            self._held[self._identity] = os.getpid()
+
+    @staticmethod
+    def _take(fd: int, path: Path, pid_hint: Path) -> None:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise _failed("lock", path, error) from error
+            raise StoreLocked(path.parent, _holder(fd) or _read_pid(pid_hint)) from None
+
+    def release(self) -> None:
+        """Give the directory free; may be called again."""
+        with self._taking:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                self._held.pop(self._identity, None)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _holder(fd: int) -> int | None:
+    """The process that holds a record lock in our way; None if it is this one, or not visible here."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return int(pid) if kind != fcntl.F_UNLCK and pid > 0 else None
+
+
+def _read_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        return None

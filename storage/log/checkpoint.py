@@ -1,0 +1,155 @@
+"""What a restart may rely on: RocketMQ's checkpoint, and beside it our own `raymq/state.json`.
+
+The checkpoint holds times, so that RocketMQ knows where to begin. Ours says it exactly: the log up to
+`dispatched_to` is on disk and so are its queue entries and index entries; how far each queue and the index reached;
+the sizes of the files; deleted topics; and during which boot of the machine the store was open, because the death of a
+process loses nothing that is in memory-mapped files, and the death of the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from raymq.storage.files import fileutil, json_file
+
+CHECKPOINT_BYTES: Final = 4096
+#: In place of the log's end: the deletion that was told last of the topic was not done.
+TAKEN_BACK: Final = -1
+#: physical time, logic time, index time, master's flushed offset, confirm offset.
+_LONGS = struct.Struct(">5q")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Store times (ms) of what is surely on disk: log, queues, full index files; 0 = nothing known."""
+
+    physical_ms: int = 0
+    logic_ms: int = 0
+    index_ms: int = 0
+    master_flushed_offset: int = 0
+    confirm_offset: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """The checkpoint in `path`; all 0 if it is missing or too short."""
+        try:
+            content = fileutil.read_whole(path)
+        except FileNotFoundError:
+            return cls()
+        return cls(*_LONGS.unpack_from(content)) if len(content) >= _LONGS.size else cls()
+
+    def save(self, path: Path) -> None:
+        """Write it durably."""
+        longs = _LONGS.pack(
+            self.physical_ms, self.logic_ms, self.index_ms, self.master_flushed_offset, self.confirm_offset
+        )
+        fileutil.replace(path, longs.ljust(CHECKPOINT_BYTES, b"\0"))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexExtent:
+    """How far the index reached: the headers of its files by their names, ascending.
+
+    A header is begin time, end time, begin physical offset, end physical offset, used slots, number of the next entry.
+    """
+
+    files: dict[str, tuple[int, int, int, int, int, int]]
+
+    @property
+    def end_ms(self) -> int:
+        """Store time of the newest record; 0 if there is none."""
+        return max((header[1] for header in self.files.values()), default=0)
+
+    @property
+    def end_physical(self) -> int:
+        """Physical offset of the newest record; -1 if there is none."""
+        return max((header[3] for header in self.files.values()), default=-1)
+
+
+@dataclass(slots=True)
+class State:
+    """Our own checkpoint; see the module.
+
+    `index` is None where its extent was not written down; `walk_from` is 0 where no place was.
+    """
+
+    dispatched_to: int = 0
+    indexed_to: int = -1
+    index: IndexExtent | None = None
+    queues: dict[str, dict[int, int]] = field(default_factory=dict)
+    deleted_topics: dict[str, int] = field(default_factory=dict)
+    geometry: dict[str, int] = field(default_factory=dict)
+    boot: str = ""
+    walk_from: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> State | None:
+        """The state in `path`; None if it is not there or is damaged (then all is worked out from the log).
+
+        Raises:
+            StoreBusy, StoreFailed: it cannot be read now.
+        """
+        try:
+            raw = json.loads(fileutil.read_whole(path).decode("utf-8"))
+            if raw.pop("crc", None) not in (None, zlib.crc32(json.dumps(raw).encode())):
+                return None
+            return cls(
+                dispatched_to=int(raw["dispatched_to"]),
+                indexed_to=int(raw["indexed_to"]),
+                index=_index_extent(raw.get("index")),
+                queues={t: {int(q): int(m) for q, m in queues.items()} for t, queues in raw["queues"].items()},
+                deleted_topics={t: int(p) for t, p in raw["deleted_topics"].items()},
+                geometry={k: int(v) for k, v in raw["geometry"].items()},
+                boot=str(raw["boot"]),
+                walk_from=int(raw.get("walk_from", 0)),
+            )
+        except (FileNotFoundError, *json_file.ANOTHER_FORM):
+            return None
+
+    def with_deletions(self, deletions: Iterable[tuple[str, int]]) -> State:
+        """The same after topics were deleted, each with the log's end at that moment."""
+        queues, deleted = dict(self.queues), dict(self.deleted_topics)
+        done: list[tuple[str, int]] = []
+        for topic, log_end in deletions:
+            if log_end != TAKEN_BACK:
+                done.append((topic, log_end))
+            elif done:
+                done.pop()  # told right before
+        for topic, log_end in done:
+            deleted[topic] = max(log_end, deleted.get(topic, 0))
+            if log_end >= self.dispatched_to:  # Else these are queues of a topic that was made anew.
+                queues.pop(topic, None)
+        return replace(self, queues=queues, deleted_topics=deleted)
+
+    def save(self, path: Path) -> None:
+        """Write it durably. In pieces: a store with many queues would keep the interpreter from all other threads."""
+        content = {
+            "dispatched_to": self.dispatched_to,
+            "indexed_to": self.indexed_to,
+            "index": None if self.index is None else asdict(self.index),
+            "deleted_topics": self.deleted_topics,
+            "geometry": self.geometry,
+            "boot": self.boot,
+            "walk_from": self.walk_from,
+        }
+        queues = ", ".join([f"{json.dumps(topic)}: {json.dumps(offsets)}" for topic, offsets in self.queues.items()])
+        fileutil.make_folder(path.parent)
+        told = f'{json.dumps(content)[:-1]}, "queues": {{{queues}}}'
+        crc = zlib.crc32(f"{told}}}".encode())
+        fileutil.replace(path, f'{told}, "crc": {crc}}}'.encode())
+
+
+def _index_extent(raw: Any) -> IndexExtent | None:
+    if raw is None:
+        return None
+    files: dict[str, tuple[int, int, int, int, int, int]] = {}
+    for name, header in raw["files"].items():
+        begin_ms, end_ms, begin_physical, end_physical, used_slots, count = map(int, header)
+        files[str(name)] = (begin_ms, end_ms, begin_physical, end_physical, used_slots, count)
+    return IndexExtent(files)

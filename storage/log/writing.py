@@ -1,0 +1,188 @@
+"""Appends to a store: everything is checked before a byte is written."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import InvalidInput, StoreFull, WriteUnknown
+from raymq.storage.log.checking import Checker, Single
+from raymq.storage.log.commit_log import CommitLog
+from raymq.storage.log.dispatch import Dispatcher
+from raymq.storage.log.retention import Disk
+from raymq.storage.records.index_inputs import derive
+from raymq.storage.records.record import Buffer
+
+_DISK_CHECK_EVERY_S: Final = 1.0
+#: Up to how many records a loop is faster than NumPy's set-up.
+_FEW: Final = 12
+
+
+#: Told the queue offset and the physical offset of a record.
+Stored = Callable[[int, int], None]
+
+
+class AppendResult(NamedTuple):
+    """Where the records of one append went, in their order; all have the same store time."""
+
+    queue_offsets: npt.NDArray[np.int64]
+    physical_offsets: npt.NDArray[np.int64]
+    store_timestamp_ms: int
+
+
+class Writer:
+    """The one writer of a store."""
+
+    def __init__(
+        self, directory: Path, config: StoreConfig, log: CommitLog, dispatcher: Dispatcher, now_ms: Callable[[], int]
+    ) -> None:
+        self._directory = directory
+        self.checker = Checker(config.max_message_bytes, log.capacity)
+        #: Of what is made out of stored records, which may be longer than messages may be now.
+        self._checker_again = Checker(log.capacity, log.capacity)
+        self._log = log
+        self._dispatcher = dispatcher
+        self._now_ms = now_ms
+        self._disk_checked_at = float("-inf")
+        self._disk_full = ""
+        self._refuse_ratio = config.disk_refuse_ratio
+
+    def append(
+        self,
+        records: Buffer,
+        sizes: npt.NDArray[np.int32],
+        lanes: Collection[tuple[str, int]] | None,
+        check_crc: bool,
+        again: bool,
+    ) -> AppendResult:
+        """See `Store.append`."""
+        self.check_ready()
+        checker = self._checker_again if again else self.checker
+        if len(sizes) == 1 and sizes[0] == len(records):
+            single = checker.one(memoryview(records), check_crc)
+            if lanes is not None:
+                _check_lanes((single.lane,), lanes)
+            queue_offset, physical_offset = self.append_one(single)
+            return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), self._log.last_timestamp_ms)
+        if len(sizes) <= _FEW:
+            return self._append_few(checker.few(memoryview(records), sizes, check_crc), lanes)
+        batch = checker.many(records, sizes, check_crc)
+        if lanes is not None:
+            _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
+        timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
+        derived = derive(batch)
+        queue_offsets = self._dispatcher.assign(batch, len(derived.key_hashes))
+        start = self._log.max_offset
+        try:
+            physical_offsets = self._log.append(batch, queue_offsets, timestamp_ms)
+            self._dispatcher.dispatch(
+                batch, derived, queue_offsets, physical_offsets, np.full(len(batch), timestamp_ms, np.int64), anew=True
+            )
+        except BaseException as error:
+            self._fail(start, error)
+            raise
+        self._dispatcher.dispatched_to = self._log.max_offset
+        return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
+
+    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> None:
+        """See `Store.check`."""
+        batch = self.checker.many(records, sizes, check_crc=True)
+        _check_lanes([(group.topic, group.queue_id) for group in batch.groups], (lane,))
+
+    def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
+        """See `Store.append_one`."""
+        self.check_ready()
+        log, dispatcher = self._log, self._dispatcher
+        queue = dispatcher.reserve(single.lane)
+        dispatcher.index.reserve(len(single.key_hashes))
+        timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
+        queue_offset, start = queue.max_offset, log.max_offset
+        try:
+            physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)
+        except BaseException as error:
+            self._fail(start, error)
+            raise
+        try:
+            if stored is not None:
+                stored(queue_offset, physical_offset)
+        finally:
+            try:
+                dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
+            except BaseException as error:
+                self._fail(start, error)
+                raise
+            dispatcher.dispatched_to = log.max_offset
+        return queue_offset, physical_offset
+
+    def _append_few(self, singles: list[Single], lanes: Collection[tuple[str, int]] | None) -> AppendResult:
+        log, dispatcher = self._log, self._dispatcher
+        if lanes is not None:
+            _check_lanes([single.lane for single in singles], lanes)
+        queues = [dispatcher.reserve(single.lane) for single in singles]
+        dispatcher.index.reserve(sum([len(single.key_hashes) for single in singles]))
+        timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
+        queue_offsets: list[int] = []
+        physical_offsets: list[int] = []
+        start = log.max_offset
+        try:
+            log.reserve(sum([len(single.record) for single in singles]))
+            start = log.max_offset
+            for single, queue in zip(singles, queues, strict=True):
+                queue_offset = queue.max_offset
+                physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)
+                dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
+                queue_offsets.append(queue_offset)
+                physical_offsets.append(physical_offset)
+        except BaseException as error:
+            self._fail(start, error)
+            raise
+        dispatcher.dispatched_to = log.max_offset
+        return AppendResult(np.array(queue_offsets), np.array(physical_offsets), timestamp_ms)
+
+    @contextlib.contextmanager
+    def room_is_coming(self) -> Iterator[None]:
+        """Write although the disk is fuller than it may be: what is written now lets files go."""
+        limit, self._refuse_ratio = self._refuse_ratio, float("inf")
+        self._disk_full = ""
+        try:
+            yield
+        finally:
+            self._refuse_ratio = limit
+            self._disk_checked_at = float("-inf")
+
+    def check_ready(self) -> None:
+        """StoreFailed after a failure of the disk, StoreFull while it is too full (looked at once a second)."""
+        health = self._log.health
+        if not health.good:
+            health.check()
+        now = time.monotonic()
+        if now - self._disk_checked_at >= _DISK_CHECK_EVERY_S:
+            self._disk_checked_at = now
+            ratio, limit = Disk.of(self._directory).ratio, self._refuse_ratio
+            self._disk_full = f"the disk is {ratio:.1%} full, writes end at {limit:.1%}" if ratio >= limit else ""
+        if self._disk_full:
+            raise StoreFull(self._disk_full)
+
+    def _fail(self, start: int, error: BaseException) -> None:
+        """After a write went wrong: if the log has not grown nothing is stored, and where there was merely no room it
+        may be tried again. Else the log and its queues may differ, and nobody can say what is stored.
+        """
+        untouched = self._log.max_offset == start
+        if untouched and isinstance(error, StoreFull):
+            return
+        self._log.health.fail(error)
+        if not untouched and isinstance(error, Exception):
+            raise WriteUnknown(f"an append to {self._directory} failed half way: {error}") from error
+
+
+def _check_lanes(found: Collection[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:
+    for lane in found:
+        if lane not in lanes:
+            raise InvalidInput("records", f"records of {sorted(lanes)}", lane)

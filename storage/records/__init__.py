@@ -1,0 +1,1 @@
+"""One record and many: the bytes of messages. Knows no file and no clock."""

@@ -1,0 +1,413 @@
+"""Many contiguous records at once: check them, find their parts, stamp copies of them; all in NumPy and C.
+
+A field is read from or written to all records in one step, through an array that sees the 4 or 8 bytes at *every*
+byte position of the buffer (strides of 1) and is indexed with the positions of the fields.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage.failpoints import failpoint
+from raymq.storage.records import compiled
+from raymq.storage.records import record as layout
+from raymq.storage.records.byte_rows import Int64s, every, rows_at
+from raymq.storage.records.checksums import checksums
+from raymq.storage.records.compiled import Kernels
+from raymq.storage.records.record import Buffer
+from raymq.storage.records.tails import Tails, find_alike
+
+TOPIC_PATTERN = re.compile(rb"[%|a-zA-Z0-9_-]+")
+LONG_TOPIC_PREFIXES = (b"%RETRY%", b"%DLQ%")
+
+#: The fields of a header with IPv4 hosts that are read or stamped here.
+_HEADER = np.dtype(
+    {
+        "names": [
+            "size",
+            "magic",
+            "body_crc",
+            "queue_id",
+            "queue_offset",
+            "physical_offset",
+            "sys_flag",
+            "store_timestamp",
+            "store_host",
+            "body_length",
+        ],
+        "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
+        "offsets": [
+            layout.OFFSET_SIZE,
+            layout.OFFSET_MAGIC,
+            layout.OFFSET_BODY_CRC,
+            layout.OFFSET_QUEUE_ID,
+            layout.OFFSET_QUEUE_OFFSET,
+            layout.OFFSET_PHYSICAL_OFFSET,
+            layout.OFFSET_SYS_FLAG,
+            layout.OFFSET_STORE_TIMESTAMP,
+            layout.OFFSET_STORE_HOST,
+            layout.OFFSET_BODY_LENGTH,
+        ],
+        "itemsize": layout.HEADER.size,
+    }
+)
+_EITHER_IPV6 = layout.SYS_FLAG_BORN_IPV6 | layout.SYS_FLAG_STORE_IPV6
+#: Topic length and properties length.
+_LEAST_TAIL = layout.MIN_RECORD_BYTES - layout.OFFSET_BODY
+#: What lies between the first and the last stamped field of such a header.
+_STAMPED = slice(layout.OFFSET_QUEUE_OFFSET, layout.OFFSET_RECONSUME_TIMES)
+
+
+class BadRecord(Exception):
+    """Record `index` of a batch is not sound, those before it may still be."""
+
+    def __init__(self, index: int, reason: str, actual: object) -> None:
+        super().__init__(f"record {index}: {reason}: {actual}")
+        self.index = index
+        self.reason = reason
+        self.actual = actual
+
+
+@dataclass(slots=True)
+class Group:
+    """The records of a batch that go to one queue; `members` are their numbers, None = all of them."""
+
+    topic: str
+    queue_id: int
+    members: Int64s | None
+
+    def is_of(self, topic: str, queue_id: int) -> bool:
+        """Whether it is the group of that queue."""
+        return self.topic == topic and self.queue_id == queue_id
+
+
+@dataclass(slots=True)
+class Batch:
+    """Sound records and where their parts lie. It reads from the caller's buffer and copies nothing."""
+
+    records: memoryview
+    sizes: Int64s
+    starts: Int64s
+    ends: Int64s
+    sys_flags: npt.NDArray[np.int32]
+    body_at: Int64s
+    body_lengths: Int64s
+    properties_at: Int64s
+    groups: list[Group]
+    #: All bits that a record's sys flag has.
+    any_flags: int
+    _headers: npt.NDArray[np.void] | None = None
+    #: The tails of all records if they are alike, as far as somebody has looked.
+    _tails: list[Tails | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def headers(self) -> npt.NDArray[np.void]:
+        """A copy of the records' headers."""
+        if self._headers is None:
+            self._headers = _headers(self.records, self.starts)
+        return self._headers
+
+    @property
+    def tails(self) -> Tails | None:
+        """The tails of all records if they are alike."""
+        if self._tails is None:
+            self._tails = [_alike(self.records, self.sizes, self.ends, self.body_lengths, self.headers, self.any_flags)]
+        return self._tails[0]
+
+    @property
+    def queue_offsets(self) -> Int64s:
+        """Of the records as they are in the buffer."""
+        return self.headers["queue_offset"].astype(np.int64)
+
+    @property
+    def physical_offsets(self) -> Int64s:
+        """Of the records as they are in the buffer."""
+        return self.headers["physical_offset"].astype(np.int64)
+
+    @property
+    def store_timestamps_ms(self) -> Int64s:
+        """Of the records as they are in the buffer."""
+        times: Int64s = self.headers["store_timestamp"].astype(np.int64)
+        if self.born_ipv6:
+            at = self.starts + layout.OFFSET_STORE_TIMESTAMP + _born_shift(self.sys_flags)
+            times = strided(self.records, ">i8")[at].astype(np.int64)
+        return times
+
+    @property
+    def born_ipv6(self) -> bool:
+        """Whether a record has a born host of IPv6, so that the fields behind it lie later than in `headers`."""
+        return bool(self.any_flags & layout.SYS_FLAG_BORN_IPV6)
+
+    def part(self, first: int, last: int) -> tuple[int, int]:
+        """The bytes of records first..last (last not included)."""
+        return int(self.starts[first]), int(self.starts[last - 1] + self.sizes[last - 1])
+
+
+def strided(buffer: Buffer, code: str) -> npt.NDArray[np.int64]:
+    """`code` at every byte position of `buffer`; gather and scatter through it."""
+    size = np.dtype(code).itemsize
+    return np.ndarray((max(0, len(buffer) - size + 1),), code, buffer, strides=(1,))
+
+
+def _born_shift(sys_flags: npt.NDArray[np.int32]) -> Int64s:
+    shifts: Int64s = ((sys_flags & layout.SYS_FLAG_BORN_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
+    return shifts
+
+
+def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = True) -> Batch:
+    """Check records against themselves and find their parts.
+
+    Raises:
+        BadRecord: the first one found unsound; one before it may be so too, in another way.
+    """
+    view = memoryview(records)
+    count = len(sizes)
+    sizes_ = np.asarray(sizes).astype(np.int64)
+    ends = np.cumsum(sizes_)
+    if count == 0 or int(ends[-1]) != len(view):
+        raise BadRecord(0, f"sizes that add up to the buffer's {len(view)} bytes", int(ends[-1]) if count else 0)
+    if compiled.kernels is not None:
+        found = _scan(compiled.kernels, view, sizes, sizes_, check_crc)
+        if found is not None:
+            return found
+    _require(sizes_ >= layout.MIN_RECORD_BYTES, f"at least {layout.MIN_RECORD_BYTES} bytes", sizes_)
+    starts = ends - sizes_
+    headers = _headers(view, starts)
+    _require(headers["size"] == sizes_, "the declared size in its first field", headers["size"])
+    magics = headers["magic"]
+    version_1 = magics == layout.MAGIC_V1
+    all_version_1 = every(version_1)
+    if not all_version_1:
+        _require(version_1 | (magics == layout.MAGIC_V2), "the magic of version 1 or 2", magics)
+    queue_ids = headers["queue_id"].astype(np.int32)
+    if int(queue_ids.min()) < 0:
+        _require(queue_ids >= 0, "a queue id from 0", queue_ids)
+    sys_flags = headers["sys_flag"].astype(np.int32)
+    any_flags = int(np.bitwise_or.reduce(sys_flags))
+    body_lengths = headers["body_length"].astype(np.int64)
+    body_at = starts + layout.OFFSET_BODY
+    tails = _alike(view, sizes_, ends, body_lengths, headers, any_flags)
+    if tails is not None:
+        properties_at = ends - tails.properties_bytes
+        groups = _group_alike(tails.topic, queue_ids)
+    else:
+        shift = _hosts_shift(sys_flags) if any_flags & _EITHER_IPV6 else None
+        if shift is not None:
+            _require(sizes_ - layout.MIN_RECORD_BYTES >= shift, "room for its hosts", sizes_)
+            body_at += shift
+            at = body_at - layout.OFFSET_BODY + layout.OFFSET_BODY_LENGTH
+            body_lengths = strided(view, ">i4")[at].astype(np.int64)
+        room = ends - body_at - (layout.MIN_RECORD_BYTES - layout.OFFSET_BODY)
+        _require((body_lengths >= 0) & (body_lengths <= room), "a body within the record", body_lengths)
+        topic_at, topic_lengths, properties_at = _tails(view, ends, body_at + body_lengths, version_1)
+        groups = _group(view, topic_at, topic_lengths, queue_ids)
+    if check_crc:
+        stored = headers["body_crc"]
+        _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
+    return Batch(
+        view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags, headers, [tails]
+    )
+
+
+def _headers(view: memoryview, starts: Int64s) -> npt.NDArray[np.void]:
+    return rows_at(view, starts, _HEADER.itemsize).view(_HEADER)
+
+
+def _alike(
+    view: memoryview,
+    sizes: Int64s,
+    ends: Int64s,
+    body_lengths: Int64s,
+    headers: npt.NDArray[np.void],
+    any_flags: int,
+) -> Tails | None:
+    """The tails of records that have declared their sizes, if they are alike and their body lengths fit."""
+    if any_flags & _EITHER_IPV6 or not every(headers["magic"] == layout.MAGIC_V1):
+        return None
+    around = sizes - body_lengths
+    tail_bytes = int(around[0]) - layout.OFFSET_BODY
+    # Neither a negative length nor one beyond the record leaves room for a tail of 3 bytes, the least there is.
+    if _LEAST_TAIL <= tail_bytes <= int(sizes.min()) - layout.OFFSET_BODY and every(around == around[0]):
+        return find_alike(view, ends, tail_bytes)
+    return None
+
+
+def _scan(
+    kernels: Kernels, view: memoryview, sizes: npt.NDArray[np.int32], sizes_: Int64s, check_crc: bool
+) -> Batch | None:
+    """What `parse` returns, found by compiled code; None if a record is not sound or there are several topics."""
+    places = np.empty((5, len(sizes)), np.int64)
+    numbers = np.empty((2, len(sizes)), np.int32)
+    found = kernels.scan(view, np.ascontiguousarray(sizes, np.int32), check_crc, places, numbers)
+    if found is None:
+        return None
+    any_flags, topic, one_queue = found
+    starts, ends, body_at, body_lengths, properties_at = places
+    sys_flags, queue_ids = numbers
+    groups = _group_alike(topic, queue_ids, one_queue=one_queue)
+    return Batch(view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags)
+
+
+def _hosts_shift(sys_flags: npt.NDArray[np.int32]) -> Int64s:
+    shifts = _born_shift(sys_flags)
+    shifts += ((sys_flags & layout.SYS_FLAG_STORE_IPV6) != 0) * np.int64(layout.IPV6_SHIFT)
+    return shifts
+
+
+def _tails(
+    view: memoryview, ends: Int64s, length_at: Int64s, version_1: npt.NDArray[np.bool_]
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Where topics begin, their lengths, and where properties begin, each record's checked on its own.
+
+    Args:
+        length_at: where the bodies end.
+    """
+    bytes_ = np.frombuffer(view, np.uint8)
+    if every(version_1):
+        topic_at = length_at + 1
+        topic_lengths = bytes_[length_at].astype(np.int64)
+    else:
+        topic_at = length_at + np.where(version_1, 1, 2)
+        two_bytes = bytes_[length_at].astype(np.int64) << 8 | bytes_[length_at + 1]
+        topic_lengths = np.where(version_1, bytes_[length_at], two_bytes)
+    properties_at = topic_at + topic_lengths + 2
+    _require((topic_lengths > 0) & (properties_at <= ends), "a topic within the record", topic_lengths)
+    properties_lengths = np.ndarray((len(view) - 1,), ">u2", view, strides=(1,))[properties_at - 2].astype(np.int64)
+    _require(properties_at + properties_lengths == ends, "parts that add up to the size", properties_lengths)
+    last_bytes = bytes_[ends - 1]
+    _require((last_bytes != 0) | (properties_lengths == 0), "properties that are all there", last_bytes)
+    return topic_at, topic_lengths, properties_at
+
+
+def _require(sound: npt.NDArray[np.bool_], reason: str, values: npt.NDArray[np.integer]) -> None:
+    if not every(sound):
+        index = int(np.argmin(sound))
+        raise BadRecord(index, reason, int(values[index]))
+
+
+def _group_alike(name: bytes, queue_ids: npt.NDArray[np.int32], *, one_queue: bool = False) -> list[Group]:
+    """The queues of a batch of one topic, each with its records in order; a valid name only."""
+    check_topic(name, 0)
+    topic = name.decode("ascii")
+    queue_id = int(queue_ids[0])
+    if one_queue or every(queue_ids == queue_id):
+        return [Group(topic, queue_id, None)]
+    return [Group(topic, q, np.flatnonzero(queue_ids == q)) for q in np.unique(queue_ids).tolist()]
+
+
+def _group(view: memoryview, topic_at: Int64s, topic_lengths: Int64s, queue_ids: npt.NDArray[np.int32]) -> list[Group]:
+    """The queues of a batch, each with its records in order; valid names only."""
+    length = int(topic_lengths[0])
+    first = bytes(view[int(topic_at[0]) : int(topic_at[0]) + length])
+    if every(topic_lengths == length):
+        names = np.ndarray((len(view) - length + 1,), f"S{length}", view, strides=(1,))
+        if every(names[topic_at] == first):
+            return _group_alike(first, queue_ids)
+    return _group_all(view, topic_at, topic_lengths, queue_ids)
+
+
+def _group_all(
+    view: memoryview, topic_at: Int64s, topic_lengths: Int64s, queue_ids: npt.NDArray[np.int32]
+) -> list[Group]:
+    """The queues of a batch of several topics, in the order of their first records."""
+    names: list[bytes] = []
+    topics = np.empty(len(topic_at), np.int64)
+    for length in np.unique(topic_lengths).tolist():
+        chosen = np.flatnonzero(topic_lengths == length)
+        found, numbers = np.unique(rows_at(view, topic_at[chosen], length), return_inverse=True)
+        topics[chosen] = numbers.reshape(-1) + len(names)
+        names += found.tolist()
+    lanes = topics << 32 | queue_ids
+    order = np.argsort(lanes, kind="stable")
+    firsts = np.flatnonzero(np.append(True, lanes[order][1:] != lanes[order][:-1]))
+    groups = sorted(np.split(order, firsts[1:]), key=lambda members: int(members[0]))
+    for members in groups:
+        check_topic(names[topics[members[0]]], int(members[0]))
+    return [Group(names[topics[m[0]]].decode("ascii"), int(queue_ids[m[0]]), m) for m in groups]
+
+
+def check_topic(name: bytes, index: int) -> None:
+    """BadRecord unless `name` can be a topic and hence a folder."""
+    limit = layout.MAX_TOPIC_BYTES if name.startswith(LONG_TOPIC_PREFIXES) else layout.MAX_TOPIC_BYTES_V1
+    if not TOPIC_PATTERN.fullmatch(name) or len(name) > limit:
+        raise BadRecord(index, f"a topic of at most {limit} characters %|a-zA-Z0-9_-", name)
+
+
+def stamp(
+    target: memoryview,
+    batch: Batch,
+    first: int,
+    last: int,
+    queue_offsets: Int64s,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: int,
+) -> Int64s:
+    """Copy records first..last to `target` with what the store knows; their physical offsets.
+
+    The size of the first record is written last: a reader that stops at a size of 0 sees all of them or none.
+
+    Args:
+        target: writable memory of their length, zeros, at `physical_offset` of the log.
+        store_host: the 8 bytes of the store's host as one number.
+    """
+    begin, end = batch.part(first, last)
+    size_bytes = layout.OFFSET_MAGIC
+    starts = batch.starts[first:last] - begin
+    physical_offsets: Int64s = starts + physical_offset
+    if compiled.kernels is not None:
+        compiled.kernels.stamp(
+            target,
+            batch.records[begin:end],
+            batch.starts[first:last],
+            batch.sys_flags[first:last],
+            queue_offsets[first:last],
+            physical_offset,
+            store_timestamp_ms,
+            store_host,
+        )
+    else:
+        _copy_and_stamp(target, batch, first, last, queue_offsets, physical_offsets, store_timestamp_ms, store_host)
+    failpoint("append.before_size")
+    target[:size_bytes] = batch.records[begin : begin + size_bytes]
+    return physical_offsets
+
+
+def _copy_and_stamp(
+    target: memoryview,
+    batch: Batch,
+    first: int,
+    last: int,
+    queue_offsets: Int64s,
+    physical_offsets: Int64s,
+    store_timestamp_ms: int,
+    store_host: int,
+) -> None:
+    """`stamp` in NumPy, but for the size of the first record."""
+    begin, end = batch.part(first, last)
+    target[layout.OFFSET_MAGIC :] = batch.records[begin + layout.OFFSET_MAGIC : end]
+    starts = batch.starts[first:last] - begin
+    if batch.born_ipv6:
+        eights = strided(target, ">i8")
+        eights[starts + layout.OFFSET_QUEUE_OFFSET] = queue_offsets[first:last]
+        eights[starts + layout.OFFSET_PHYSICAL_OFFSET] = physical_offsets
+        late = starts + _born_shift(batch.sys_flags[first:last])
+        eights[late + layout.OFFSET_STORE_TIMESTAMP] = store_timestamp_ms
+        eights[late + layout.OFFSET_STORE_HOST] = store_host
+    else:
+        headers = batch.headers[first:last]
+        headers["queue_offset"] = queue_offsets[first:last]
+        headers["physical_offset"] = physical_offsets
+        headers["store_timestamp"] = store_timestamp_ms
+        headers["store_host"] = store_host
+        width = _STAMPED.stop - _STAMPED.start
+        stamped = np.ndarray((len(headers),), f"V{width}", headers, _STAMPED.start, headers.strides)
+        places = np.ndarray((len(target) - width + 1,), f"V{width}", target, strides=(1,))
+        places[starts + _STAMPED.start] = stamped

@@ -1,0 +1,79 @@
+"""What the headers of many records say, as Arrow columns."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.storage.records import batch as record_batch
+from raymq.storage.records import compiled, record
+from raymq.storage.records.batch import Batch
+from raymq.storage.records.compiled import Kernels
+from raymq.storage.records.unique_keys import hexadecimal
+
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+
+_ID_BYTES: Final = 16
+
+
+class HeadColumns(NamedTuple):
+    """One value a record. `message_id` is this copy's: of its store host and its place in the log."""
+
+    queue_id: pa.Array
+    offset: pa.Array
+    message_id: pa.Array
+    born_timestamp: pa.Array
+    store_timestamp: pa.Array
+
+
+def head_columns(batch: Batch) -> HeadColumns:
+    """See `HeadColumns`."""
+    if compiled.kernels is not None and not batch.any_flags & record.SYS_FLAG_STORE_IPV6:
+        return _compiled(compiled.kernels, batch)
+    fours = record_batch.strided(batch.records, ">i4")
+    born_ms = record_batch.strided(batch.records, ">i8")[batch.starts + record.OFFSET_BORN_TIMESTAMP]
+    return HeadColumns(
+        pa.array(fours[batch.starts + record.OFFSET_QUEUE_ID].astype(np.int32)),
+        pa.array(batch.queue_offsets),
+        _message_ids(batch),
+        _timestamps(born_ms.astype(np.int64) * 1000),
+        _timestamps(batch.store_timestamps_ms.astype(np.int64) * 1000),
+    )
+
+
+def _compiled(kernels: Kernels, batch: Batch) -> HeadColumns:
+    count = len(batch)
+    queue_ids = np.empty(count, np.int32)
+    offsets, born_us, stored_us = np.empty((3, count), np.int64)
+    digits = np.empty(2 * _ID_BYTES * count, np.uint8)
+    kernels.heads(batch.records, batch.starts, batch.sys_flags, queue_ids, offsets, born_us, stored_us, digits)
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(2 * _ID_BYTES)
+    ids = pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(digits))
+    return HeadColumns(pa.array(queue_ids), pa.array(offsets), ids, _timestamps(born_us), _timestamps(stored_us))
+
+
+def _timestamps(microseconds: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.Array.from_buffers(TIMESTAMP, len(microseconds), [None, pa.py_buffer(microseconds)])
+
+
+def _message_ids(batch: Batch) -> pa.Array:
+    eights = record_batch.strided(batch.records, ">i8")
+    born_ipv6 = (batch.sys_flags & record.SYS_FLAG_BORN_IPV6) != 0
+    host_at = batch.starts + record.OFFSET_STORE_HOST + born_ipv6 * np.int64(record.IPV6_SHIFT)
+    pairs = np.empty((len(batch), 2), ">i8")
+    pairs[:, 0] = eights[host_at]
+    pairs[:, 1] = eights[batch.starts + record.OFFSET_PHYSICAL_OFFSET]
+    ids = hexadecimal(pairs.view(np.uint8).reshape(len(batch), _ID_BYTES))
+    store_ipv6 = (batch.sys_flags & record.SYS_FLAG_STORE_IPV6) != 0
+    if not store_ipv6.any():
+        return ids
+    long_ids = [_long_message_id(batch, row) for row in np.flatnonzero(store_ipv6).tolist()]
+    return pc.replace_with_mask(ids, pa.array(store_ipv6), pa.array(long_ids))
+
+
+def _long_message_id(batch: Batch, row: int) -> str:
+    return record.decode(batch.records, int(batch.starts[row]), check_crc=False).message_id

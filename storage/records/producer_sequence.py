@@ -1,0 +1,114 @@
+r"""The property by which an idempotent producer numbers its batches, on the first record of each.
+
+    RAYMQ_SEQUENCE \x01 producer 16 | epoch 8 | first 16 | count 8 \x02     hexadecimal digits, 64 bytes in all
+
+It has a fixed width and stands first among the properties, so that it can be overwritten when a batch is sent to
+another queue: the body's CRC does not cover it. Because it lies in the log, what a broker knows of its producers can
+be rebuilt from there.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from raymq.storage.errors import InvalidInput
+from raymq.storage.records import record as layout
+from raymq.storage.records.property_names import PRODUCER_SEQUENCE
+from raymq.storage.records.record import Buffer
+
+_NAME: Final = f"{PRODUCER_SEQUENCE}\x01".encode()
+_WIDTHS: Final = (16, 8, 16, 8)
+_BYTES: Final = len(_NAME) + sum(_WIDTHS) + 1
+_PROPERTY: Final = struct.Struct("".join(f"{width}s" for width in (len(_NAME), *_WIDTHS, 1)))
+_LENGTH: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+
+
+@dataclass(slots=True)  # not frozen: that takes twice as long to make, and one is made for every message
+class ProducerSequence:
+    """A batch's place in its producer's count for one queue: messages `first` to `first + count - 1` of an epoch.
+
+    `producer` is 16 hexadecimal digits.
+    """
+
+    producer: str
+    epoch: int
+    first: int
+    count: int
+
+    def value(self) -> str:
+        """The property's value."""
+        return f"{self.producer:0>16}{self.epoch:08x}{self.first:016x}{self.count:08x}"
+
+    @classmethod
+    def from_value(cls, value: str) -> ProducerSequence:
+        """The reverse of `value`; InvalidInput."""
+        try:
+            if len(value) != sum(_WIDTHS):
+                raise ValueError
+            producer = value[:16]
+            epoch, first, count = int(value[16:24], 16), int(value[24:40], 16), int(value[40:], 16)
+            if epoch < 0 or not 0 <= first < 1 << 63 or count < 1:
+                raise ValueError
+            return cls(producer, epoch, first, count)
+        except ValueError:
+            raise InvalidInput(PRODUCER_SEQUENCE, f"{sum(_WIDTHS)} hexadecimal digits", value) from None
+
+
+def stamp(records: bytearray, sizes: npt.NDArray[np.int32], sequence: ProducerSequence) -> npt.NDArray[np.int32]:
+    """Write the property into the first of `records`, in place; returns the sizes that they have now.
+
+    Raises:
+        InvalidInput: the first record has no room for it among its properties.
+    """
+    grown = stamp_first(records, sequence)
+    if grown:
+        sizes = sizes.copy()
+        sizes[0] += grown
+    return sizes
+
+
+def stamp_first(records: bytearray, sequence: ProducerSequence) -> int:
+    """`stamp`; returns by how many bytes the first record is longer now: 0 where it had the property."""
+    length_at = _properties_length_at(records)
+    begin = length_at + _LENGTH.size
+    text = _NAME + sequence.value().encode() + b"\x02"
+    if records[begin : begin + len(_NAME)] == _NAME:
+        records[begin : begin + _BYTES] = text
+        return 0
+    length = _LENGTH.unpack_from(records, length_at)[0] + _BYTES
+    if length > layout.MAX_PROPERTIES_BYTES:
+        limit = f"at most {layout.MAX_PROPERTIES_BYTES - _BYTES} bytes from an idempotent producer"
+        raise InvalidInput("properties", limit, length - _BYTES)
+    records[begin:begin] = text
+    _LENGTH.pack_into(records, length_at, length)
+    _INT.pack_into(records, layout.OFFSET_SIZE, _INT.unpack_from(records, layout.OFFSET_SIZE)[0] + _BYTES)
+    return _BYTES
+
+
+def read(records: Buffer) -> ProducerSequence:
+    """The property of the first of `records`; InvalidInput where it has none or is no record."""
+    try:
+        begin = _properties_length_at(records) + _LENGTH.size
+        name, producer, epoch, first, count, end = _PROPERTY.unpack_from(records, begin)
+        if name == _NAME and end == b"\x02":
+            return ProducerSequence(producer.decode("ascii"), int(epoch, 16), int(first, 16), int(count, 16))
+    except (struct.error, IndexError, ValueError):  # too short, or other characters
+        pass
+    raise InvalidInput("records", f"the property {PRODUCER_SEQUENCE} on the first one", "none")
+
+
+def _properties_length_at(record: Buffer) -> int:
+    _, magic, _, _, sys_flag, body_length = layout.CHECKED.unpack_from(record)
+    topic_at: int = layout.OFFSET_BODY + body_length
+    if sys_flag & layout.SYS_FLAG_BORN_IPV6:
+        shift = layout.IPV6_SHIFT
+        topic_at = layout.OFFSET_BODY + shift + int(_INT.unpack_from(record, layout.OFFSET_BODY_LENGTH + shift)[0])
+    if magic == layout.MAGIC_V2:
+        return topic_at + _LENGTH.size + int(_LENGTH.unpack_from(record, topic_at)[0])
+    return topic_at + 1 + record[topic_at]

@@ -1,0 +1,433 @@
+"""Records as Arrow tables and back, thousands at a time: what `fetch_table`, `send_table` and Spark move.
+
+Nothing here takes a Python step per message, with two exceptions: compressed bodies are decompressed one by one, and
+a struct column is packed into bodies one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.records import batch as record_batch
+from raymq.storage.records import compiled, record
+from raymq.storage.records import property_names as properties
+from raymq.storage.records.alike_properties import alike_properties
+from raymq.storage.records.columns import join_records, lengths_of
+from raymq.storage.records.compression import plain_or_stored
+from raymq.storage.records.head_columns import TIMESTAMP, head_columns
+from raymq.storage.records.property_columns import gather_bodies, properties_of_batch
+from raymq.storage.records.record import MAX_BODY_BYTES, Buffer
+from raymq.storage.records.unique_keys import PAIR_BYTES, UniqueKeys
+
+__all__ = ["SCHEMA", "Rows", "checked_rows", "records_from_table", "table_from_records", "tables_from_records"]
+
+#: The columns of a table of messages.
+SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker", pa.string()),
+        ("queue_id", pa.int32()),
+        ("offset", pa.int64()),
+        ("message_id", pa.string()),
+        ("unique_key", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("tags", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("born_timestamp", TIMESTAMP),
+        ("store_timestamp", TIMESTAMP),
+        ("body", pa.binary()),
+    ]
+)
+
+CONTENT_TYPE: Final = "content-type"
+MSGPACK: Final = "application/msgpack"
+#: Bodies that are decompressed into one table.
+MOST_TABLE_BYTES: Final = 64 << 20
+
+
+def table_from_records(
+    records: Buffer, sizes: npt.NDArray[np.int32], *, broker: str, check_crc: bool = True
+) -> pa.Table:
+    """Decode contiguous records into a table of `SCHEMA`, however large its bodies are when they are decompressed.
+    It owns its bytes: `records` may be released.
+
+    Of a retried or dead-lettered message topic and message_id are the original's, as are its unique key, keys, tags,
+    properties and born timestamp; queue, offset and store timestamp are this copy's. Compressed bodies are
+    decompressed.
+
+    Raises:
+        StoreCorrupt: a record is not sound or its body has another CRC; `.file` is the broker, `.offset` the place in
+            `records`.
+    """
+    tables = tables_from_records(records, sizes, broker=broker, check_crc=check_crc, most_bytes=math.inf)
+    return next(tables, SCHEMA.empty_table())
+
+
+def tables_from_records(
+    records: Buffer,
+    sizes: npt.NDArray[np.int32],
+    *,
+    broker: str,
+    check_crc: bool = True,
+    most_bytes: float = MOST_TABLE_BYTES,
+) -> Iterator[pa.Table]:
+    """`table_from_records` in tables of at most `most_bytes` of bodies, each made when it is asked for.
+
+    Bodies of a few compressed bytes may be megabytes each. A table has at least one row; where nothing is compressed
+    there is one table.
+    """
+    if len(sizes) == 0:
+        return
+    try:
+        batch = record_batch.parse(records, sizes, check_crc=check_crc and compiled.kernels is None)
+        bodies = gather_bodies(batch, check_crc=check_crc and compiled.kernels is not None)
+    except record_batch.BadRecord as error:
+        place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
+        raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
+    stored = _table(batch, bodies, broker)
+    if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
+        yield stored
+        return
+    first, column = 0, SCHEMA.get_field_index("body")
+    for plain in _plain(batch, bodies, most_bytes):
+        yield stored.slice(first, len(plain)).set_column(column, SCHEMA.field(column), plain)
+        first += len(plain)
+
+
+def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table:
+    """`bodies` as they are stored."""
+    count = len(batch)
+    parsed = alike_properties(batch) or properties_of_batch(batch)
+    heads = head_columns(batch)
+    topic = _topics(batch)
+    if parsed.has(properties.RETRY_TOPIC):
+        topic = pc.coalesce(parsed.last(properties.RETRY_TOPIC), topic)
+    ids = heads.message_id
+    if parsed.has(properties.ORIGIN_MESSAGE_ID):
+        ids = pc.coalesce(parsed.last(properties.ORIGIN_MESSAGE_ID), ids)
+    columns = [
+        topic,
+        pa.repeat(broker, count),
+        heads.queue_id,
+        heads.offset,
+        ids,
+        parsed.first(properties.UNIQ_KEY),
+        parsed.keys(),
+        parsed.last(properties.TAGS),
+        parsed.user(),
+        heads.born_timestamp,
+        heads.store_timestamp,
+        bodies,
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def records_from_table(
+    table: pa.Table,
+    *,
+    topic: str,
+    queue_id: int,
+    body: str,
+    unique_keys: UniqueKeys,
+    keys: str | None = None,
+    tags: str | None = None,
+    properties: str | None = None,
+    content_type: str | None = None,
+    born_host: tuple[str, int] = ("127.0.0.1", 0),
+    born_timestamp_ms: int | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> tuple[bytearray, npt.NDArray[np.int32]]:
+    """Encode the rows of a table as records of one queue, ready for `Store.append`; returns (records, sizes).
+
+    Args:
+        body: the column of bodies: binary, string, or struct (packed as msgpack, content type application/msgpack).
+        unique_keys: gives every row its UNIQ_KEY.
+        keys: the column of keys: one a row (string, integer) or several (list of them).
+        tags: the column of tags.
+        properties: the column of the user's own properties, map<string, string>; null values are left out.
+        content_type: what the property content-type says; None leaves it out unless `body` is a struct.
+        born_host: the sender's address (IPv4) and port.
+        born_timestamp_ms: now if None.
+
+    The properties are written in the order UNIQ_KEY, content-type, the user's, KEYS, TAGS.
+
+    Raises:
+        InvalidInput: a limit is broken (body 1 byte to `max_body_bytes`, properties 32,767 bytes, separators, blanks
+            in keys, reserved names), a column is missing or of another type. Nothing was made.
+    """
+    rows = checked_rows(
+        table,
+        body=body,
+        keys=keys,
+        tags=tags,
+        properties=properties,
+        content_type=content_type,
+        max_body_bytes=max_body_bytes,
+    )
+    return rows.encode(
+        topic, queue_id, unique_keys=unique_keys, born_host=born_host, born_timestamp_ms=born_timestamp_ms
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a table that keep all rules of messages, ready to be encoded.
+
+    `bodies` is binary without nulls; `texts` what follows the unique key in the properties: of each row, the same of
+    all, or None for nothing.
+    """
+
+    bodies: pa.Array
+    texts: pa.Array | pa.Scalar | None
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """The rows from `start` to `stop` (not included), not copied."""
+        count = stop - start
+        texts = self.texts.slice(start, count) if isinstance(self.texts, pa.Array) else self.texts
+        return Rows(self.bodies.slice(start, count), texts)
+
+    def record_sizes(self, topic: str) -> npt.NDArray[np.int64]:
+        """How many bytes the record of each row will have."""
+        sizes = lengths_of(self.bodies) + (record.MIN_RECORD_BYTES + len(topic) + PAIR_BYTES)
+        if isinstance(self.texts, pa.Array):
+            sizes += lengths_of(self.texts)
+        elif self.texts is not None:
+            sizes += len(self.texts.as_py())
+        return sizes
+
+    def encode(
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        unique_keys: UniqueKeys,
+        born_host: tuple[str, int],
+        born_timestamp_ms: int | None = None,
+    ) -> tuple[bytearray, npt.NDArray[np.int32]]:
+        """The records of the rows and their sizes; see `records_from_table`."""
+        count, texts = len(self.bodies), self.texts
+        return join_records(
+            topic,
+            queue_id,
+            self.bodies,
+            pa.repeat(texts, count) if isinstance(texts, pa.Scalar) else texts,
+            keys=(unique_keys, unique_keys.numbers(count)),
+            born_host=record.pack_host(*born_host),
+            born_timestamp_ms=time.time_ns() // 1_000_000 if born_timestamp_ms is None else born_timestamp_ms,
+        )
+
+
+def checked_rows(
+    table: pa.Table,
+    *,
+    body: str,
+    keys: str | None = None,
+    tags: str | None = None,
+    properties: str | None = None,
+    content_type: str | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Rows:
+    """Check every row of a table and make what is common to its encoding; the arguments of `records_from_table`.
+
+    Raises:
+        InvalidInput: as `records_from_table`.
+    """
+    column = _column(table, "body", body)
+    if pa.types.is_struct(column.type):
+        content_type = content_type or MSGPACK
+        column = _packed(column)
+    bodies = _checked_bodies(column, max_body_bytes)
+    texts = _property_texts(
+        _key_texts(None if keys is None else _column(table, "keys", keys)),
+        None if tags is None else _tag_texts(_column(table, "tags", tags)),
+        content_type,
+        None if properties is None else _column(table, "properties", properties),
+    )
+    if isinstance(texts, pa.Array) and len(texts):
+        longest = int(lengths_of(texts).max()) + PAIR_BYTES
+        if longest > record.MAX_PROPERTIES_BYTES:
+            limit = f"at most {record.MAX_PROPERTIES_BYTES} bytes, keys and tags included"
+            raise InvalidInput("properties", limit, longest)
+    return Rows(bodies, texts)
+
+
+def _topics(batch: record_batch.Batch) -> pa.Array:
+    if len(batch.groups) == 1:
+        return pa.repeat(batch.groups[0].topic, len(batch))
+    codes = np.zeros(len(batch), np.int32)
+    for code, group in enumerate(batch.groups):
+        codes[slice(None) if group.members is None else group.members] = code
+    return pa.array([group.topic for group in batch.groups]).take(pa.array(codes))
+
+
+def _plain(batch: record_batch.Batch, bodies: pa.Array, most_bytes: float) -> Iterator[pa.Array]:
+    """The bodies, those decompressed that are compressed as they say, in parts of at most so many bytes; a part has at
+    least one.
+    """
+    compressed = (batch.sys_flags & record.SYS_FLAG_COMPRESSED) != 0
+    rows, lengths = np.flatnonzero(compressed).tolist(), batch.body_lengths
+    plain: list[bytes] = []
+    first = 0
+
+    def part(end: int) -> pa.Array:
+        if not plain:
+            return bodies.slice(first, end - first)
+        mask = pa.array(compressed[first:end])
+        return pc.replace_with_mask(bodies.slice(first, end - first), mask, pa.array(plain, pa.binary()))
+
+    octets = before = 0  # of the part, and of the stored bodies up to its last row
+    ends = np.cumsum(lengths, dtype=np.int64)
+    for row in rows:
+        body = plain_or_stored(bodies[row].as_py(), int(batch.sys_flags[row]))
+        stored = int(ends[row] - lengths[row])
+        octets, before = octets + stored - before + len(body), int(ends[row])
+        if octets > most_bytes and row > first:
+            yield part(row)
+            plain.clear()
+            first, octets = row, len(body)
+        plain.append(body)
+    yield part(len(batch))
+
+
+def _column(table: pa.Table, field: str, name: str) -> pa.Array:
+    if not isinstance(name, str) or table.column_names.count(name) != 1:
+        raise InvalidInput(field, f"the name of one column of {table.column_names}, and of no other", name)
+    column = table.column(name)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _packed(structs: pa.Array) -> pa.Array:
+    """Every struct as a msgpack map; what msgpack does not know (decimals, dates) as text."""
+    pack = msgpack.Packer(datetime=True, default=str).pack
+    return pa.array([None if value is None else pack(value) for value in structs.to_pylist()], pa.binary())
+
+
+def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:
+    kind = column.type
+    accepted = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if not any(check(kind) for check in (*accepted, pa.types.is_fixed_size_binary)):
+        raise InvalidInput("body", "a column of binary, string or struct", str(kind))
+    if column.null_count:
+        raise InvalidInput("body", "no nulls", f"{column.null_count} nulls")
+    bodies = column if pa.types.is_binary(kind) else column.cast(pa.binary())
+    lengths = lengths_of(bodies)
+    if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
+        worst = int(lengths.min() if lengths.min() == 0 else lengths.max())
+        raise InvalidInput("body", f"1 to {limit} bytes", worst)
+    return bodies
+
+
+def _text(column: pa.Array, field: str) -> pa.Array:
+    """A column as strings without separators; an empty string becomes null."""
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_integer(column.type) or pa.types.is_large_string(column.type):
+        column = column.cast(pa.string())
+    if not pa.types.is_string(column.type):
+        raise InvalidInput(field, "a column of text", str(column.type))
+    _refuse_separators(column, field)
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def _refuse_separators(column: pa.Array, field: str) -> None:
+    data = column.buffers()[2]
+    if data is None or not len(column):
+        return
+    offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
+    used = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    if (used <= 2).any():
+        raise InvalidInput(field, "text without \\x00, \\x01 and \\x02", "one of them")
+
+
+def _key_texts(column: pa.Array | None) -> pa.Array | None:
+    """The value of KEYS for every row, null for none."""
+    if column is None:
+        return None
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        texts = _text(column, "keys")
+        _refuse_blanks(texts)
+        return texts
+    flat = _text(column.flatten(), "keys")
+    if flat.null_count:
+        raise InvalidInput("keys", "keys that are not empty", "an empty one or null")
+    _refuse_blanks(flat)
+    lengths = pc.list_value_length(column).fill_null(0)
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(np.asarray(lengths), out=offsets[1:])
+    texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), flat), properties.KEY_SEPARATOR)
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _tag_texts(column: pa.Array) -> pa.Array:
+    texts = _text(column, "tags")
+    if pc.any(pc.match_substring_regex(texts, r"\|\||^\s+$")).as_py():
+        raise InvalidInput("tags", "one tag, not blank, without ||", "another")
+    return texts
+
+
+def _refuse_blanks(texts: pa.Array) -> None:
+    if pc.any(pc.match_substring(texts, properties.KEY_SEPARATOR)).as_py():
+        raise InvalidInput("keys", "keys without blanks", "a blank")
+
+
+def _property_texts(
+    keys: pa.Array | None, tags: pa.Array | None, content_type: str | None, user: pa.Array | None
+) -> pa.Array | pa.Scalar | None:
+    """What follows the unique key in the properties of every row, binary: one by one, the same of all, or nothing."""
+    pieces = []
+    if content_type is not None:
+        _refuse_separators(pa.array([content_type]), "content_type")
+        pieces.append(pa.scalar(f"{CONTENT_TYPE}\x01{content_type}\x02"))
+    if user is not None:
+        pieces.append(_user_texts(user, reserved={CONTENT_TYPE} if content_type is not None else set()))
+    if keys is not None:
+        pieces.append(_pairs(properties.KEYS, keys))
+    if tags is not None:
+        pieces.append(_pairs(properties.TAGS, tags))
+    return pc.binary_join_element_wise(*pieces, "").cast(pa.binary()) if pieces else None
+
+
+def _pairs(name: str, values: pa.Array) -> pa.Array:
+    r"""`name \x01 value \x02` for each value, nothing for null."""
+    return pc.binary_join_element_wise(name + "\x01", values, "\x02", "").fill_null("")
+
+
+def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
+    if pa.types.is_null(column.type):
+        return column.cast(pa.string()).fill_null("")
+    if not pa.types.is_map(column.type):
+        raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
+    counts = np.asarray(pc.list_value_length(column.cast(pa.list_(_entries(column.type)))).fill_null(0))
+    flat: Any = column.cast(pa.list_(_entries(column.type))).flatten()
+    names, values = flat.field(0), flat.field(1)
+    if not pa.types.is_string(names.type) or not pa.types.is_string(values.type):
+        raise InvalidInput("properties", "a column of map<string, string>", str(column.type))
+    _refuse_separators(names, "properties")
+    _refuse_separators(values, "properties")
+    taken = sorted((properties.SYSTEM_PROPERTIES | reserved) & set(pc.unique(names).to_pylist()))
+    if taken or pc.any(pc.equal(names, "")).as_py():
+        raise InvalidInput("properties", "names that are not empty and not reserved", taken or "")
+    if pc.any(pc.equal(values, "")).as_py():
+        raise InvalidInput("properties", "values that are not empty", "", remedy="null leaves a property out")
+    pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "").fill_null("")
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), pairs), "")
+
+
+def _entries(kind: pa.DataType) -> pa.DataType:
+    return pa.struct([("key", kind.key_type), ("value", kind.item_type)])

@@ -1,0 +1,1 @@
+"""What is small and changes: settings, progress, what is in flight, what is staged."""

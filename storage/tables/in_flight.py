@@ -1,0 +1,213 @@
+"""Messages that consumers have been given and have not acknowledged, by group and queue.
+
+Every change appends one frame to `raymq/in_flight.journal` with a single write; from then on the kernel has it, and it
+survives the death of the process. All entries say what is so afterwards, not what was added, so that a replay of any
+prefix followed by all of the journal gives the same. When the journal has grown, what is still out is written beside
+it by another thread, while changes go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from raymq.storage.errors import StoreError
+from raymq.storage.tables.progress import Journal, ignore_failure
+from raymq.storage.tables.remains import EVERYTHING, Remains
+
+#: group, topic, queue id
+GroupQueue = tuple[str, str, int]
+
+#: Of `reconsume_times`: its first delivery was given back unseen.
+NEVER: Final = -1
+
+_REWRITE_BYTES: Final = 4 << 20
+#: So many deliveries are made a frame before other threads have the interpreter.
+_STEP_DELIVERIES: Final = 500
+_DELIVERED: Final = "d"
+_DONE: Final = "a"
+_FORGOTTEN: Final = "f"
+#: A topic was deleted, when the log ended there.
+_TOPIC_GONE: Final = "t"
+#: Of which deletions of topics the table knows.
+_KNOWN: Final = "k"
+
+
+class Delivery(NamedTuple):
+    """One message in a consumer's hands.
+
+    Attributes:
+        pop_time_ms: which of its deliveries this is; a handle names it.
+        visible_at_ms: when the message is anyone's again.
+        reconsume_times: how often it had been delivered before; NEVER: this delivery does not count, either.
+        max_reconsume_times: at how many the consumer wanted it to be a dead letter.
+        lent_ms: for how long it was given out, whatever the clock said; 0 in what older versions wrote.
+    """
+
+    pop_time_ms: int
+    visible_at_ms: int
+    reconsume_times: int
+    max_reconsume_times: int
+    lent_ms: int = 0
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A queue of which something is out: by offset, ascending. `next_offset` is the first that never was."""
+
+    next_offset: int
+    deliveries: dict[int, Delivery] = field(default_factory=dict)
+
+
+class InFlight:
+    """The table and its journal. One thread, but for `sync`. Each change raises as `Journal.append` does."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writable: bool,
+        on_failure: Callable[[StoreError], None] = ignore_failure,
+        remains: Remains = EVERYTHING,
+    ) -> None:
+        """Read what is there, as far as its messages remain; `on_failure` as in `Journal`."""
+        self._queues: dict[GroupQueue, Outstanding] = {}
+        self._journal = Journal(path, writable=writable, on_failure=on_failure)
+        #: Where the log ended when topics were deleted that are forgotten; None: of an older version.
+        self._forgotten: dict[str, int] | None = None if self._journal.entries else {}
+        for kind, group, topic, queue_id, *rest in self._journal.entries:
+            self._apply(kind, (group, topic, queue_id), rest)
+        self._journal.entries.clear()
+        for topic in remains.deleted_later(self._forgotten):
+            self._forget_topic(topic)
+        known, self._forgotten = self._forgotten, dict(remains.deleted_topics)
+        self._clamp(remains)
+        self._rewrite_at = _REWRITE_BYTES
+        self._rewriting: threading.Thread | None = None
+        if writable and (known != self._forgotten or not self._journal.empty):
+            self._rewrite()
+
+    def _clamp(self, remains: Remains) -> None:
+        """Forget deliveries of messages that the log has lost: others get their offsets. See `remains`."""
+        for queue, known in list(self._queues.items()):
+            limit = remains.max_offset(*queue[1:])
+            known.next_offset = min(known.next_offset, limit)
+            # What was written beside the journal may be newer than the frames that were heard again behind it.
+            known.deliveries = {
+                offset: known.deliveries[offset] for offset in sorted(known.deliveries) if offset < limit
+            }
+            if not known.deliveries:
+                del self._queues[queue]
+
+    @property
+    def queues(self) -> Mapping[GroupQueue, Outstanding]:
+        """All queues of which something is out. Not to be changed."""
+        return self._queues
+
+    def deliver(self, queue: GroupQueue, next_offset: int, deliveries: Mapping[int, Delivery]) -> Outstanding:
+        """Set `deliveries`, new ones in ascending order behind all that are out; something is out afterwards."""
+        packed = [[offset, *delivery] for offset, delivery in deliveries.items()]
+        self._change(_DELIVERED, queue, next_offset, packed)
+        return self._queues[queue]
+
+    def acknowledge(self, queue: GroupQueue, offsets: Iterable[int]) -> None:
+        """These are done."""
+        self._change(_DONE, queue, list(offsets))
+
+    def forget(self, queue: GroupQueue) -> None:
+        """Nothing of the queue is out any more: at once, then in the journal (it raises if not)."""
+        if queue in self._queues:
+            try:
+                self._change(_FORGOTTEN, queue)
+            except StoreError:
+                self._apply(_FORGOTTEN, queue, ())
+                raise
+
+    def forget_topic(self, topic: str, log_end: int) -> None:
+        """The topic was deleted when the log ended there: nothing of it is out any more, whatever the disk does.
+
+        Args:
+            log_end: told to every later opening by `Remains.deleted_topics`, too.
+        """
+        entry = _TOPIC_GONE, "", topic, 0, log_end
+        self._journal.append_or_owe(entry)
+        self._apply(_TOPIC_GONE, ("", topic, 0), [log_end])
+
+    def _forget_topic(self, topic: str) -> None:
+        for queue in [queue for queue in self._queues if queue[1] == topic]:
+            del self._queues[queue]
+
+    def sync(self) -> None:
+        """Wait until all changes are on disk; StoreFailed if they may not be. Any thread."""
+        self._journal.sync()
+
+    def close(self, *, rewrite: bool) -> None:
+        """Let go of the file; `rewrite` leaves only what is still out in it."""
+        self._wait()
+        if rewrite and not self._journal.empty:
+            self._rewrite()
+        self._journal.close()
+
+    def _wait(self) -> None:
+        if self._rewriting is not None:
+            self._rewriting.join()
+
+    def _change(self, kind: str, queue: GroupQueue, *rest: Any) -> None:
+        self._journal.append((kind, *queue, *rest))
+        self._apply(kind, queue, rest)
+        if self._journal.length >= self._rewrite_at:
+            # The change is safe in the journal; a rewrite that fails is tried again when as much has come in.
+            self._rewrite_at = self._journal.length + _REWRITE_BYTES
+            if self._rewriting is None or not self._rewriting.is_alive():
+                with contextlib.suppress(StoreError):
+                    self._journal.divert()
+                    self._rewriting = threading.Thread(target=self._settle, name="raymq-in-flight", daemon=True)
+                    self._rewriting.start()
+
+    def _apply(self, kind: str, queue: GroupQueue, rest: Iterable[Any]) -> None:
+        if kind == _DELIVERED:
+            next_offset, packed = rest
+            outstanding = self._queues.setdefault(queue, Outstanding(next_offset))
+            outstanding.next_offset = next_offset
+            for offset, *delivery in packed:
+                outstanding.deliveries[offset] = Delivery(*delivery)
+        elif kind == _DONE:
+            (offsets,) = rest
+            known = self._queues.get(queue)
+            if known is not None:  # it is gone where frames are heard again behind what they have led to
+                for offset in offsets:
+                    known.deliveries.pop(offset, None)
+                if not known.deliveries:
+                    del self._queues[queue]
+        elif kind == _FORGOTTEN:
+            self._queues.pop(queue, None)
+        elif kind == _TOPIC_GONE:
+            (log_end,) = rest
+            self._forget_topic(queue[1])
+            self._forgotten = (self._forgotten or {}) | {queue[1]: log_end}
+        elif kind == _KNOWN:
+            (told,) = rest
+            self._forgotten = dict(told)
+
+    def _settle(self) -> None:
+        with contextlib.suppress(StoreError):  # tried again when more has come in
+            self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.settle(self._entries()))
+
+    def _rewrite(self) -> None:
+        self._journal.divert()
+        self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.settle(self._entries()))
+
+    def _entries(self) -> Iterator[tuple[Any, ...]]:
+        """All that is out. Any thread: each copy of a table is one operation of the interpreter."""
+        yield _KNOWN, "", "", 0, self._forgotten
+        for queue, known in list(self._queues.items()):
+            next_offset, deliveries = known.next_offset, iter(known.deliveries.copy().items())
+            while chunk := list(islice(deliveries, _STEP_DELIVERIES)):
+                yield (_DELIVERED, *queue, next_offset, [[offset, *each] for offset, each in chunk])
+                time.sleep(0)

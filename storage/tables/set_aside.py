@@ -1,0 +1,170 @@
+"""Stored messages of which no copy could be made: which, for what, and why. One line of JSON each, for people too.
+
+The records stay where they are in the log until they expire; this names their places. `raymq/set_aside.jsonl` keeps
+the newest `KEPT` notes. A line that cannot be read is passed over, so that nothing in the file keeps a broker down.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from raymq.storage.errors import StoreError
+from raymq.storage.files import fileutil, json_file
+
+#: So many notes are kept; the file is rewritten when it has twice as many lines.
+KEPT: Final = 10_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One message that was set aside.
+
+    Attributes:
+        duty: what should have been made of it, such as "delay level" or "retry".
+        owner: for whom: a group, a level, a transaction; empty where there is nobody.
+        topic, queue_id, offset: its place in a queue; "" and -1 where only its place in the log is known.
+        physical_offset: its place in the log, -1 if even the queue's entry does not tell.
+        message_id: empty if it is not known.
+        reason: one sentence.
+        time_ms: when.
+    """
+
+    duty: str
+    owner: str
+    topic: str
+    queue_id: int
+    offset: int
+    physical_offset: int
+    message_id: str
+    reason: str
+    time_ms: int
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes two notes tell of one outcome."""
+        return self.duty, self.owner, self.topic, self.queue_id, self.offset, self.physical_offset
+
+    def __str__(self) -> str:
+        what = f"message {self.message_id}" if self.message_id else "a message"
+        where = f"{self.topic} queue {self.queue_id} offset {self.offset}, " if self.topic else ""
+        return f"{what} ({where}byte {self.physical_offset} of the log): {self.reason}"
+
+
+class SetAside:
+    """The notes of one store. Used by the store's writer; `sync` by any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there. StoreBusy, StoreFailed: it cannot be read now."""
+        self._path = path
+        self._notes: OrderedDict[tuple[Any, ...], Note] = OrderedDict()
+        #: How many there were by duty: those that are kept, and all since.
+        self.counts: Counter[str] = Counter()
+        self._lines = 0
+        self._torn = False
+        self._dirty = False
+        self._writing = threading.Lock()
+        self._load()
+
+    def notes(self) -> list[Note]:
+        """Those that are kept, oldest first."""
+        return list(self._notes.values())
+
+    def put(self, notes: Iterable[Note]) -> list[Note]:
+        """Keep notes; they survive the process when it returns.
+
+        Returns:
+            Those that were not known.
+
+        Raises:
+            StoreFull, StoreFailed: none of them is kept.
+        """
+        new = {note.key: note for note in notes if note.key not in self._notes}
+        if not new:
+            return []
+        with self._writing:
+            self._write(b"".join(map(_line, new.values())))
+            self._lines += len(new)
+            self._dirty = True
+        for note in new.values():
+            self._remember(note)
+        if self._lines > 2 * KEPT:
+            self._rewrite()
+        return list(new.values())
+
+    def sync(self) -> None:
+        """Make all notes survive the machine. StoreFailed. Any thread."""
+        with self._writing:
+            if self._dirty:
+                fd = fileutil.open_for_append(self._path)
+                try:
+                    fileutil.fdatasync(fd, self._path)
+                finally:
+                    fileutil.close(fd)
+                self._dirty = False
+
+    def _remember(self, note: Note) -> None:
+        self.counts[note.duty] += 1
+        self._notes[note.key] = note
+        while len(self._notes) > KEPT:
+            self._notes.popitem(last=False)
+
+    def _write(self, content: bytes) -> None:
+        fileutil.make_folder(self._path.parent)
+        fd = fileutil.open_for_append(self._path)
+        try:
+            fileutil.write_all(fd, b"\n" + content if self._torn else content, self._path)
+        except StoreError:
+            self._torn = True
+            raise
+        finally:
+            fileutil.close(fd)
+        self._torn = False
+
+    def _rewrite(self) -> None:
+        """Drop the oldest lines; if the disk does not let us, they go another time."""
+        with self._writing:
+            try:
+                fileutil.replace(self._path, b"".join(map(_line, self._notes.values())))
+            except StoreError as error:
+                _log.warning("old notes of set aside messages are not dropped yet: %s", error)
+            else:
+                self._lines, self._torn = len(self._notes), False
+
+    def _load(self) -> None:
+        try:
+            content = fileutil.read_whole(self._path)
+        except FileNotFoundError:
+            return
+        lines = content.split(b"\n")
+        self._torn = lines[-1] != b""
+        self._lines = len(lines)
+        for line in lines:
+            note = _read(line)
+            if note is not None:
+                self._remember(note)
+
+
+def _line(note: Note) -> bytes:
+    return json.dumps(asdict(note)).encode() + b"\n"
+
+
+def _read(line: bytes) -> Note | None:
+    try:
+        told = json.loads(line)
+        queue_id, offset, place, time_ms = [
+            int(told[name]) for name in ("queue_id", "offset", "physical_offset", "time_ms")
+        ]
+        duty, owner, topic, message_id, reason = [
+            str(told[name]) for name in ("duty", "owner", "topic", "message_id", "reason")
+        ]
+    except json_file.ANOTHER_FORM:
+        return None
+    return Note(duty, owner, topic, queue_id, offset, place, message_id, reason, time_ms)
