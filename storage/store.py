@@ -28,6 +28,7 @@ from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.ballast import Ballast
 from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.room import ROOM
 from raymq.storage.log.checking import Single
 from raymq.storage.log.checkpoint import TAKEN_BACK, Checkpoint, State
 from raymq.storage.log.confirm_point import ConfirmPoint
@@ -121,6 +122,7 @@ class Store:
 
     def _begin_writing(self) -> None:
         parts = self._parts
+        self._ballast = Ballast(parts.paths.ballast)
         try:
             failpoint("open.before_checkpoint")
             self._save_checkpoint()
@@ -128,8 +130,8 @@ class Store:
             self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_good:
                 parts.health.certify()
-            self._ballast = Ballast(parts.paths.ballast)
-            self._keep_ballast(Disk.of(self.directory))
+            if not ROOM.was_given(self.directory):  # else who opens may need it for longer
+                self._keep_ballast(Disk.of(self.directory))
             if self._ballast.is_there:  # else what is left of the disk is needed otherwise
                 parts.log.prepare_ahead(clean=self.config.flush == "sync")
             parts.ahead.start()
@@ -181,14 +183,10 @@ class Store:
         if read_only and not path.is_dir():
             raise InvalidInput("directory", "a store directory", str(path))
         arguments = path, config or StoreConfig(), read_only, now_ms, due_from_ms
-        try:
+        if read_only:
             return cls(*arguments)
-        except StoreBusy:
-            raise
-        except StoreFull:
-            # Only who is open can delete what has expired: what opening has to write has its place in the ballast.
-            if read_only or not Ballast(layout_of.Paths(path).ballast).release():
-                raise
+        # Only who is open can delete what has expired: what opening has to write has its place in the ballast.
+        with Ballast(layout_of.Paths(path).ballast).at_hand(path):
             return cls(*arguments)
 
     # ---- writing

@@ -69,6 +69,8 @@ from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.files import json_file
+from raymq.storage.files.ballast import Ballast
+from raymq.storage.paths import Paths
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import read_identity
 
@@ -198,6 +200,7 @@ class BrokerService:
             StoreLocked: another process owns the directory.
             OSError: the broker's port is taken.
             StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
+            StoreFull: the disk has no room for what a start writes, not even with the ballast's.
         """
         check_name("broker", spec.name, 127)
         # pyarrow's first conversion imports pandas where it is installed: half a second in which a broker that serves
@@ -205,24 +208,20 @@ class BrokerService:
         pa.array([0]).to_numpy()
         sql_filter.make_ready()
         directory = Path(spec.directory)
-        identity_file = directory / "raymq" / "broker.json"
-        port, epoch = read_identity(identity_file)
+        port, epoch = read_identity(directory / "raymq" / "broker.json")
         identity = _Identity(port, epoch + 1)
         bound = bind_broker(spec.host, identity.port)
         try:
             identity.port = int(bound[0].getsockname()[1])
-            config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
-            steady = SteadyClock()
-            store = Store.open(directory, config, due_from_ms=steady.next_ms)
-        except BaseException:
-            _close(bound)
-            raise
-        try:
-            json_file.save(
-                identity_file,
-                {"name": spec.name, "cluster": spec.cluster, "port": identity.port, "epoch": identity.epoch},
-            )
-            service = cls(spec, node_id, store, identity, steady)
+            # Retention makes room, but only in a broker that has started: what a start writes has its place there.
+            with Ballast(Paths(directory).ballast).at_hand(directory):
+                steady = SteadyClock()
+                store = cls._opened(spec, identity, steady)
+                try:
+                    service = cls(spec, node_id, store, identity, steady)
+                except BaseException:
+                    _abandon(store)
+                    raise
             try:
                 await service._listen(bound)
             except BaseException:
@@ -230,10 +229,24 @@ class BrokerService:
                     await service.stop()
                 raise
         except BaseException:
-            store.close()
             _close(bound)
             raise
         return service
+
+    @staticmethod
+    def _opened(spec: BrokerSpec, identity: _Identity, steady: SteadyClock) -> Store:
+        """The broker's open store, in which it stands who this is; raises as `start`."""
+        config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
+        store = Store.open(spec.directory, config, due_from_ms=steady.next_ms)
+        try:
+            json_file.save(
+                Path(spec.directory) / "raymq" / "broker.json",
+                {"name": spec.name, "cluster": spec.cluster, "port": identity.port, "epoch": identity.epoch},
+            )
+        except BaseException:
+            _abandon(store)
+            raise
+        return store
 
     async def stop(self) -> None:
         """A clean stop: leave the routes, close the socket, flush and close the store.
@@ -464,6 +477,12 @@ async def repeat(name: str, seconds: float, duty: Callable[[], Awaitable[None]])
         else:
             troubles.succeeded()
             wait = seconds
+
+
+def _abandon(store: Store) -> None:
+    """Close the store of a start that has failed, which tells what is in the way."""
+    with contextlib.suppress(StoreError):
+        store.close()
 
 
 def _close(sockets: list[socket.socket]) -> None:

@@ -24,6 +24,7 @@ from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull, 
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import file_calls
 from raymq.storage.files.descriptors import NONE_LEFT, RESERVE
+from raymq.storage.files.room import ROOM
 
 #: struct flock of a 64-bit Linux: type, whence, start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -114,12 +115,8 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
     if path.is_dir():
         return
     make_folder(path.parent, durable=durable)
-    try:
-        file_calls.current.make_folder(path)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise _not_done("make", path, error) from error
+    with contextlib.suppress(FileExistsError):
+        _with_room("make", path, lambda: file_calls.current.make_folder(path))
     if durable:
         sync_directory(path.parent)
 
@@ -241,18 +238,12 @@ def rename(source: Path, target: Path) -> None:
 
 
 def _rename(source: Path, target: Path) -> None:
-    try:
-        file_calls.current.rename(source, target)
-    except OSError as error:
-        raise _not_done("rename", source, error) from error
+    _with_room("rename", source, lambda: file_calls.current.rename(source, target))
 
 
 def move(source: Path, target: Path) -> None:
     """Rename a file or folder, for good once both folders are synced; StoreFull, StoreFailed: not done."""
-    try:
-        file_calls.current.rename(source, target)
-    except OSError as error:
-        raise _not_done("rename", source, error) from error
+    _with_room("rename", source, lambda: file_calls.current.rename(source, target))
 
 
 def unlink(path: Path) -> None:
@@ -292,11 +283,12 @@ def _remove(path: Path) -> None:
 def write_all(fd: int, content: bytes | memoryview, path: Path) -> None:
     """Write all of it; from then on it survives the process. StoreFull, StoreFailed: a part may be written."""
     view = memoryview(content)
-    try:
-        while view:
+    while view:
+        try:
             view = view[file_calls.current.write(fd, view) :]
-    except OSError as error:
-        raise _not_done("write", path, error) from error
+        except OSError as error:
+            if not ROOM.gives(error, path):
+                raise _not_done("write", path, error) from error
 
 
 def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> None:
@@ -315,10 +307,7 @@ def write_at(path: Path, size: int, at: int, content: bytes | memoryview) -> Non
 
 def truncate(fd: int, size: int, path: Path) -> None:
     """Cut or grow a file; StoreFull, StoreFailed if that could not be done."""
-    try:
-        file_calls.current.truncate(fd, size)
-    except OSError as error:
-        raise _not_done("resize", path, error) from error
+    _with_room("resize", path, lambda: file_calls.current.truncate(fd, size))
 
 
 def create_sparse(path: Path, size: int, *, reserved: bool = False) -> int:
@@ -347,10 +336,7 @@ def allocate(fd: int, start: int, length: int, path: Path) -> None:
         StoreFull: the disk or the quota has no room.
         StoreFailed: the disk fails.
     """
-    try:
-        file_calls.current.allocate(fd, start, length)
-    except OSError as error:
-        raise _not_done(f"allocate {length} bytes of", path, error) from error
+    _with_room(f"allocate {length} bytes of", path, lambda: file_calls.current.allocate(fd, start, length))
 
 
 def close(fd: int) -> None:
@@ -383,6 +369,8 @@ def attempt(action: str, path: Path, call: Callable[[], _T], *, reserved: bool) 
         except OSError as error:
             if reserved and error.errno in NONE_LEFT and RESERVE.give():
                 continue
+            if ROOM.gives(error, path):
+                continue
             raise _not_done(action, path, error) from error
         RESERVE.refill()
         return done
@@ -400,6 +388,20 @@ def map_file(fd: int, size: int, flags: int, path: Path, *, reserved: bool = Fal
 def duplicate(fd: int, path: Path) -> int:
     """Another descriptor of an open file; raises as `attempt`."""
     return attempt("open", path, lambda: file_calls.current.duplicate(fd), reserved=True)
+
+
+def _with_room(action: str, path: Path, call: Callable[[], None]) -> None:
+    """Do `call`, once more where it finds no room and some is given back; StoreFull, StoreFailed: not done."""
+    while True:
+        try:
+            call()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if ROOM.gives(error, path):
+                continue
+            raise _not_done(action, path, error) from error
+        return
 
 
 def _not_done(action: str, path: Path, error: OSError) -> StoreError:

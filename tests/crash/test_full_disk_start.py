@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,43 +12,17 @@ import pytest
 
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.ballast import BALLAST_BYTES
-from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.log.retention import Disk
 from raymq.storage.paths import Paths
 from raymq.storage.store import Store
+from tests.full_disk import FullDisk
 from tests.stored import SMALL, append, bodies, make_record
 
 pytestmark = pytest.mark.crash
 
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000, disk_refuse_ratio=1.0)
 LATER_MS = 10**13
-
-
-class FullDisk(FileCalls):
-    """Real calls on a disk of so many free bytes: what they take and give back is counted in blocks."""
-
-    def __init__(self, free_bytes: int) -> None:
-        self.free_bytes = free_bytes
-
-    def _take(self, fd: int, grow: int) -> None:
-        if grow > self.free_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.free_bytes -= grow
-
-    def write(self, fd: int, content: bytes | memoryview) -> int:
-        self._take(fd, max(4096, len(content)))
-        return super().write(fd, content)
-
-    def allocate(self, fd: int, start: int, length: int) -> None:
-        before = os.fstat(fd).st_blocks
-        if before * 512 < start + length:
-            self._take(fd, length)
-        super().allocate(fd, start, length)
-
-    def unlink(self, path: Path) -> None:
-        freed = os.stat(path).st_blocks * 512
-        super().unlink(path)
-        self.free_bytes += freed
 
 
 def killed(directory: Path, count: int = 400) -> None:

@@ -1,0 +1,36 @@
+"""A disk that has so many bytes left, as a store finds it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from raymq.storage.files.file_calls import FileCalls
+
+
+class FullDisk(FileCalls):
+    """Real calls on a disk of so many free bytes: what they take and give back is counted in blocks."""
+
+    def __init__(self, free_bytes: int) -> None:
+        self.free_bytes = free_bytes
+
+    def _take(self, fd: int, grow: int) -> None:
+        if grow > self.free_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.free_bytes -= grow
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        self._take(fd, max(4096, len(content)))
+        return super().write(fd, content)
+
+    def allocate(self, fd: int, start: int, length: int) -> None:
+        before = os.fstat(fd).st_blocks
+        if before * 512 < start + length:
+            self._take(fd, length)
+        super().allocate(fd, start, length)
+
+    def unlink(self, path: Path) -> None:
+        freed = os.stat(path).st_blocks * 512
+        super().unlink(path)
+        self.free_bytes += freed
