@@ -18,8 +18,8 @@ import ray
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
+from raymq.actors.routing import Routes
 from raymq.actors.sending.idempotent import IdempotentSender
-from raymq.actors.sending.routing import Routes
 from raymq.actors.sending.sender import Sent, Terms, make_sender
 from raymq.actors.sending.shared_batches import PooledSends
 from raymq.actors.supervision import Supervisor

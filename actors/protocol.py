@@ -17,6 +17,14 @@ PERM_WRITE = 2
 #: A topic that others are made after.
 PERM_INHERIT = 1
 MASTER_ID = 0
+#: Brokers tell name servers this often that they live.
+HEARTBEAT_SECONDS = 1.0
+#: A client is forgotten by its brokers so long after its last connection closed, unless it has come back.
+GRACE_SECONDS = 2.0
+#: A queue's lock lasts so long from the last time that it was asked for.
+LEASE_SECONDS = 60.0
+#: The delay level that sends a failed message to the dead letters at once.
+STRAIGHT_TO_DLQ = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)

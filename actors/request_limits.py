@@ -22,6 +22,8 @@ MAX_FETCHED: Final = 1_000
 MAX_LOCKED: Final = 5_000
 #: Dead letters that are sent to their group again: each is read, copied and stored, all copies with one append.
 MAX_REDRIVEN: Final = 1_000
+#: Deliveries that are acknowledged: a group that has so many messages of one queue out gets no new ones there.
+MAX_IN_FLIGHT: Final = 100_000
 
 
 def check_count(field: str, what: str, count: int, most: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self, TypeVar
 from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
-from raymq.actors.sending.routing import Routes
+from raymq.actors.routing import Routes
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.connection import ConnectionPool

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client.lazy_record import OneUndecoded, Undecoded
 from raymq.client.message import ReceivedMessage
 from raymq.storage.errors import StoreCorrupt

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from raymq.storage import paths as layout
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.files import fileutil, json_file
-from raymq.storage.log.dispatch import SCHEDULE_TOPIC
 from raymq.storage.paths import Paths
 from raymq.storage.tables.broker_identity import read_identity
 from raymq.storage.tables.group_config import GroupConfig, GroupConfigs

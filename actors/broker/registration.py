@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from raymq.actors.protocol import MASTER_ID, QueueData
-from raymq.actors.wire import route
+from raymq.actors.wire.commands import registration
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker, UnregisterBroker
@@ -94,14 +94,14 @@ class Registration:
                 await self._tell_all(peer)
                 return
             if told_version == version:
-                command = route.heartbeat_command(QueryDataVersion(*self._who), version)
+                command = registration.heartbeat_command(QueryDataVersion(*self._who), version)
             else:
                 header = RegisterBroker(*self._who, raymq_since=json.dumps(told_version.to_json()))
                 there = {name: data for name, data in changed.items() if data is not None}
                 deleted = [name for name, data in changed.items() if data is None]
                 command = await _encoded(header, version, there, deleted)
             answer = await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
-            if route.must_register(answer):
+            if registration.must_register(answer):
                 await self._tell_all(peer)
             else:
                 peer.told = version
@@ -119,14 +119,14 @@ class Registration:
 async def _encoded(
     header: RegisterBroker, version: DataVersion, topics: Mapping[str, QueueData], deleted: Collection[str] = ()
 ) -> Command:
-    """`route.register_command`; between two parts of many topics others have their turn."""
+    """`registration.register_command`; between two parts of many topics others have their turn."""
     names = iter(topics)
     parts: list[bytes] = []
     while chunk := list(islice(names, _STEP_TOPICS)):
-        parts.append(route.topics_json({name: topics[name] for name in chunk}))
+        parts.append(registration.topics_json({name: topics[name] for name in chunk}))
         if len(parts) > 1:
             await asyncio.sleep(0)
-    return route.register_command(header, version, parts, deleted)
+    return registration.register_command(header, version, parts, deleted)
 
 
 class _Peer:

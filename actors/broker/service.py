@@ -27,20 +27,13 @@ from raymq.actors.broker.core.appending.producer_history import ProducerHistory
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.core.duty_troubles import DutyTroubles
-from raymq.actors.broker.core.groups.clients import GRACE_SECONDS, GroupTable
+from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.loop_stops import PROBE_SECONDS
 from raymq.actors.broker.core.reading.arrivals import Arrivals
 from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.broker.group_commit import GroupCommit
-from raymq.actors.broker.registration import Registration
-from raymq.actors.filter import sql_filter
-from raymq.actors.names.table import HEARTBEAT_SECONDS
-from raymq.actors.naming import check_name
-from raymq.actors.ports import bind_broker
-from raymq.actors.protocol import MASTER_ID, BrokerInfo, BrokerSpec, Corruption, DueReport
-from raymq.actors.sending.routing import Routes
-from raymq.actors.wire import (
+from raymq.actors.broker.handlers import (
     admin,
     append,
     append_one,
@@ -59,6 +52,20 @@ from raymq.actors.wire import (
     send_back,
     staging,
 )
+from raymq.actors.broker.registration import Registration
+from raymq.actors.filter import sql_filter
+from raymq.actors.naming import check_name
+from raymq.actors.ports import bind_broker
+from raymq.actors.protocol import (
+    GRACE_SECONDS,
+    HEARTBEAT_SECONDS,
+    MASTER_ID,
+    BrokerInfo,
+    BrokerSpec,
+    Corruption,
+    DueReport,
+)
+from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import NotifyConsumerIdsChanged

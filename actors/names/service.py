@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from raymq.actors.names import configuration_handlers as kv
+from raymq.actors.names import route_handlers
 from raymq.actors.names.key_values import ORDER_TOPICS, KeyValues
 from raymq.actors.names.table import RouteTable
 from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.server_settings import Settings, truth
-from raymq.actors.wire import route
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server, ServerConnection
@@ -46,7 +46,7 @@ class NameServerService:
         )
         self._server = Server(
             {
-                **route.handlers(self.table, self._order_of),
+                **route_handlers.handlers(self.table, self._order_of),
                 **kv.handlers(self._entries, settings),
                 RequestCode.STATUS: self._who,
             },

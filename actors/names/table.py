@@ -11,12 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from raymq.actors.errors import InvalidInput, ServerBusy, TopicNotFound
-from raymq.actors.protocol import PERM_WRITE, ClusterView, QueueData, TopicRoute
+from raymq.actors.protocol import HEARTBEAT_SECONDS, PERM_WRITE, ClusterView, QueueData, TopicRoute
 from raymq.storage.files.json_file import DataVersion
 
-#: Brokers say this often that they live,
-HEARTBEAT_SECONDS = 1.0
-#: and leave the routes after this long without: a dead broker leaves the routes in under 5 s,
+#: Brokers leave the routes after this long without a heartbeat: a dead broker leaves the routes in under 5 s,
 EXPIRY_SECONDS = 4.0
 #: and after this long if the connection that they registered on has closed as well.
 SUSPECT_SECONDS = 2.0

@@ -17,7 +17,7 @@ import numpy as np
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.routing import Routes
+from raymq.actors.routing import Routes
 from raymq.actors.sending.send_plan import SendPlan, try_seconds
 from raymq.actors.sending.sender import Sender, Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool

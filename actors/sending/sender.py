@@ -25,10 +25,10 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
+from raymq.actors.routing import Routes
 from raymq.actors.sending.isolation import Outcome, make_isolation
 from raymq.actors.sending.isolation.shared import Shared
 from raymq.actors.sending.probing import Prober
-from raymq.actors.sending.routing import Routes
 from raymq.actors.sending.selection import QueuePicker
 from raymq.actors.sending.send_plan import (
     SendPlan,
@@ -38,8 +38,8 @@ from raymq.actors.sending.send_plan import (
     never_arrived,
 )
 from raymq.actors.sending.topic_creation import make_topic
-from raymq.actors.wire.append import append_command, read_appended
-from raymq.actors.wire.append_one import read_place
+from raymq.actors.wire.commands.append import append_command, read_appended
+from raymq.actors.wire.commands.append_one import read_place
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.storage.records.java_hash import java_hash

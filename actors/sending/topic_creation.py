@@ -7,7 +7,7 @@ import asyncio
 from raymq.actors.errors import BrokerUnavailable, TopicExists, TopicNotFound
 from raymq.actors.naming import AUTO_CREATE_TOPIC, AUTO_CREATED_QUEUES
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.sending.routing import Routes
+from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.headers.admin import UpdateAndCreateTopic
 

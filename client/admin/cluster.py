@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import BrokerInfo
-from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire.commands import admin as wire_admin
 from raymq.actors.wire.told import number_in
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking

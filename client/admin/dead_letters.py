@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Self
 from uuid import uuid4
 
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.errors import InvalidInput, TopicNotFound
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.naming import dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
-from raymq.actors.wire.dead_letters import read_redriven, redrive_command
+from raymq.actors.wire.commands.dead_letters import read_redriven, redrive_command
 from raymq.client import arguments
 from raymq.client.admin.groups import check_exists
 from raymq.client.connection import Connection

@@ -8,9 +8,9 @@ from functools import partial
 from raymq.actors.errors import BrokerUnavailable, GroupNotFound
 from raymq.actors.naming import check_group, check_topic
 from raymq.actors.protocol import MessageQueue, TopicRoute
-from raymq.actors.wire import admin as wire_admin
-from raymq.actors.wire import group as wire_group
-from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.commands import admin as wire_admin
+from raymq.actors.wire.commands import group as wire_group
+from raymq.actors.wire.commands import query as wire_query
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
 from raymq.client.connection import Connection

@@ -6,7 +6,7 @@ from functools import partial
 
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.naming import check_topic
-from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.commands import query as wire_query
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage

@@ -7,7 +7,7 @@ from functools import partial
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import MAX_QUEUES, check_sendable, check_topic, is_system_topic, reply_topic
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, MessageQueue
-from raymq.actors.wire import admin as wire_admin
+from raymq.actors.wire.commands import admin as wire_admin
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import staging as wire_staging
+from raymq.actors.wire.commands import staging as wire_staging
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
 from raymq.client.requests.fetching import address_of, patiently

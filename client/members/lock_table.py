@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
-from raymq.actors.broker.core.groups.locks import LEASE_SECONDS
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import GRACE_SECONDS, LEASE_SECONDS, MessageQueue
 
 #: A lock may be used for so long from before it was asked for. The rest of the grace is for a call that has just begun.
 TRUST_SECONDS: Final = 0.75 * GRACE_SECONDS

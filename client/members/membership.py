@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import group as wire_group
+from raymq.actors.wire.commands import group as wire_group
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.client.connection import Connection
 

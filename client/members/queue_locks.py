@@ -15,7 +15,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_LOCKED
 from raymq.actors.supervision import is_meant
-from raymq.actors.wire import lock as wire_lock
+from raymq.actors.wire.commands import lock as wire_lock
 from raymq.client.connection import Connection
 from raymq.client.members.lock_table import Grant, LockTable
 from raymq.client.requests.fetching import address_among

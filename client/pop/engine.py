@@ -29,7 +29,8 @@ from raymq.actors.errors import (
 )
 from raymq.actors.naming import retry_topic
 from raymq.actors.supervision import Supervisor, is_meant
-from raymq.actors.wire.batch_ack import STALE, batch_ack_command
+from raymq.actors.wire.commands.batch_ack import STALE, batch_ack_command
+from raymq.actors.wire.commands.pop import MAX_MESSAGES, read_handles
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
     ANY_QUEUE,
@@ -40,7 +41,6 @@ from raymq.actors.wire.headers.pop import (
     Notification,
     PopMessage,
 )
-from raymq.actors.wire.pop import MAX_MESSAGES, read_handles
 from raymq.actors.wire.told import number_in
 from raymq.client.connection import Connection
 from raymq.client.members.membership import Membership

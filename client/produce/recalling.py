@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from raymq.actors.errors import NotRecallable
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
-from raymq.actors.wire.recall import read_recalled, recall_command
+from raymq.actors.wire.commands.recall import read_recalled, recall_command
 from raymq.client.connection import Connection
 from raymq.client.requests.fetching import address_of, patiently
 from raymq.client.results import SendResult

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable
 
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.errors import (
     BrokerUnavailable,
     InvalidInput,
@@ -19,22 +18,21 @@ from raymq.actors.errors import (
     OffsetReset,
     QueueNotFound,
 )
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import admin as wire_admin
-from raymq.actors.wire import group as wire_group
-from raymq.actors.wire import offset as wire_offset
-from raymq.actors.wire import query as wire_query
-from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.commands import admin as wire_admin
+from raymq.actors.wire.commands import group as wire_group
+from raymq.actors.wire.commands import offset as wire_offset
+from raymq.actors.wire.commands import query as wire_query
+from raymq.actors.wire.commands.fetch import Fetched
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
 from raymq.client import arguments
 from raymq.client.connection import Connection
-from raymq.client.requests.fetching import address_of, fetch, patiently
+from raymq.client.requests.fetching import ANSWER_BYTES, address_of, fetch, patiently
 from raymq.client.requests.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds
 
-#: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
-ANSWER_BYTES = 4 * 1024 * 1024
 #: What a small request may take.
 CONTROL_SECONDS = 5.0
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from raymq.actors.errors import BrokerUnavailable, OffsetReset, Timeout
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection

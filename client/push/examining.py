@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Supervisor
-from raymq.actors.wire.pull import MAX_ANSWER_BYTES
+from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
 from raymq.client.connection import Connection
 from raymq.client.push.fetching import Fetching
 from raymq.client.push.process_queue import ProcessQueue

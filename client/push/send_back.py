@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 
 from raymq.actors.backoff import Backoff
-from raymq.actors.broker.core.redelivery.retry import STRAIGHT_TO_DLQ
 from raymq.actors.errors import (
     BrokerUnavailable,
     InvalidInput,
@@ -19,9 +18,9 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.naming import retry_topic
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import STRAIGHT_TO_DLQ, MessageQueue
+from raymq.actors.wire.commands.send_back import SET_ASIDE, send_back_command
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.send_back import SET_ASIDE, send_back_command
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.requests.fetching import address_of

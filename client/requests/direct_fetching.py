@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.channel import Channel
-from raymq.actors.wire.fetch import Fetched, fetch_command, read_epoch, read_fetched
+from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched
 from raymq.client.connection import Connection
-from raymq.client.pull.engine import ANSWER_BYTES
-from raymq.client.requests.fetching import ANSWER_SECONDS
+from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS
 from raymq.client.requests.read_ahead import MOST_QUEUES
 
 

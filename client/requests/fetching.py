@@ -12,10 +12,10 @@ from typing import TypeVar
 import pyarrow as pa
 
 from raymq.actors.backoff import Backoff
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched, fetch_command, read_epoch, read_fetched, read_one
+from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched, read_one
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.task_connection import OwnConnection
@@ -26,6 +26,8 @@ from raymq.storage.records.table import tables_from_records
 CHUNK_BYTES = 8 * 1024 * 1024
 #: How long an unreachable broker is asked again before a read gives up: a restart takes 2 s.
 PATIENCE_SECONDS = 30.0
+#: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
+ANSWER_BYTES = 4 * 1024 * 1024
 #: What an answer may take beyond the time for which the request may be parked.
 ANSWER_SECONDS = 10.0
 

@@ -9,8 +9,8 @@ import enum
 
 from raymq.actors.errors import MessageNotFound
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire import offset as wire_offset
-from raymq.actors.wire import query as wire_query
+from raymq.actors.wire.commands import offset as wire_offset
+from raymq.actors.wire.commands import query as wire_query
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.requests.fetching import address_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.commands.fetch import Fetched
 
 #: So many queues' answers are held at most, the latest ones; each is as large as a fetch may be.
 MOST_QUEUES = 4

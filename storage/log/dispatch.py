@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
@@ -32,7 +32,6 @@ from raymq.storage.records.batch import TOPIC_PATTERN, Batch
 from raymq.storage.records.byte_rows import Int64s
 from raymq.storage.records.index_inputs import Derived
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 _QUEUE_FOLDER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 

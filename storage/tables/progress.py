@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import msgpack
 
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil, json_file
-from raymq.storage.log.dispatch import SCHEDULE_TOPIC
 from raymq.storage.tables.offset_tables import read_consumers, read_delays
 from raymq.storage.tables.remains import EVERYTHING, Remains
 

@@ -12,16 +12,17 @@ import pytest
 
 from raymq.actors.broker.core.appending import producer_history
 from raymq.actors.broker.core.delay.timers import TIMER_TOPIC
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, ServerBusy, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import admin, faults, fetch
+from raymq.actors.wire import faults
 from raymq.actors.wire import fixed_frame as bare
-from raymq.actors.wire.append import append_command, read_appended
-from raymq.actors.wire.append_one import read_place
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands import admin, fetch
+from raymq.actors.wire.commands.append import append_command, read_appended
+from raymq.actors.wire.commands.append_one import read_place
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.client import Message
 from raymq.client.errors import RayMQError

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, OffsetReset, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.filter.subscription import Subscription
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import admin, append, faults, fetch, group, offset
+from raymq.actors.wire import faults
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands import admin, append, fetch, group, offset
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.memory_door import PARK_SECONDS

@@ -12,19 +12,20 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker import service as broker_service
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import InvalidInput, MessageNotFound, OffsetOutOfRange, RayMQError, StoreFailed, WriteUnknown
 from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import BrokerSpec, SendStatus
-from raymq.actors.wire import admin, append, faults, fetch, group, offset, query
+from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands import admin, append, fetch, group, offset, query
+from raymq.actors.wire.commands.send_back import send_back_command
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import QueryConsumerOffset
 from raymq.actors.wire.headers.pop import PopMessage
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.headers.send import SendMessageV2
-from raymq.actors.wire.send_back import send_back_command
 from raymq.client import Message
 from raymq.storage.files.file_calls import replaced
 from tests.doors import Door, InvokeDoor, SocketDoor

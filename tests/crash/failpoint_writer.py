@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from raymq.storage.config import StoreConfig
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.log.dispatch import SCHEDULE_TOPIC
 from raymq.storage.records import compiled
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store

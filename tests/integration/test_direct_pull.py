@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from raymq.actors import routing
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending import routing
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, BrokerUnavailable, Connection, InvalidInput, Producer, PullConsumer, TopicNotFound

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
+from raymq.actors.protocol import GRACE_SECONDS
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.lock import lock_command, read_locked, unlock_command
+from raymq.actors.wire.commands.query import read_records
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import (
     GetConsumerListByGroup,
@@ -26,8 +28,6 @@ from raymq.actors.wire.headers.pull import (
     PullMessage,
 )
 from raymq.actors.wire.headers.query import GetMaxOffset
-from raymq.actors.wire.lock import lock_command, read_locked, unlock_command
-from raymq.actors.wire.query import read_records
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from tests.integration.conftest import Services
 from tests.integration.foreign import Foreign

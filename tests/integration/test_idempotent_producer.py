@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raymq.actors.protocol import TopicRoute
-from raymq.actors.sending.routing import Routes
+from raymq.actors.routing import Routes
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer

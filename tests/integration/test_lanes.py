@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.event_loop import EventLoopThread
-from raymq.actors.wire import admin, append, fetch
+from raymq.actors.filter.wanted import Wanted
+from raymq.actors.wire.commands import admin, append, fetch
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message

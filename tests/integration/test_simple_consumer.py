@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.wire.batch_ack import batch_ack_command
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.batch_ack import batch_ack_command
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import Notification, PopMessage
 from raymq.client import (

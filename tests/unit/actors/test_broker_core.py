@@ -12,7 +12,7 @@ import pytest
 
 from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.actors.broker.core.delay.schedule import DELIVERED_FROM
-from raymq.actors.broker.core.reading.fetching import Fetch, Wanted
+from raymq.actors.broker.core.reading.fetching import Fetch
 from raymq.actors.errors import (
     InvalidInput,
     PermissionDenied,
@@ -20,6 +20,7 @@ from raymq.actors.errors import (
     TopicExists,
     TopicNotFound,
 )
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
 from raymq.storage.errors import StoreFull

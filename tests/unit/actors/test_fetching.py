@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Fetch, Part, Wanted
+from raymq.actors.broker.core.reading.fetching import Fetch, Part
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, TopicNotFound
 from raymq.actors.filter.subscription import TAG, filter_of
+from raymq.actors.filter.wanted import Wanted
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Fetch, Wanted
+from raymq.actors.broker.core.reading.fetching import Fetch
 from raymq.actors.broker.core.reading.pulling import PullStatus, pull
 from raymq.actors.errors import OffsetReset
+from raymq.actors.filter.wanted import Wanted
 from raymq.client import Message
 from tests.machine import Machine
 from tests.unit.actors.bench import Bench

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.broker.core.groups.clients import GRACE_SECONDS, SILENCE_SECONDS, Consumer, GroupTable
+from raymq.actors.broker.core.groups.clients import SILENCE_SECONDS, Consumer, GroupTable
 from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
 from raymq.actors.filter.subscription import Subscription
+from raymq.actors.protocol import GRACE_SECONDS
 from tests.unit.actors.clock import FakeClock
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.broker.core.groups.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.broker.core.groups.locks import QueueLocks
 from raymq.actors.errors import ServerBusy
+from raymq.actors.protocol import LEASE_SECONDS
 from tests.unit.actors.clock import FakeClock
 
 Q0, Q1, Q2 = ("t", 0), ("t", 1), ("t", 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.broker.core.groups import offsets as offset_rules
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
 from raymq.actors.errors import (
     GroupNotFound,
@@ -17,6 +16,7 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.filter.subscription import filter_of
+from raymq.actors.filter.wanted import Wanted
 from raymq.client import Message
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench

@@ -10,16 +10,10 @@ import pytest
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
-from raymq.actors.sending.routing import Routes
+from raymq.actors.routing import Routes
 from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.commands.route import MAX_ROUTE_BROKERS, MAX_ROUTE_QUEUES, read_route, read_topics, read_view
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.route_answers import (
-    MAX_ROUTE_BROKERS,
-    MAX_ROUTE_QUEUES,
-    read_route,
-    read_topics,
-    read_view,
-)
 
 ABSENT = object()
 QUEUES = {"brokerName": "broker-a", "readQueueNums": 4, "writeQueueNums": 2, "perm": 6, "topicSysFlag": 0}

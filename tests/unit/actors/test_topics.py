@@ -13,7 +13,7 @@ import pytest
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.broker.core.pop.request import PopRequest
-from raymq.actors.broker.core.reading.fetching import Fetch, Wanted
+from raymq.actors.broker.core.reading.fetching import Fetch
 from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.broker.core.topics import TopicChange
 from raymq.actors.errors import (
@@ -24,6 +24,7 @@ from raymq.actors.errors import (
     TopicNotFound,
     UnknownAttribute,
 )
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
 from raymq.client import Message
 from raymq.storage.errors import StoreFull

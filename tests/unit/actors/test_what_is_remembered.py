@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from raymq.actors import routing
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound
 from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
-from raymq.actors.sending import routing
-from raymq.actors.sending.routing import Routes
+from raymq.actors.routing import Routes
 from raymq.actors.sending.sender import MOST_LEFT, Terms, make_sender
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import MOST_PEERS, ConnectionPool

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client.kept_bodies import MOST_KEPT_BYTES, OVERHEAD_BYTES, KeptBodies, kept_bodies
 from raymq.client.message import ReceivedMessage
 from raymq.client.pull.pull_consumer import _table

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
-from raymq.actors.broker.core.groups.locks import LEASE_SECONDS, QueueLocks
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.broker.core.groups.locks import QueueLocks
+from raymq.actors.protocol import GRACE_SECONDS, LEASE_SECONDS, MessageQueue
 from raymq.client.members.lock_table import BUSY_RENEW_SECONDS, IDLE_RENEW_SECONDS, TRUST_SECONDS, Grant, LockTable
 from tests.unit.actors.clock import FakeClock
 

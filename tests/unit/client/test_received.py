@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.fetch import Fetched
+from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client.message import Message, ReceivedMessage
 from raymq.client.received import FEW_RECORDS, received
 from raymq.storage.errors import StoreCorrupt

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, SubscriptionMismatch
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.naming import retry_topic
+from raymq.actors.protocol import GRACE_SECONDS
 
-GRACE_SECONDS = 2.0
 SILENCE_SECONDS = 120.0
 #: What those who connect may make up: client ids of one connection, and of all;
 MOST_IDS_OF_A_CONNECTION = 10_000

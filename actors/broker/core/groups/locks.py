@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from raymq.actors.errors import ServerBusy
+from raymq.actors.protocol import LEASE_SECONDS
 
-LEASE_SECONDS = 60.0
 #: So many locks are held at a time.
 MOST_LOCKS = 200_000
 _LOOK_SECONDS = 1.0

@@ -26,6 +26,7 @@ from raymq.actors.broker.core.pop.request import Popped, PoppedQueue, PopRequest
 from raymq.actors.broker.core.reading.filtered_reading import Scan
 from raymq.actors.broker.core.redelivery import retry
 from raymq.actors.naming import dlq_topic
+from raymq.actors.request_limits import MAX_IN_FLIGHT
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record
@@ -33,8 +34,6 @@ from raymq.storage.store import Store
 from raymq.storage.tables.in_flight import NEVER, Delivery, GroupQueue, Outstanding
 
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
-#: A group that has so many messages of one queue out gets no new ones there.
-MAX_IN_FLIGHT: Final = 100_000
 #: How many dead messages of a queue one sweep moves, so that it never holds the loop for long.
 _DEAD_PER_SWEEP: Final = 200
 #: How many messages that cannot be read one pop passes over in a queue, for the same reason.

@@ -15,37 +15,14 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.reading.filtered_reading import Scan, read_filtered
 from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, PermissionDenied, QueueNotFound, RayMQError
-from raymq.actors.filter.sql_filter import SqlFilter
 from raymq.actors.filter.subscription import Filter
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import PERM_READ
 
 #: A fetch that met so many queues that cannot be read is answered with these.
 MAX_ERRORS: Final = 100
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One queue of a fetch: from `offset` on, only what has a tags code of these (None: all) and passes `sql`.
-
-    `epoch` is the recovery epoch that what lies before `offset` was read under: 0 if the client has not learnt one yet,
-    None if it does not care. `incarnation` is that of the topic in which `offset` was meant, None for the one that is
-    there.
-    """
-
-    topic: str
-    queue_id: int
-    offset: int
-    tags_codes: frozenset[int] | None = None
-    sql: SqlFilter | None = None
-    epoch: int | None = None
-    incarnation: int | None = None
-
-    @property
-    def filter(self) -> Filter:
-        """What is wanted of the queue."""
-        return Filter(self.tags_codes, self.sql)
 
 
 @dataclass(slots=True)

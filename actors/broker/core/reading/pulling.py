@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.broker.core.reading.filtered_reading import read_filtered
 from raymq.actors.errors import OffsetOutOfRange, PermissionDenied, QueueNotFound
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import PERM_READ
 from raymq.storage.log.lease import Lease
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 #: The first retry waits level 3 (10 s in the default table), the next level 4, ...
 FIRST_RETRY_LEVEL = 3
-STRAIGHT_TO_DLQ = -1
 #: A higher number is no count: it is what a sender made up, or a damaged byte.
 MOST_RECONSUME_TIMES = 1 << 30
 

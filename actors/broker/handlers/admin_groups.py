@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.admin_topics import AT_ONCE, MAX_LISTED
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
-from raymq.actors.wire.admin_topics import AT_ONCE, MAX_LISTED
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import (

@@ -9,26 +9,10 @@ from raymq.actors.broker.core.redelivery.retry import Aside, Dead
 from raymq.actors.errors import WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.send_back import SET_ASIDE
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
 from raymq.actors.wire.server import Handler, ServerConnection
-
-#: Ours, in the answer: why nothing can be made of the message any more. A foreign client goes on, as after a retry.
-SET_ASIDE = "raymqSetAside"
-
-
-def send_back_command(
-    group: str, topic: str, physical_offset: int, message_id: str, delay_level: int, max_reconsume_times: int | None
-) -> Command:
-    """The message at `physical_offset` failed."""
-    return ConsumerSendMsgBack(
-        offset=physical_offset,
-        group=group,
-        delay_level=delay_level,
-        origin_msg_id=message_id,
-        origin_topic=topic,
-        max_reconsume_times=max_reconsume_times,
-    ).command()
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

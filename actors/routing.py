@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
 from raymq.actors.protocol import ClusterView, MessageQueue, TopicRoute
-from raymq.actors.wire import route_answers
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands import route as route_answers
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.storage.clock import boottime

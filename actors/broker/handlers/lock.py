@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.group import greet
 from raymq.actors.errors import InvalidInput
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_LOCKED, check_count
-from raymq.actors.wire import told
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.group import greet
 from raymq.actors.wire.json_body import answer, queue_object, read_object
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps, stepwise
@@ -25,29 +23,6 @@ from raymq.storage.steps import Steps, mapped
 _AT_ONCE = 500
 #: Of as many queues as may be named, and of some more, so that these are told so.
 _MAX_VALUES = 5 * MAX_LOCKED
-
-
-def lock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -> Command:
-    """LOCK_BATCH_MQ: take or renew the locks of queues of one broker."""
-    return Command(RequestCode.LOCK_BATCH_MQ, body=_body(client_id, group, queues, raymqTerms=True))
-
-
-def unlock_command(client_id: str, group: str, queues: Iterable[MessageQueue]) -> Command:
-    """UNLOCK_BATCH_MQ: give locks back."""
-    return Command(RequestCode.UNLOCK_BATCH_MQ, body=_body(client_id, group, queues))
-
-
-@told.reader
-def read_locked(answer: Command) -> list[MessageQueue]:
-    """The queues that an answer to LOCK_BATCH_MQ says are held; ProtocolError."""
-    return told.listed(told.told_in(answer)["lockOKMQSet"], told.queue_of)
-
-
-@told.reader
-def read_terms(answer: Command) -> dict[MessageQueue, int]:
-    """As `read_locked`, with the term of each lock: see `raymq.actors.broker.core.groups.locks`."""
-    terms = told.listed(told.told_in(answer)["raymqTerms"], told.number)
-    return dict(zip(read_locked(answer), terms, strict=True))
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -94,12 +69,6 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {RequestCode.LOCK_BATCH_MQ: in_steps(lock), RequestCode.UNLOCK_BATCH_MQ: in_steps(unlock)}
-
-
-def _body(client_id: str, group: str, queues: Iterable[MessageQueue], **ours: bool) -> bytes:
-    named = [queue_object(queue) for queue in queues]
-    body = {"clientId": client_id, "consumerGroup": group, "mqSet": named, "onlyThisBroker": False, **ours}
-    return json.dumps(body).encode()
 
 
 def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue]]]:

@@ -9,9 +9,9 @@ from typing import Any
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.clients import Client, Membership
 from raymq.actors.broker.core.runtime_figures import VERSION
+from raymq.actors.broker.handlers.admin_offsets import subscription_object
 from raymq.actors.errors import ConsumerNotOnline, GroupNotFound, InvalidInput, ProtocolError, Timeout
 from raymq.actors.wire import json_body
-from raymq.actors.wire.admin_offsets import subscription_object
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import (

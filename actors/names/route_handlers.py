@@ -1,9 +1,9 @@
-"""Routes: how brokers register with a name server (both directions), and how it answers clients."""
+"""Routes: what a name server does with brokers' registrations, and how it answers clients."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
@@ -12,6 +12,7 @@ from raymq.actors.naming import check_topic
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.route import MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Command
 from raymq.actors.wire.headers.route import (
     AddWritePermission,
@@ -24,7 +25,6 @@ from raymq.actors.wire.headers.route import (
     WipeWritePermission,
 )
 from raymq.actors.wire.json_steps import reading_object
-from raymq.actors.wire.route_answers import MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.files.json_file import DataVersion
@@ -36,46 +36,6 @@ _MAX_REGISTERED_VALUES = 600_000
 _TABLE_DEPTH = 3
 #: Of so many topics is read before others have their turn.
 _TOPICS_AT_ONCE = 200
-
-
-def topics_json(topics: Mapping[str, QueueData]) -> bytes:
-    """Some topics of a broker, for `register_command`."""
-    table = {
-        name: {
-            "topicName": name,
-            "readQueueNums": data.read_queues,
-            "writeQueueNums": data.write_queues,
-            "perm": data.perm,
-        }
-        for name, data in topics.items()
-    }
-    return json.dumps(table, separators=(",", ":")).encode()
-
-
-def register_command(
-    header: RegisterBroker, version: DataVersion, topics: Iterable[bytes], deleted: Collection[str] = ()
-) -> Command:
-    """REGISTER_BROKER with all topics of a broker, or what became of them since the header's `raymq_since`.
-
-    Args:
-        topics: each a part of them, from `topics_json`.
-    """
-    table = b",".join([part[1:-1] for part in topics if part != b"{}"])
-    body = (
-        b'{"topicConfigSerializeWrapper":{"dataVersion":%b,"topicConfigTable":{%b}},"filterServerList":[],'
-        b'"raymqDeleted":%b}'
-    ) % (json.dumps(version.to_json()).encode(), table, json.dumps(sorted(deleted)).encode())
-    return header.command(body)
-
-
-def heartbeat_command(header: QueryDataVersion, version: DataVersion) -> Command:
-    """QUERY_DATA_VERSION: a broker lives, and has this version of its topics."""
-    return header.command(json.dumps(version.to_json()).encode())
-
-
-def must_register(answer: Command) -> bool:
-    """Whether a name server's answer to one of these two asks for all topics."""
-    return answer.fields.get("changed") == "true"
 
 
 def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:

@@ -14,12 +14,13 @@ from functools import partial
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.reading.fetching import Wanted
 from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
 from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound
 from raymq.actors.filter.subscription import ALL, TAG, Filter, Subscription
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MASTER_ID
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
@@ -27,8 +28,6 @@ from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.wakeups import Turns
 from raymq.storage.steps import Steps
 
-#: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: A pull is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
 

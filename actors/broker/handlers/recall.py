@@ -7,22 +7,10 @@ from raymq.actors.errors import InvalidInput, NotRecallable
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.frame import Command, Serialization
+from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.recall import RecallMessage
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
-from raymq.actors.wire.told import reader
-
-
-def recall_command(handle: str) -> Command:
-    """RECALL_TIMER (ours)."""
-    return Command(RequestCode.RECALL_TIMER, {"handle": handle}, serialization=Serialization.MSGPACK)
-
-
-@reader
-def read_recalled(answer: Command) -> RecallStatus:
-    """What became of the message, from the answer to RECALL_TIMER."""
-    return RecallStatus(answer.fields["status"])
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -1,39 +1,22 @@
-"""APPEND_ONE (ours): one record that its sender has made, as frequent and as quick as a request can be.
-
-The frame's body is the record, which itself says its topic and queue; the header has no fields. Everything else, such
-as delayed messages and batches, goes by APPEND_RECORDS. APPEND_ONE_SEQUENCED is that of idempotent producers: the
-record says, too, which of its producer it is. All come to the same core.
-"""
+"""APPEND_ONE (ours): the quick way of one record into the store; see `raymq.actors.wire.commands.append_one`."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending.admission import cause_of
-from raymq.actors.errors import ProtocolError, RayMQError
+from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.frame import Buffer, Command
+from raymq.actors.wire.commands.append_one import PLACE, STATUSES
+from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.storage.log.checking import Single
 from raymq.storage.log.writing import Stored
 
-#: An answer's body: the status' place in `_STATUSES`, queue offset, physical offset.
-_PLACE: Final = struct.Struct(">Bqq")
-_STATUSES: Final = tuple(SendStatus)
-_SEND_OK: Final = _STATUSES.index(SendStatus.SEND_OK)
-
-
-def read_place(body: Buffer) -> tuple[SendStatus, int, int]:
-    """Status, queue offset and physical offset in an answer's body; ProtocolError."""
-    try:
-        status, queue_offset, physical_offset = _PLACE.unpack(body)
-        return _STATUSES[status], queue_offset, physical_offset
-    except (struct.error, IndexError) as error:
-        raise ProtocolError(f"no place in the answer: {error}") from error
+_SEND_OK: Final = STATUSES.index(SendStatus.SEND_OK)
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
@@ -60,7 +43,7 @@ class _AppendOne:
             self._statistics.put(single.lane[0], 1, len(request.body))
 
             def answer(status: SendStatus) -> Command:
-                place = _PLACE.pack(_STATUSES.index(status), queue_offset, physical_offset)
+                place = PLACE.pack(STATUSES.index(status), queue_offset, physical_offset)
                 return request.response(ResponseCode.SUCCESS, body=place)
 
             return answer
@@ -74,7 +57,7 @@ class _AppendOne:
 
         def stored(queue_offset: int, physical_offset: int) -> None:
             polls.offer(single.lane, queue_offset, physical_offset, octets)
-            answer(_PLACE.pack(_SEND_OK, queue_offset, physical_offset))
+            answer(PLACE.pack(_SEND_OK, queue_offset, physical_offset))
 
         try:
             admission.enter(octets)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.broker.context import BrokerContext, integer, text
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Placed, SendStatus
 from raymq.actors.request_limits import MAX_MESSAGES, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Buffer, Command, Serialization
-from raymq.actors.wire.server import Handler, ServerConnection
 
 #: How numbers are written in fields.
 INT32: Final = np.dtype("<i4")
@@ -52,27 +49,8 @@ def read_appended(answer: Command) -> tuple[SendStatus, Placed]:
     )
 
 
-def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of this family."""
-    core = context.core
-
-    def append(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
-        topic, queue_id = text(request, "topic"), integer(request, "queue_id")
-        delayed = bool(request.fields.get("delayed"))
-        sizes = read_sizes(request)
-        append_ = core.append_sequenced if request.fields.get("sequenced") else core.append
-
-        def store() -> Callable[[SendStatus], Command]:
-            placed = append_(topic, queue_id, memoryview(request.body), sizes, delayed=delayed)
-            context.statistics.put(topic, len(sizes), len(request.body))
-            return lambda status: _appended(request, status, placed)
-
-        return context.append(len(request.body), store)
-
-    return {RequestCode.APPEND_RECORDS: append}
-
-
-def _appended(request: Command, status: SendStatus, placed: Placed) -> Command:
+def appended_answer(request: Command, status: SendStatus, placed: Placed) -> Command:
+    """What is answered to APPEND_RECORDS: where the records lie."""
     fields = {
         "status": status.value,
         "topic": placed.topic,

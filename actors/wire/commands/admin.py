@@ -1,12 +1,11 @@
-"""Administration: what our own client asks for, and the families of commands that brokers serve for it."""
+"""Administration: what our own client asks for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from raymq.actors.broker.context import BrokerContext
-from raymq.actors.protocol import BrokerInfo, MessageQueue
-from raymq.actors.wire import admin_broker, admin_clients, admin_groups, admin_offsets, admin_topics
+from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerInfo, MessageQueue
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.admin import (
@@ -18,9 +17,7 @@ from raymq.actors.wire.headers.admin import (
     UpdateAndCreateTopic,
 )
 from raymq.actors.wire.headers.route import DeleteTopicInNameServer
-from raymq.actors.wire.server import Handler
 from raymq.actors.wire.told import number, reader, table, text, told_in
-from raymq.storage.tables.topic_config import TopicConfig
 
 #: What a group has committed in a queue, the queue's end, and its owner; None where a broker does not know it.
 Progress = tuple[int | None, int, str | None]
@@ -37,14 +34,22 @@ def topic_config_command(topic: str) -> Command:
 
 
 @reader
-def read_topic_config(answer: Command) -> TopicConfig:
-    """The settings in an answer to GET_TOPIC_CONFIG; ProtocolError."""
+def read_topic_config(answer: Command) -> UpdateAndCreateTopic:
+    """The settings in an answer to GET_TOPIC_CONFIG, as the request that leaves the topic as it is; ProtocolError."""
     config = told_in(answer)
-    return TopicConfig.from_json(text(config["topicName"]), config)
+    return UpdateAndCreateTopic(
+        text(config["topicName"]),
+        number(config.get("readQueueNums", 16)),
+        number(config.get("writeQueueNums", 16)),
+        perm=number(config.get("perm", PERM_READ | PERM_WRITE)),
+        topic_filter_type=text(config.get("topicFilterType", "SINGLE_TAG")),
+        topic_sys_flag=number(config.get("topicSysFlag", 0)),
+        order=bool(config.get("order", False)),
+    )
 
 
 def update_topic_command(
-    known: TopicConfig,
+    known: UpdateAndCreateTopic,
     *,
     read_queues: int | None,
     write_queues: int | None,
@@ -52,14 +57,11 @@ def update_topic_command(
     ordered: bool | None,
 ) -> Command:
     """UPDATE_AND_CREATE_TOPIC; what is None stays as it is known."""
-    told = known.to_json()
-    return UpdateAndCreateTopic(
-        known.name,
-        known.read_queues if read_queues is None else read_queues,
-        known.write_queues if write_queues is None else write_queues,
+    return replace(
+        known,
+        read_queue_nums=known.read_queue_nums if read_queues is None else read_queues,
+        write_queue_nums=known.write_queue_nums if write_queues is None else write_queues,
         perm=known.perm if permission is None else permission,
-        topic_filter_type=told["topicFilterType"],
-        topic_sys_flag=told["topicSysFlag"],
         order=known.order if ordered is None else ordered,
     ).command()
 
@@ -141,9 +143,3 @@ def read_status(answer: Command) -> BrokerInfo:
     for field in ("replica", "epoch", "pid"):
         number(getattr(status, field), -1)
     return status
-
-
-def handlers(context: BrokerContext) -> dict[int, Handler]:
-    """What a broker serves of these families."""
-    families = (admin_topics, admin_groups, admin_offsets, admin_clients, admin_broker)
-    return {code: handler for family in families for code, handler in family.handlers(context).items()}

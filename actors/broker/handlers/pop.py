@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
@@ -14,8 +14,9 @@ from raymq.actors.errors import InvalidInput, PermissionDenied, StaleHandle
 from raymq.actors.filter.subscription import ALL, TAG, Filter, reading_filter
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import PERM_READ
-from raymq.actors.wire.batch_ack import STALE, BatchAck, read_batch_acks
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.batch_ack import STALE, BatchAck, read_batch_acks
+from raymq.actors.wire.commands.pop import MAX_MESSAGES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
     ANY_QUEUE,
@@ -30,11 +31,9 @@ from raymq.actors.wire.headers.pop import (
 )
 from raymq.actors.wire.server import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
-from raymq.actors.wire.told import reader
 from raymq.storage.steps import Steps
 
-#: One pop gives at most so many messages, whatever it asks for, and about so many bytes of them.
-MAX_MESSAGES = 1024
+#: One pop gives about so many bytes of messages at most, whatever it asks for.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: A pop is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
@@ -260,20 +259,3 @@ def _popped(
     context.statistics.get(header.consumer_group, header.topic, messages, sum(q.taken.size_bytes for q in queues))
     pieces = [piece for q in queues for piece in q.taken.pieces]
     return request.response(ResponseCode.SUCCESS, fields, remark="FOUND", pieces=pieces)
-
-
-@reader
-def read_handles(header: PopMessage, broker: str, answer: Command) -> Callable[[int, int], Handle]:
-    """From an answer to POP_MESSAGE: what makes the handle of a message from its queue id and offset."""
-    told = answer.fields
-    starts: dict[int, int] = {}
-    for part in told["startOffsetInfo"].split(";"):
-        _, queue_id, start = part.split(" ")
-        starts[int(queue_id)] = int(start)
-    pop_time_ms, invisible_ms = int(told["popTime"]), int(told["invisibleTime"])
-    revive_queue_id, retry = int(told["reviveQid"]), retry_mark(header.topic)
-
-    def handle(queue_id: int, offset: int) -> Handle:
-        return Handle(starts[queue_id], pop_time_ms, invisible_ms, revive_queue_id, retry, broker, queue_id, offset)
-
-    return handle

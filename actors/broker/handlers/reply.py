@@ -12,11 +12,11 @@ from collections.abc import Awaitable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.handlers.send import REGION, draft_of, refusal
 from raymq.actors.errors import BrokerUnavailable, MessageIllegal, RayMQError, StoreError
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.headers.send import PushReplyMessage, SendMessage, SendReplyMessage, SendReplyMessageV2
-from raymq.actors.wire.send import REGION, draft_of, refusal
 from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import decode_properties, encode_properties

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from raymq.actors.broker.core.pop.pop import MAX_IN_FLIGHT
 from raymq.actors.errors import InvalidInput
+from raymq.actors.request_limits import MAX_IN_FLIGHT
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
