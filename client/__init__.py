@@ -1,53 +1,60 @@
-"""RayMQ's client: what a program imports to send, receive and administrate."""
+"""RayMQ's client: what a program imports to send, receive and administrate.
+
+Each name is imported when it is first asked for, so that a program loads the clients that it uses and no other.
+"""
 
 from __future__ import annotations
 
-from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
-from raymq.client.admin.admin import Admin
-from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
-from raymq.client.connection import Connection
-from raymq.client.errors import (
-    Attempt,
-    BrokerUnavailable,
-    ClientClosed,
-    GroupNotFound,
-    InvalidInput,
-    MessageExpired,
-    MessageNotFound,
-    NotRecallable,
-    NotStored,
-    OffsetOutOfRange,
-    OutcomeUnknown,
-    PermissionDenied,
-    QueueNotFound,
-    RayMQError,
-    StoreCorrupt,
-    StoreLocked,
-    SubscriptionMismatch,
-    TopicExists,
-    TopicNotFound,
-    WorkFailed,
-)
-from raymq.client.health import Health, RunningCall, SetAside
-from raymq.client.members.subscription import Sql
-from raymq.client.message import Message, ReceivedMessage
-from raymq.client.pop.simple_consumer import SimpleConsumer
-from raymq.client.produce.producer import Producer
-from raymq.client.pull.pull_consumer import PullConsumer
-from raymq.client.push.consumer_settings import MessageModel
-from raymq.client.push.listener import ConsumeResult, Retry
-from raymq.client.push.push_consumer import PushConsumer
-from raymq.client.push.trace import TraceEvent, TraceState
-from raymq.client.requests.offsets import ConsumeFrom
-from raymq.client.results import (
-    ClusterInfo,
-    NameServerInfo,
-    QueueProgress,
-    QueueStats,
-    SchedulerInfo,
-    SendResult,
-    TableResult,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
+    from raymq.client.admin.admin import Admin
+    from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
+    from raymq.client.connection import Connection
+    from raymq.client.errors import (
+        Attempt,
+        BrokerUnavailable,
+        ClientClosed,
+        GroupNotFound,
+        InvalidInput,
+        MessageExpired,
+        MessageNotFound,
+        NotRecallable,
+        NotStored,
+        OffsetOutOfRange,
+        OutcomeUnknown,
+        PermissionDenied,
+        QueueNotFound,
+        RayMQError,
+        StoreCorrupt,
+        StoreLocked,
+        SubscriptionMismatch,
+        TopicExists,
+        TopicNotFound,
+        WorkFailed,
+    )
+    from raymq.client.health import Health, RunningCall, SetAside
+    from raymq.client.members.subscription import Sql
+    from raymq.client.message import Message, ReceivedMessage
+    from raymq.client.pop.simple_consumer import SimpleConsumer
+    from raymq.client.produce.producer import Producer
+    from raymq.client.pull.pull_consumer import PullConsumer
+    from raymq.client.push.consumer_settings import MessageModel
+    from raymq.client.push.listener import ConsumeResult, Retry
+    from raymq.client.push.push_consumer import PushConsumer
+    from raymq.client.push.trace import TraceEvent, TraceState
+    from raymq.client.requests.offsets import ConsumeFrom
+    from raymq.client.results import (
+        ClusterInfo,
+        NameServerInfo,
+        QueueProgress,
+        QueueStats,
+        SchedulerInfo,
+        SendResult,
+        TableResult,
+    )
 
 __all__ = [
     "Admin",
@@ -103,3 +110,89 @@ __all__ = [
     "TraceState",
     "WorkFailed",
 ]
+
+#: Which names come from which module: the same as the imports above, which only type checkers see.
+_NAMES = {
+    "raymq.actors.protocol": (
+        "BrokerInfo",
+        "Corruption",
+        "MessageQueue",
+        "RecallStatus",
+        "SendStatus",
+    ),
+    "raymq.client.admin.admin": ("Admin",),
+    "raymq.client.admin.dead_letters": (
+        "DeadMessage",
+        "RedriveResult",
+    ),
+    "raymq.client.connection": ("Connection",),
+    "raymq.client.errors": (
+        "Attempt",
+        "BrokerUnavailable",
+        "ClientClosed",
+        "GroupNotFound",
+        "InvalidInput",
+        "MessageExpired",
+        "MessageNotFound",
+        "NotRecallable",
+        "NotStored",
+        "OffsetOutOfRange",
+        "OutcomeUnknown",
+        "PermissionDenied",
+        "QueueNotFound",
+        "RayMQError",
+        "StoreCorrupt",
+        "StoreLocked",
+        "SubscriptionMismatch",
+        "TopicExists",
+        "TopicNotFound",
+        "WorkFailed",
+    ),
+    "raymq.client.health": (
+        "Health",
+        "RunningCall",
+        "SetAside",
+    ),
+    "raymq.client.members.subscription": ("Sql",),
+    "raymq.client.message": (
+        "Message",
+        "ReceivedMessage",
+    ),
+    "raymq.client.pop.simple_consumer": ("SimpleConsumer",),
+    "raymq.client.produce.producer": ("Producer",),
+    "raymq.client.pull.pull_consumer": ("PullConsumer",),
+    "raymq.client.push.consumer_settings": ("MessageModel",),
+    "raymq.client.push.listener": (
+        "ConsumeResult",
+        "Retry",
+    ),
+    "raymq.client.push.push_consumer": ("PushConsumer",),
+    "raymq.client.push.trace": (
+        "TraceEvent",
+        "TraceState",
+    ),
+    "raymq.client.requests.offsets": ("ConsumeFrom",),
+    "raymq.client.results": (
+        "ClusterInfo",
+        "NameServerInfo",
+        "QueueProgress",
+        "QueueStats",
+        "SchedulerInfo",
+        "SendResult",
+        "TableResult",
+    ),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now; from then on it is an ordinary attribute. Any thread."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
