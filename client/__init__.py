@@ -1,6 +1,19 @@
 """RayMQ's client: what a program imports to send, receive and administrate.
 
 Each name is imported when it is first asked for, so that a program loads the clients that it uses and no other.
+
+What is in it, in the order to read it:
+    connection: one loop, one socket per broker and the routes, for all clients of a process; message, results, errors.
+    produce, push, pull, pop, admin: one room for each kind of client; none of them knows another one.
+    requests: how brokers are asked and queues fetched; members: groups, their members, subscriptions and queue locks.
+    bulk: the door for Spark; task_connection: the connection of a Ray or Spark task.
+
+The way of a message:
+    produce.producer checks it, produce.encoding makes its record, and produce.batcher gathers those that lie together;
+    actors.sending chooses a queue, asks its broker to store them, and tries another one where that fails;
+    requests.fetching asks for what is new in a consumer's queues; received makes messages of the answer;
+    push.engine shares queues among a group's members, push.delivery calls the listener, in order where that is asked;
+    push.committing tells the broker how far all is done; what failed goes back by push.send_back.
 """
 
 from __future__ import annotations

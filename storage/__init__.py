@@ -1,1 +1,16 @@
-"""One broker's store: files, records, recovery. Knows no Ray, no network, no asyncio."""
+"""One broker's store: files, records, recovery. Knows no Ray, no network, no asyncio.
+
+What is in it, in the order to read it:
+    records: the bytes of one record and of many; no file and no clock.
+    files: mapped files and all calls of the operating system.
+    log: the commit log, the consume queues and the key index, how they are written, read, recovered and deleted.
+    tables: what is small and changes, as topics, groups and their progress; timers: messages for a chosen time.
+    store: the facade over all of them, which `assembly` puts together; config: its settings.
+
+The way of a message:
+    `Store.append` is given records that `records.record.encode` or its batch forms have made;
+    log.checking looks whether they are what they say, and log.writing copies them behind the end of the commit log.
+    log.dispatch then makes an entry of each in its consume queue, and in the key index if it has keys;
+    log.flush brings them onto the disk, and log.checkpoint notes how far that has come.
+    log.reading finds an offset's entry and gives the records as views of the log; log.retention deletes old files.
+"""

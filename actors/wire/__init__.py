@@ -1,1 +1,16 @@
-"""RocketMQ's remoting protocol: frames, connections, the server, and one file per family of commands. Knows no Ray."""
+"""RocketMQ's remoting protocol and nothing else. Knows no Ray, and neither brokers nor name servers nor senders.
+
+What is in it, in the order to read it:
+    frame, codes: one command as bytes; headers: the fields of each request, in RocketMQ's names.
+    commands: requests as values, one file per family: built by who asks, read by who answers, and their answers.
+    reader, writing: frames of a stream; connection: the asking end; channel: that of a thread which waits itself.
+    server: the answering end, with its limits (limits, room, unread); stepwise: long handlers in steps.
+    memory_door: commands that come without a socket; tls: encryption; faults: errors as answers and back.
+
+The way of a message:
+    a function of commands makes a Command of its values;
+    connection writes its frame, numbered by `opaque`, and keeps a future for the answer;
+    server's reader cuts the frame out of the stream and calls the handler of its code;
+    the handler's answer goes back with the same number, an error as the code and remark that faults gives it;
+    connection hands it to the future, and another function of commands reads it.
+"""
