@@ -116,7 +116,7 @@ def test_2000_parked_fetches_slow_no_append(own_broker: tuple[str, str, int], lo
 
 FLOOD = """
     import asyncio, sys
-    from raymq.actors.wire import append
+    from raymq.actors.wire.commands import append
     from raymq.actors.wire.connection import ConnectionPool
     from raymq.client import Message
     from tests.unit.actors.bench import encoded
@@ -178,9 +178,9 @@ def test_control_is_answered_while_appends_are_saturated(
 
 DYING = """
     import asyncio, json, sys
-    from raymq.actors.broker.core.reading.fetching import Wanted
+    from raymq.actors.filter.wanted import Wanted
     from raymq.actors.filter.subscription import Subscription
-    from raymq.actors.wire import fetch, group
+    from raymq.actors.wire.commands import fetch, group
     from raymq.actors.wire.codes import RequestCode
     from raymq.actors.wire.connection import ConnectionPool
     from raymq.actors.wire.frame import Command

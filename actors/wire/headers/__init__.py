@@ -1,4 +1,4 @@
-"""The headers of RocketMQ's commands, a file per family; `actors/wire/` serves them.
+"""The headers of RocketMQ's commands, a file per family; `commands` builds them, brokers and name servers serve them.
 
 `REQUESTS` is the table of all: a request's code and the dataclass of its fields. A command without fields has none.
 """
