@@ -57,9 +57,14 @@ def test_a_program_loads_what_it_uses_and_nothing_of_the_servers(program: str) -
 
 
 def test_all_clients_together_load_nothing_of_the_servers() -> None:
-    modules = loaded_by("from raymq.client import *\nfrom raymq.cluster import connect")
+    modules = loaded_by("from raymq.client import *")
     assert {"raymq.client.push.push_consumer", "raymq.client.admin.admin"} <= modules
     assert forbidden(modules) == set()
+
+
+def test_who_connects_to_a_cluster_reads_the_file_that_says_where_it_is_and_loads_nothing_else_of_servers() -> None:
+    modules = loaded_by("from raymq.cluster import connect")
+    assert {name.rpartition(".")[0] for name in forbidden(modules)} <= {"raymq.storage", "raymq.storage.files"}
 
 
 def test_every_public_name_is_the_one_of_its_module() -> None:

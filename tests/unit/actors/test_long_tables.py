@@ -13,15 +13,17 @@ import pytest
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.handlers import group
 from raymq.actors.errors import InvalidInput
+from raymq.actors.names import route_handlers
 from raymq.actors.names.table import LEARNING_SECONDS, RouteTable
 from raymq.actors.protocol import QueueData
-from raymq.actors.wire import group, route
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.registration import register_command, topics_json
+from raymq.actors.wire.commands.route import MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import HeartBeat
 from raymq.actors.wire.headers.route import RegisterBroker
-from raymq.actors.wire.route_answers import MAX_ROUTE_QUEUES
 from raymq.actors.wire.server import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
@@ -43,7 +45,7 @@ def name_server() -> tuple[RouteTable, Any]:
     clock = FakeClock()
     table = RouteTable(clock)
     clock.advance(LEARNING_SECONDS)
-    return table, route.handlers(table, lambda _: None)[RequestCode.REGISTER_BROKER]
+    return table, route_handlers.handlers(table, lambda _: None)[RequestCode.REGISTER_BROKER]
 
 
 def registration(**queues: Any) -> Command:
@@ -67,7 +69,7 @@ async def test_a_registration_of_many_topics_is_read_in_steps() -> None:
     """20,000 topics stopped a name server for 0.36 s."""
     table, register = name_server()
     topics = {f"t{n}": QueueData("broker-a", 4, 2) for n in range(20_000)}
-    request = route.register_command(WHO, DataVersion(1, 1), [route.topics_json(topics)])
+    request = register_command(WHO, DataVersion(1, 1), [topics_json(topics)])
     turns, answer = await done(register(CONNECTION, request))
     assert answer.fields["changed"] is False
     assert turns >= 100, "so many times others had their turn"
