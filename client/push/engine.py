@@ -18,7 +18,6 @@ from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Failure, Supervisor
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES, Fetched
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection

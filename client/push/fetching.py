@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable, Mapping
 
 from raymq.actors.backoff import Backoff
-from raymq.actors.filter.wanted import Wanted
 from raymq.actors.errors import RayMQError
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Supervisor
-from raymq.actors.wire.commands.fetch import Fetched
-from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
+from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES, Fetched
 from raymq.client.connection import Connection
 from raymq.client.members.subscription import SqlWanted, TagFilter
 from raymq.client.message import ReceivedMessage
