@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from raymq.actors.errors import ClientClosed
+from raymq.client.closing import Closing
 from raymq.client.connection import Connection
 
 _T = TypeVar("_T")
 
 
-class ClientBase:
+class ClientBase(Closing):
     """A context manager, for `with` and `async with`. What it does runs on the connection's event loop."""
 
     #: What `ClientClosed` calls it.
@@ -25,14 +26,6 @@ class ClientBase:
         self._closed = False
         #: We are a child process, and it was the parent that opened it.
         self._is_parents = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self

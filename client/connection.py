@@ -17,8 +17,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
@@ -30,6 +29,7 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
+from raymq.client.closing import Closing
 from raymq.client.forking import leave_to_parent
 from raymq.client.worker_end import call_at_worker_end
 
@@ -52,7 +52,7 @@ class Closable(Protocol):
         """Release everything; may be called twice."""
 
 
-class Connection:
+class Connection(Closing):
     """Thread-safe. Closes its clients, its sockets and its thread with `close()`, at the latest at the process's end,
     also where that is a worker of `multiprocessing` or of a `ProcessPoolExecutor`.
 
@@ -119,14 +119,6 @@ class Connection:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reconnect, (self.name_servers, self.namespace, self.tls)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         """Run a coroutine on the background loop and wait for it. Raises ClientClosed after `close()`."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from raymq.actors.protocol import Tls
+from raymq.client import Admin
+from raymq.cluster.output import print_rows
 
 if TYPE_CHECKING:
     from raymq.cluster.bootstrap import Cluster
+
+#: Rows of the same fields.
+Rows = Sequence[Mapping[str, Any]]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
@@ -37,3 +43,23 @@ class Finder:
     def connect(self) -> Cluster:
         """A connection; use it as a context manager."""
         return self.connect_with(self)
+
+
+def admin_rows(empty: str) -> Callable[[Callable[..., Rows]], Callable[..., None]]:
+    """For a command that asks the cluster: its function is given an `Admin` and returns rows, which are printed.
+
+    It has the option --json then; `empty` is said where there is no row.
+    """
+
+    def decorate(ask: Callable[..., Rows]) -> Callable[..., None]:
+        @json_option
+        @click.pass_obj
+        @wraps(ask)
+        def command(finder: Finder, /, *, as_json: bool, **arguments: Any) -> None:
+            with finder.connect() as mq, Admin(mq) as admin:
+                rows = ask(admin, **arguments)
+            print_rows(rows, as_json=as_json, empty=empty)
+
+        return command
+
+    return decorate

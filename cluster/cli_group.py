@@ -7,8 +7,7 @@ from datetime import datetime
 import click
 
 from raymq.client import Admin, MessageQueue
-from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import print_rows
+from raymq.cluster.cli_context import Rows, admin_rows
 
 _topic = click.argument("topic")
 _dry_run = click.option("--dry-run", is_flag=True, help="Say what would be gone to, and change nothing.")
@@ -38,24 +37,18 @@ def group_commands() -> None:
 
 
 @group_commands.command("list")
-@json_option
-@click.pass_obj
-def list_groups(finder: Finder, as_json: bool) -> None:
+@admin_rows("no group yet")
+def list_groups(admin: Admin) -> Rows:
     """The consumer groups of the cluster."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        rows = [{"group": group} for group in admin.groups()]
-    print_rows(rows, as_json=as_json, empty="no group yet")
+    return [{"group": group} for group in admin.groups()]
 
 
 @group_commands.command("progress")
 @click.argument("name")
-@json_option
-@click.pass_obj
-def group_progress(finder: Finder, name: str, as_json: bool) -> None:
+@admin_rows("no queue")
+def group_progress(admin: Admin, name: str) -> Rows:
     """How far group NAME is in each queue."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        progress = admin.group_progress(name)
-    rows = [
+    return [
         {
             **_queue_fields(queue),
             "committed_offset": found.committed_offset,
@@ -63,9 +56,8 @@ def group_progress(finder: Finder, name: str, as_json: bool) -> None:
             "lag": found.lag,
             "owner": found.owner,
         }
-        for queue, found in progress.items()
+        for queue, found in admin.group_progress(name).items()
     ]
-    print_rows(rows, as_json=as_json, empty="no queue")
 
 
 @group_commands.command("reset")
@@ -73,31 +65,24 @@ def group_progress(finder: Finder, name: str, as_json: bool) -> None:
 @_topic
 @click.option("--to", "timestamp", required=True, type=Timestamp(), help=f"{_SECONDS}; the future is the end.")
 @_dry_run
-@json_option
-@click.pass_obj
-def reset_group(finder: Finder, name: str, topic: str, timestamp: float, dry_run: bool, as_json: bool) -> None:
+@admin_rows("no queue")
+def reset_group(admin: Admin, name: str, topic: str, timestamp: float, dry_run: bool) -> Rows:
     """Send group NAME to the first messages of TOPIC stored at a time or later; it may be running."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        targets = admin.reset_offset_by_time(name, topic, timestamp, dry_run=dry_run)
-    _print_targets(targets, dry_run=dry_run, as_json=as_json)
+    return _target_rows(admin.reset_offset_by_time(name, topic, timestamp, dry_run=dry_run), dry_run=dry_run)
 
 
 @group_commands.command("skip")
 @click.argument("name")
 @_topic
 @_dry_run
-@json_option
-@click.pass_obj
-def skip_messages(finder: Finder, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
+@admin_rows("no queue")
+def skip_messages(admin: Admin, name: str, topic: str, dry_run: bool) -> Rows:
     """Send group NAME behind the last message of TOPIC."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        targets = admin.skip(name, topic, dry_run=dry_run)
-    _print_targets(targets, dry_run=dry_run, as_json=as_json)
+    return _target_rows(admin.skip(name, topic, dry_run=dry_run), dry_run=dry_run)
 
 
-def _print_targets(targets: dict[MessageQueue, int], *, dry_run: bool, as_json: bool) -> None:
-    rows = [{**_queue_fields(queue), "offset": offset, "reset": not dry_run} for queue, offset in targets.items()]
-    print_rows(rows, as_json=as_json, empty="no queue")
+def _target_rows(targets: dict[MessageQueue, int], *, dry_run: bool) -> Rows:
+    return [{**_queue_fields(queue), "offset": offset, "reset": not dry_run} for queue, offset in targets.items()]
 
 
 def _queue_fields(queue: MessageQueue) -> dict[str, str | int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from raymq.client import Admin, InvalidInput
-from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import print_fields, print_rows
+from raymq.cluster.cli_context import Finder, Rows, admin_rows, json_option
+from raymq.cluster.output import print_fields
 
 
 @click.group("topic")
@@ -16,13 +16,10 @@ def topic_commands() -> None:
 
 @topic_commands.command("list")
 @click.option("--system", is_flag=True, help="Also the system's own topics and those of groups.")
-@json_option
-@click.pass_obj
-def list_topics(finder: Finder, system: bool, as_json: bool) -> None:
+@admin_rows("no topic yet: raymq topic create NAME --queues 4")
+def list_topics(admin: Admin, system: bool) -> Rows:
     """The topics of the cluster."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        rows = [{"topic": topic} for topic in admin.topics(system)]
-    print_rows(rows, as_json=as_json, empty="no topic yet: raymq topic create NAME --queues 4")
+    return [{"topic": topic} for topic in admin.topics(system)]
 
 
 @topic_commands.command("create")
@@ -40,13 +37,10 @@ def create_topic(finder: Finder, name: str, queues: int, ordered: bool, as_json:
 
 @topic_commands.command("stats")
 @click.argument("name")
-@json_option
-@click.pass_obj
-def topic_stats(finder: Finder, name: str, as_json: bool) -> None:
+@admin_rows("no queue")
+def topic_stats(admin: Admin, name: str) -> Rows:
     """What each queue of topic NAME holds."""
-    with finder.connect() as mq, Admin(mq) as admin:
-        stats = admin.topic_stats(name)
-    rows = [
+    return [
         {
             "broker": queue.broker,
             "queue_id": queue.queue_id,
@@ -54,9 +48,8 @@ def topic_stats(finder: Finder, name: str, as_json: bool) -> None:
             "max_offset": found.max_offset,
             "last_store_timestamp": found.last_store_timestamp,
         }
-        for queue, found in stats.items()
+        for queue, found in admin.topic_stats(name).items()
     ]
-    print_rows(rows, as_json=as_json, empty="no queue")
 
 
 #: How a permission is told: RocketMQ's sum, and what one says.

@@ -12,14 +12,13 @@ import uuid
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType
 
 from raymq.actors.java import java_environment
 from raymq.client import MessageQueue, arguments
+from raymq.client.closing import Closing
 from raymq.client.connection import Connection
 from raymq.client.errors import ClientClosed, InvalidInput
 from raymq.spark_bridge import reader, writer
@@ -34,7 +33,7 @@ _MEMORY = re.compile(r"([0-9]+)([mgt])b?", re.IGNORECASE)
 _UNITS = {"m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-class SparkBridge:
+class SparkBridge(Closing):
     """Spark on the cluster's Ray, and the way between its DataFrames and topics.
 
     Starting takes some seconds and prints nothing; what Spark has to say is in `log_file` until close(). One bridge
@@ -103,14 +102,6 @@ class SparkBridge:
         if self._application is None:
             raise ClientClosed("the SparkBridge is closed")
         return self._application.session
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def read(
         self,

@@ -13,12 +13,12 @@ ahead as has been written since the start, up to `BLOCKS_BYTES`.
 from __future__ import annotations
 
 import mmap
-import threading
 from typing import Final
 
 from raymq.storage.errors import StoreError
 from raymq.storage.files.mapped_file import POPULATE_READ, POPULATE_WRITE
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
+from raymq.storage.files.work_thread import WorkThread
 
 WINDOW_BYTES: Final = 64 << 20
 BLOCKS_BYTES: Final = 256 << 20
@@ -28,7 +28,7 @@ _BLOCKS_STEP_BYTES: Final = 16 << 20
 _LEAST_FILE_BYTES: Final = 8 << 20
 
 
-class Preallocator:
+class Preallocator(WorkThread):
     """Keeps the window behind the writer's position ready; `advance` belongs to the writer, it never waits."""
 
     def __init__(self, files: MappedFileQueue, *, clean: bool) -> None:
@@ -38,6 +38,7 @@ class Preallocator:
             clean: map pages only for reading. They stay clean, so that an fdatasync by the writer does not have to
                 write zeros to the disk first; the first write to each costs a short fault.
         """
+        super().__init__("raymq-allocate")
         self._files = files
         self._advice = POPULATE_READ if clean else POPULATE_WRITE
         self._window = min(WINDOW_BYTES, files.file_bytes)
@@ -49,9 +50,6 @@ class Preallocator:
         self._prepared_to = 0
         self._cleaned = 0
         self._clean = clean
-        self._work = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="raymq-allocate", daemon=True)
 
     def start(self, position: int) -> None:
         """Begin with the window behind `position`, the log's end."""
@@ -81,30 +79,20 @@ class Preallocator:
             self._cleaned = min(self._window, length)
             self._work.set()
 
-    def stop(self) -> None:
-        """Wait until the thread has ended, which takes no longer than one step. May be called again."""
-        self._stopping = True
-        self._work.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping:
-            self._work.wait()
-            self._work.clear()
-            try:
-                self._prepare_again()
-                while not self._stopping and self._prepared_to < self._position + self._window:
-                    self._allocate_more()
-                    self._step()
-                while not self._stopping and self._allocate_more():
-                    pass
-                # Half a window later: a burst shorter than that has the processor and its caches to itself.
-                self._wake_at = self._prepared_to - self._window // 2
-            except (StoreError, OSError):
-                # No room, or a disk that fails: the writer meets it too if it gets so far, and says so.
-                self._prepared_to = max(self._prepared_to, self._position + _STEP_BYTES)
-                self._allocated_to = max(self._allocated_to, self._position + _BLOCKS_STEP_BYTES)
+    def _do_work(self) -> None:
+        try:
+            self._prepare_again()
+            while not self._stopping and self._prepared_to < self._position + self._window:
+                self._allocate_more()
+                self._step()
+            while not self._stopping and self._allocate_more():
+                pass
+            # Half a window later: a burst shorter than that has the processor and its caches to itself.
+            self._wake_at = self._prepared_to - self._window // 2
+        except (StoreError, OSError):
+            # No room, or a disk that fails: the writer meets it too if it gets so far, and says so.
+            self._prepared_to = max(self._prepared_to, self._position + _STEP_BYTES)
+            self._allocated_to = max(self._allocated_to, self._position + _BLOCKS_STEP_BYTES)
 
     def _prepare_again(self) -> None:
         """After a flush; see `flushed`."""

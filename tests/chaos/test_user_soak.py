@@ -29,6 +29,7 @@ from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.engine import Consuming
 from raymq.client.push.listener import ListenerRunner
 from tests.chaos.virtual_time import CallsInTurn, Here, VirtualLoop, virtual_time
+from tests.dying_broker import die
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -101,16 +102,7 @@ class VirtualCluster:
 
     async def lose_broker(self, name: str) -> None:
         """As a kill does: nothing is saved."""
-        broker = self.brokers.pop(name)
-        for duty in broker._duties:
-            duty.cancel()
-        broker._beating.cancel()
-        await broker._server.stop()
-        await broker._pool.close()
-        broker.store._flusher.stop()
-        broker.store._abandon()
-        broker.core.timers.log.close()
-        broker._producer_history.close()
+        await die(self.brokers.pop(name))
 
     async def start_consumer(self, group: str) -> None:
         seconds, _ = LISTENERS[group]

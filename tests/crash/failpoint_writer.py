@@ -13,11 +13,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from raymq.storage.config import StoreConfig
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records import compiled
@@ -27,17 +27,9 @@ from raymq.storage.tables import in_flight, progress
 from raymq.storage.tables.in_flight import Delivery
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
+from tests.stored import SMALL
 
-CONFIG = StoreConfig(
-    commitlog_file_bytes=4096,
-    consume_queue_file_entries=16,
-    index_slots=50,
-    index_entries=40,
-    disk_refuse_ratio=1.0,
-    flush_interval_ms=3_600_000,
-    retention_hours=1e-9,
-    delete_at_hour="*",
-)
+CONFIG = replace(SMALL, flush_interval_ms=3_600_000, retention_hours=1e-9, delete_at_hour="*")
 
 
 def say_aloud(line: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,25 +20,25 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.errors import SequenceGap
 from raymq.client import Message
-from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.records.record import decode
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from tests.crash.power_loss import Disk
+from tests.stored import SMALL
 from tests.unit.actors.bench import encoded
 from tests.unit.actors.clock import FakeClock
 
 #: Small files, and a background that never wakes up.
-CONFIG = StoreConfig(
+CONFIG = replace(
+    SMALL,
     commitlog_file_bytes=1 << 17,
     consume_queue_file_entries=64,
     index_slots=100,
     index_entries=500,
     flush_interval_ms=3_600_000,
     delay_levels="1s 5s 10s",
-    disk_refuse_ratio=1.0,
 )
 TOPICS = {"t": 2, "v": 1}
 #: A lane's producer.

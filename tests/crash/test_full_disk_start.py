@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,18 +70,6 @@ def test_the_ballast_is_not_taken_where_there_is_room(tmp_path: Path) -> None:
     killed(tmp_path)
     with Store.open(tmp_path, CONFIG):
         assert Paths(tmp_path).ballast.exists()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 48 MiB; skipped where none may be mounted."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no file system may be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_a_store_opens_on_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:

@@ -33,6 +33,7 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk
+from tests.dying_broker import fall_silent
 from tests.faulty_calls import UnsyncedCalls
 from tests.polling import poll_until
 from tests.stored import append, make_record
@@ -78,15 +79,7 @@ class Machine:
     def lose_power(self, random_: random.Random, luck: float) -> Path:
         """The broker is gone; where its directory is as the next boot finds it."""
         broker = self.broker
-
-        async def vanish() -> None:
-            for duty in broker._duties:
-                duty.cancel()
-            broker._beating.cancel()
-            await broker._server.stop()
-            await broker._pool.close()
-
-        self.loop.run(vanish())
+        self.loop.run(fall_silent(broker))
         self.disk.before_sync = None
         self.lives += 1
         left = self.place / f"life{self.lives}"

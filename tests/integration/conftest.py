@@ -15,6 +15,7 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection
+from tests.dying_broker import die
 
 DELAY_LEVELS = "1s 1s 1s 1s"
 
@@ -64,20 +65,7 @@ class Services:
 
     def crash_broker(self, name: str) -> None:
         """Take a broker away as a kill does: nothing is saved, the abort file stays; only its lock is let go."""
-        broker = self.brokers.pop(name)
-
-        async def vanish() -> None:
-            for duty in broker._duties:
-                duty.cancel()
-            broker._beating.cancel()
-            await broker._server.stop()
-            await broker._pool.close()
-            broker.store._flusher.stop()
-            broker.store._abandon()
-            broker.core.timers.log.close()
-            broker._producer_history.close()
-
-        self.loop.run(vanish())
+        self.loop.run(die(self.brokers.pop(name)))
 
     def stop(self) -> None:
         self._stopped.set()

@@ -7,17 +7,17 @@ import itertools
 import json
 import socket
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from raymq.actors.wire import frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command
 from raymq.actors.wire.headers.base import Header
 from raymq.actors.wire.reader import FrameReader
+from raymq.client.closing import Closing
 
 
-class Foreign:
+class Foreign(Closing):
     """One connection. `pushed` holds what the server sent by itself."""
 
     def __init__(self, address: str) -> None:
@@ -27,14 +27,6 @@ class Foreign:
         self._opaques = itertools.count(1)
         self._answers: dict[int, Command] = {}
         self.pushed: list[Command] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreLocked
 from raymq.storage.records.compression import decompress
 from raymq.storage.records.record import Record
@@ -24,16 +23,16 @@ from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.golden_stores import FOREVER_MS
-from tests.stored import append, make_record
+from tests.stored import SMALL, append, make_record
 
 PROJECT = Path(__file__).resolve().parent
-CONFIG = StoreConfig(
+CONFIG = replace(
+    SMALL,
     commitlog_file_bytes=65_536,
     consume_queue_file_entries=50,
     index_slots=100,
     index_entries=400,
     store_host="127.0.0.1:10911",
-    disk_refuse_ratio=1.0,
 )
 LANES = [
     ("orders", 0),

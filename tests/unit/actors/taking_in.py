@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raymq.actors.broker.core.appending.foreign_send import Accepted
 from raymq.actors.broker.core.appending.inbound_message import Draft
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.storage.config import StoreConfig
 from raymq.storage.records.record import Record, encode_properties
 from raymq.storage.store import Store
+from tests.unit.actors.bench import CONFIG
 from tests.unit.actors.clock import FakeClock
 
 CLUSTER = "a-cluster"
@@ -24,15 +25,7 @@ class Intake:
     """A core with the topic "t" of 4 queues; any queue is the last one."""
 
     def __init__(self, directory: Path, *, auto_create_topics: bool = False, max_message_bytes: int = 4_000) -> None:
-        config = StoreConfig(
-            commitlog_file_bytes=1 << 20,
-            consume_queue_file_entries=1_000,
-            index_slots=100,
-            index_entries=1_000,
-            delay_levels="1s 5s 10s 30s",
-            max_message_bytes=max_message_bytes,
-            store_host="10.9.8.7:10911",
-        )
+        config = replace(CONFIG, max_message_bytes=max_message_bytes, store_host="10.9.8.7:10911")
         self.clock = FakeClock(1_700_000_000.0)
         self.store = Store.open(directory, config, now_ms=lambda: int(self.clock.now * 1000))
         self.core = BrokerCore(

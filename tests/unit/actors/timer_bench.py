@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,19 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
+from tests.stored import SMALL
 from tests.unit.actors.clock import FakeClock
 
 #: Seconds.
 HOUR = 3_600.0
 DAY = 24 * HOUR
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
-CONFIG = StoreConfig(
+CONFIG = replace(
+    SMALL,
     commitlog_file_bytes=1 << 16,
     consume_queue_file_entries=1_000,
     index_slots=100,
     index_entries=10_000,
-    disk_refuse_ratio=1.0,
     retention_hours=1.0,
     delete_at_hour="*",
 )

@@ -12,7 +12,6 @@ newest first instead of oldest first, and with what RocketMQ's limit on candidat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +19,6 @@ import pytest
 from raymq.storage.store import Store
 from tests import golden_stores as golden
 from tests.golden_stores import Answers
-
-MODES = [
-    pytest.param((name, read_only), id=f"{name}-{'read' if read_only else 'write'}")
-    for name in golden.NAMES
-    for read_only in (False, True)
-]
-
-
-@pytest.fixture(scope="module", params=MODES)
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Answers]]:
-    name, read_only = request.param
-    directory = golden.unpack(name, tmp_path_factory.mktemp("golden"))
-    with Store.open(directory, golden.config(name), read_only) as store:
-        yield store, golden.answers(name)
 
 
 def places(

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raymq.storage.config import StoreConfig
 from raymq.storage.files.file_work import Ahead
 from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.log import commit_log, key_index
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from tests.polling import poll_until
+from tests.stored import SMALL
 
-CONFIG = StoreConfig(
-    commitlog_file_bytes=4096,
-    consume_queue_file_entries=1000,
-    index_slots=8,
-    index_entries=64,
-    disk_refuse_ratio=1.0,
-)
+CONFIG = replace(SMALL, consume_queue_file_entries=1000, index_slots=8, index_entries=64)
 
 
 def put(store: Store, first: int, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,12 @@ from raymq.storage.records import batch as record_batch
 from raymq.storage.records.java_hash import tags_code
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
+from tests.stored import SMALL
 
 pytestmark = pytest.mark.usefixtures("batch_code")
 
-CONFIG = StoreConfig(
-    commitlog_file_bytes=1 << 20,
-    consume_queue_file_entries=1000,
-    index_slots=64,
-    index_entries=4096,
-    disk_refuse_ratio=1.0,
+CONFIG = replace(
+    SMALL, commitlog_file_bytes=1 << 20, consume_queue_file_entries=1000, index_slots=64, index_entries=4096
 )
 
 

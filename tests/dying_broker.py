@@ -1,0 +1,23 @@
+"""How a broker within this process dies as one that is killed: nothing is saved, the abort file stays."""
+
+from __future__ import annotations
+
+from raymq.actors.broker.service import BrokerService
+
+
+async def fall_silent(broker: BrokerService) -> None:
+    """It does nothing any more and is not reached any more; its store is as it was. On the broker's loop."""
+    for duty in broker._duties:
+        duty.cancel()
+    broker._beating.cancel()
+    await broker._server.stop()
+    await broker._pool.close()
+
+
+async def die(broker: BrokerService) -> None:
+    """Its store is left as it is, too, and only the lock of its directory is let go."""
+    await fall_silent(broker)
+    broker.store._flusher.stop()
+    broker.store._abandon()
+    broker.core.timers.log.close()
+    broker._producer_history.close()
