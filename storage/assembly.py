@@ -25,7 +25,8 @@ from raymq.storage.records import record as layout
 from raymq.storage.tables.epochs import Epochs
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight import InFlight
-from raymq.storage.tables.progress import Journal, Progress
+from raymq.storage.tables.journal import Journal
+from raymq.storage.tables.progress import Progress
 from raymq.storage.tables.remains import Remains
 from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.staging import StagedRecords

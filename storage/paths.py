@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raymq.storage.config import StoreConfig
 from raymq.storage.files import fileutil
-from raymq.storage.files.fileutil import DirectoryLock
+from raymq.storage.files.directory_lock import DirectoryLock
 from raymq.storage.files.mapped_file_queue import files_of
 from raymq.storage.log import index_sizes
 from raymq.storage.log.checkpoint import State

@@ -1,4 +1,4 @@
-"""What makes files safe: fsync, atomic replacement, locks, allocation. Nobody else calls these system functions.
+"""What makes files safe: fsync, atomic replacement, allocation. Nobody else calls these system functions.
 
 Whatever changes a file goes through `file_calls`. A call that fails is a StoreError that names the file and says what
 to do: StoreFull where there is no room and nothing is in doubt, StoreBusy where descriptors or memory have run out,
@@ -10,26 +10,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull, StoreLocked
+from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import file_calls
 from raymq.storage.files.descriptors import NONE_LEFT, RESERVE
 from raymq.storage.files.room import ROOM
 
-#: struct flock of a 64-bit Linux: type, whence, start, length, pid.
-_FLOCK = struct.Struct("hhqqi4x")
-_SCAN_BYTES: Final = 1 << 20
-_ZEROS: Final = bytes(_SCAN_BYTES)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_NOW: Final = (*NONE_LEFT, errno.ENOMEM)
 _T = TypeVar("_T")
@@ -49,7 +43,7 @@ def fdatasync(fd: int, path: Path) -> None:
     try:
         file_calls.current.fdatasync(fd)
     except OSError as error:
-        raise _failed("fdatasync", path, error) from error
+        raise failed("fdatasync", path, error) from error
 
 
 def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -88,7 +82,7 @@ def sync_directory(directory: Path) -> None:
 @contextlib.contextmanager
 def opened_directory(directory: Path) -> Iterator[int]:
     """A descriptor for `sync_opened_directory`, for who must not fail for want of one later; raises as `replace`."""
-    fd = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fd = open_file(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield fd
     finally:
@@ -100,7 +94,7 @@ def sync_opened_directory(fd: int, directory: Path) -> None:
     try:
         file_calls.current.fsync(fd)
     except OSError as error:
-        raise _failed("fsync", directory, error) from error
+        raise failed("fsync", directory, error) from error
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:
@@ -123,7 +117,7 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
 
 def open_for_append(path: Path) -> int:
     """A descriptor that writes behind the file's end, wherever that is; StoreFull, StoreFailed as `replace`."""
-    return _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    return open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
 
 class _Turn:
@@ -199,14 +193,14 @@ def write_successor(path: Path, content: bytes) -> int:
     """
     successor = _successor_of(path)
     failpoint("replace.before_write")
-    fd = _open(successor, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    fd = open_file(successor, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     try:
         write_all(fd, content, successor)
         failpoint("replace.before_sync")
         try:
             file_calls.current.fsync(fd)
         except OSError as error:
-            raise _failed("fsync", successor, error) from error
+            raise failed("fsync", successor, error) from error
     except BaseException:
         os.close(fd)
         raise
@@ -319,7 +313,7 @@ def create_sparse(path: Path, size: int, *, reserved: bool = False) -> int:
     Raises:
         StoreFull, StoreFailed: it could not be made.
     """
-    fd = _open(path, os.O_RDWR | os.O_CREAT, reserved=reserved)
+    fd = open_file(path, os.O_RDWR | os.O_CREAT, reserved=reserved)
     try:
         if os.fstat(fd).st_size < size:
             truncate(fd, size, path)
@@ -376,7 +370,8 @@ def attempt(action: str, path: Path, call: Callable[[], _T], *, reserved: bool) 
         return done
 
 
-def _open(path: Path, flags: int, *, reserved: bool = True) -> int:
+def open_file(path: Path, flags: int, *, reserved: bool = True) -> int:
+    """A descriptor; raises as `attempt`."""
     return attempt("open", path, lambda: file_calls.current.open(path, flags), reserved=reserved)
 
 
@@ -410,112 +405,14 @@ def _not_done(action: str, path: Path, error: OSError) -> StoreError:
         return StoreFull(f"no room to {action} {path}: {_words(error)}")
     if error.errno in _NOT_NOW:
         return StoreBusy(f"could not {action} {path} now: {_words(error)}")
-    return _failed(action, path, error)
+    return failed(action, path, error)
 
 
-def _failed(action: str, path: Path, error: OSError) -> StoreFailed:
+def failed(action: str, path: Path, error: OSError) -> StoreFailed:
+    """What to raise when a call has failed; `action` is what it was to do, as a verb."""
     return StoreFailed(f"could not {action} {path}: {_words(error)}")
 
 
 def _words(error: OSError) -> str:
     number = error.errno or 0
     return f"{errno.errorcode.get(number, number)} {os.strerror(number)}"
-
-
-def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The ranges within start..end that may hold anything but zeros (where the file system knows its holes)."""
-    position = start
-    while position < end:
-        try:
-            begin = os.lseek(fd, position, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
-        if begin >= end:
-            return
-        position = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
-        yield begin, position
-
-
-def last_data(fd: int, start: int, end: int) -> int:
-    """One past the last byte within start..end that is not zero; `start` if all are zero."""
-    last = start
-    for begin, stop in data_ranges(fd, start, end):
-        for at in range(begin, stop, _SCAN_BYTES):
-            content = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
-            if content != _ZEROS[: len(content)]:  # A hundred times faster than to strip them.
-                last = at + len(content.rstrip(b"\0"))
-    return last
-
-
-class DirectoryLock:
-    """Ownership of a store directory until `release` or the death of the process.
-
-    A POSIX record lock on byte 0 of the lock file (what RocketMQ takes) keeps other processes out, and so does `flock`
-    on the same open file. Neither may be tried by the owner's own process, where the former does not apply and is lost
-    as soon as any descriptor of the file is closed: there the set of files that are held decides.
-    """
-
-    CONTENT: Final = b"lock"
-    _held: ClassVar[dict[tuple[int, int], int]] = {}
-    _taking: ClassVar[threading.Lock] = threading.Lock()
-
-    def __init__(self, path: Path, pid_hint: Path) -> None:
-        """Take the lock; `pid_hint` is a file in which the holder wrote its process id.
-
-        Raises:
-            StoreLocked: somebody has it.
-            StoreFull, StoreFailed: the lock file could not be made.
-        """
-        self._fd = -1
-        with self._taking:
-            if path.exists() and self._held.get(_identity(os.stat(path))) == os.getpid():
-                raise StoreLocked(path.parent, os.getpid())
-            fd = _open(path, os.O_RDWR | os.O_CREAT)
-            try:
-                self._take(fd, path, pid_hint)
-                if os.fstat(fd).st_size == 0:
-                    write_all(fd, self.CONTENT, path)
-            except BaseException:
-                os.close(fd)
-                raise
-            self._fd = fd
-            self._identity = _identity(os.fstat(fd))
-            self._held[self._identity] = os.getpid()
-
-    @staticmethod
-    def _take(fd: int, path: Path, pid_hint: Path) -> None:
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise _failed("lock", path, error) from error
-            raise StoreLocked(path.parent, _holder(fd) or _read_pid(pid_hint)) from None
-
-    def release(self) -> None:
-        """Give the directory free; may be called again."""
-        with self._taking:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-                self._held.pop(self._identity, None)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
-def _holder(fd: int) -> int | None:
-    """The process that holds a record lock in our way; None if it is this one, or not visible here."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    return int(pid) if kind != fcntl.F_UNLCK and pid > 0 else None
-
-
-def _read_pid(path: Path) -> int | None:
-    try:
-        return int(path.read_text("ascii"))
-    except (OSError, ValueError):
-        return None

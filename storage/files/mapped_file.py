@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from raymq.storage.files import fileutil
+from raymq.storage.files import fileutil, holes
 from raymq.storage.files.file_work import Ahead
 
 _MAP_NORESERVE: Final = 0x4000
@@ -175,7 +175,7 @@ class MappedFile:
 
     def find(self, needle: bytes, begin: int, end: int) -> int:
         """The first position of `needle` within begin..end, holes skipped; -1 if it is not there."""
-        for start, stop in fileutil.data_ranges(self._fd, begin, end):
+        for start, stop in holes.data_ranges(self._fd, begin, end):
             # A needle may begin in one range and end in the next, or begin before a range that starts with its tail.
             first, until = max(begin, start - len(needle)), min(end, stop + len(needle))
             # CPython before 3.11.5 looks at one byte behind what it searches (gh-105235), where nothing may be mapped.
@@ -189,11 +189,11 @@ class MappedFile:
 
     def last_data(self, begin: int, end: int) -> int:
         """One past the last byte within begin..end that is not zero, `begin` if all are."""
-        return fileutil.last_data(self._fd, begin, end)
+        return holes.last_data(self._fd, begin, end)
 
     def rewrite(self, begin: int, end: int) -> None:
         """Make the pages of begin..end that have blocks count as changed."""
-        for start, stop in fileutil.data_ranges(self._fd, begin, end):
+        for start, stop in holes.data_ranges(self._fd, begin, end):
             for at in (*range(start, stop, mmap.PAGESIZE), stop - 1):
                 self.view[at] = self.view[at]
 

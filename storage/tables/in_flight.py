@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from raymq.storage.errors import StoreError
-from raymq.storage.tables.progress import Journal, ignore_failure
+from raymq.storage.tables.journal import Journal, ignore_failure
 from raymq.storage.tables.remains import EVERYTHING, Remains
 
 #: group, topic, queue id

@@ -1,33 +1,27 @@
 """How far consumers and delay levels have come: what is committed survives the death of the process at once.
 
-A commit appends one frame to `raymq/progress.journal` with a single write; from then on the kernel has it. The
-journal is folded into RocketMQ's config/consumerOffset.json and config/delayOffset.json when it has grown, at opening
-and at closing. Frame: length of the payload u4 | CRC-32 of the payload u4 | payload (msgpack). A frame that is cut off
-or does not match its CRC ends the journal; only the newest one can be.
+A commit appends one frame to `raymq/progress.journal` (see `journal`). It is folded into RocketMQ's
+config/consumerOffset.json and config/delayOffset.json when it has grown, at opening and at closing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import struct
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
-
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
-from raymq.storage.errors import StoreError, StoreFailed, StoreFull
+from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
-from raymq.storage.files import fileutil, json_file
+from raymq.storage.files import json_file
+from raymq.storage.tables.journal import Journal, ignore_failure
 from raymq.storage.tables.offset_tables import read_consumers, read_delays
 from raymq.storage.tables.remains import EVERYTHING, Remains
 
-_FRAME = struct.Struct(">II")
 _FOLD_BYTES: Final = 4 << 20
 _CONSUMER: Final = "c"
 _CONSUMER_GONE: Final = "g"
@@ -35,255 +29,6 @@ _TOPIC_GONE: Final = "t"
 _RESET: Final = "r"
 _HEEDED: Final = "h"
 _DELAY: Final = "d"
-
-
-def ignore_failure(_: StoreError) -> None:
-    """What a failure means to a journal of its own."""
-
-
-class Journal:
-    """The file of frames. One thread, but for `sync` and `settle`.
-
-    While what its frames say is written elsewhere, further frames can go into another file beside it (`divert`), which
-    takes its place when that is done (`settle`). A journal that is all that there is of a table has its own elsewhere:
-    a file of frames that say the same in less. Opening reads all three: that one, the journal, the one beside it.
-    """
-
-    def __init__(
-        self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
-    ) -> None:
-        """Read what is there (`entries`) and, if writable, cut off a torn end.
-
-        Args:
-            on_failure: told when the disk has failed so that what is appended from then on might be lost.
-        """
-        self._path = path
-        self._on_failure = on_failure
-        self._failure: StoreError | None = None
-        self._fd = -1
-        self._torn = False
-        #: Frames that stand before the next one.
-        self._owed = b""
-        self._descriptor = threading.Lock()
-        #: The descriptor of the file that was diverted from; its frames count until `settle`.
-        self._before = -1
-        self._beside = path.with_name(path.name + ".beside")
-        self._base = path.with_name(path.name + ".base")
-        self._has_base = False
-        self._unsynced_name = False
-        if writable:
-            fileutil.make_folder(path.parent)
-        self.entries: list[tuple[Any, ...]] = []
-        #: Bytes of the file that frames are appended to.
-        self.length = 0
-        with contextlib.suppress(FileNotFoundError):
-            self.entries += _read(fileutil.read_whole(self._base))[0]
-            self._has_base = True
-        self._take(path, writable=writable)
-        if self._beside.exists():
-            self._before, self._fd = self._fd, -1
-            self._take(self._beside, writable=writable)
-
-    def _take(self, path: Path, *, writable: bool) -> None:
-        try:
-            content = fileutil.read_whole(path)
-        except FileNotFoundError:
-            content = b""
-        entries, self.length = _read(content)
-        self.entries += entries
-        if writable:
-            self._fd = fileutil.open_for_append(path)
-            if self.length < len(content):
-                fileutil.truncate(self._fd, self.length, path)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is no frame, but for those that `settle` was given, and none is owed."""
-        return self.length == 0 and self._before < 0 and not self._owed
-
-    @property
-    def is_diverted(self) -> bool:
-        """Whether frames from before a `divert` wait for their `settle`."""
-        return self._before >= 0
-
-    def divert(self) -> None:
-        """Append to another file from now on, if that is not so already. StoreFull, StoreFailed: as before."""
-        if self._before < 0:
-            self.check()
-            fd = fileutil.open_for_append(self._beside)
-            with self._descriptor:
-                self._before, self._fd = self._fd, fd
-                self._unsynced_name = True
-            self.length, self._torn = 0, False
-
-    def settle(self, entries: Iterable[tuple[Any, ...]] | None = None) -> int:
-        """Drop the frames of before `divert`. Any thread, one at a time.
-
-        Args:
-            entries: what these frames say, and all before them, in less. They may say what later frames say, too, if
-                it changes nothing to hear those again from the first one on. None: all that is safe elsewhere.
-
-        Returns:
-            how many bytes the entries take.
-
-        Raises:
-            StoreFull, StoreFailed: the other file has not got the place, or perhaps not for good; nothing is lost.
-        """
-        content = b""
-        if entries is not None:
-            content = b"".join(map(_framed, entries))
-            self.sync()  # After a loss of power the journal must not say less than that file.
-            self._replace_base(content)
-        fileutil.move(self._beside, self._path)
-        with self._descriptor:
-            before, self._before = self._before, -1
-            self._unsynced_name = True
-        fileutil.close(before)
-        try:
-            fileutil.sync_directory(self._path.parent)
-        except StoreFailed as error:
-            self._on_failure(error)
-            raise
-        return len(content)
-
-    def _replace_base(self, content: bytes) -> None:
-        fileutil.replace(self._base, content)
-        self._has_base = True
-        failpoint("journal.after_base")
-
-    def append(self, entry: tuple[Any, ...]) -> None:
-        """Hand a frame to the kernel; it survives the process when this returns.
-
-        Raises:
-            StoreError: opened read-only.
-            StoreFull, StoreFailed: not written; the journal is as before.
-        """
-        if self._fd < 0:
-            raise StoreError("the store was opened read-only, or closed")
-        self.check()
-        frame = self._owed + _framed(entry)
-        if self._torn:
-            self._cut()
-        failpoint("journal.before_write")
-        try:
-            fileutil.write_all(self._fd, frame, self._path)
-        except StoreError:
-            self._torn = True
-            with contextlib.suppress(StoreError):
-                self._cut()
-            raise
-        failpoint("journal.after_write")
-        self._owed = b""
-        self.length += len(frame)
-
-    def append_or_owe(self, entry: tuple[Any, ...]) -> None:
-        """`append`; where it fails the frame is owed: it is written with the next one, before that.
-
-        Until then a start does not know of it, so what it says has to be told by something else, too.
-        """
-        try:
-            self.append(entry)
-        except (StoreFull, StoreFailed):
-            self._owed += _framed(entry)
-
-    def _cut(self) -> None:
-        """Drop what is no whole frame, behind which no other could be found."""
-        fileutil.truncate(self._fd, self.length, self._path)
-        self._torn = False
-
-    def check(self) -> None:
-        """StoreFailed if the journal cannot be relied on any more."""
-        if self._failure is not None:
-            raise StoreFailed(f"the store failed before: {self._failure}") from self._failure
-
-    def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> None:
-        """Drop all frames for these, which say the same in less.
-
-        Raises:
-            StoreFull, StoreFailed: not done, the frames are still there. If the new file has taken the old one's
-                place and that may not outlive the machine, nothing is appended any more (`check`).
-        """
-        # By a new file: after a loss of power an old page behind new ones would bring back old frames. Everything
-        # that can be refused comes before the rename; frames go to the file that has the name, from then on.
-        content = b"".join(map(_framed, entries))
-        if self._has_base:
-            self._replace_base(content)
-            content = b""
-        with fileutil.opened_directory(self._path.parent) as folder:
-            fd = fileutil.write_successor(self._path, content)
-            failpoint("journal.before_rename")
-            try:
-                fileutil.give_place(self._path)
-            except BaseException:
-                fileutil.close(fd)
-                raise
-            with self._descriptor:
-                old, self._fd = self._fd, fd
-                before, self._before = self._before, -1
-            failpoint("journal.after_rename")
-            fileutil.close(old)
-            self.entries, self.length, self._torn, self._owed = [], len(content), False, b""
-            try:
-                if before >= 0:  # Its frames are older than those that will come.
-                    fileutil.close(before)
-                    fileutil.unlink(self._beside)  # takes no descriptor, which there may be none of
-                fileutil.sync_opened_directory(folder, self._path.parent)
-            except StoreError as error:
-                self._failure = error
-                self._on_failure(error)
-                raise
-
-    def sync(self) -> None:
-        """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
-        # Beside the lock, for who appends must not wait for the disk.
-        fds: list[int] = []
-        try:
-            with self._descriptor:
-                # If one cannot be had, those before it are in the list, and closed.
-                fds.extend(fileutil.duplicate(fd, self._path) for fd in (self._before, self._fd) if fd >= 0)
-                name, self._unsynced_name = self._unsynced_name, False
-            for fd in fds:
-                fileutil.fdatasync(fd, self._path)
-            if name:
-                self._sync_name()
-        finally:
-            for fd in fds:
-                fileutil.close(fd)
-
-    def _sync_name(self) -> None:
-        try:
-            fileutil.sync_directory(self._path.parent)
-        except StoreError:
-            with self._descriptor:
-                self._unsynced_name = True  # the next one has to do it
-            raise
-
-    def close(self) -> None:
-        """Let go of the file. May be called again."""
-        with self._descriptor:
-            for fd in (self._before, self._fd):
-                if fd >= 0:
-                    fileutil.close(fd)
-            self._before = self._fd = -1
-
-
-def _framed(entry: tuple[Any, ...]) -> bytes:
-    payload: bytes = msgpack.packb(entry)
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _read(content: bytes) -> tuple[list[tuple[Any, ...]], int]:
-    """The entries of a journal and how many of its bytes are whole frames."""
-    entries: list[tuple[Any, ...]] = []
-    at = 0
-    while at + _FRAME.size <= len(content):
-        length, crc = _FRAME.unpack_from(content, at)
-        payload = content[at + _FRAME.size : at + _FRAME.size + length]
-        if len(payload) < length or length == 0 or zlib.crc32(payload) != crc:
-            break
-        entries.append(tuple(msgpack.unpackb(payload)))
-        at += _FRAME.size + length
-    return entries, at
 
 
 class Progress:

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.files import json_file
 from raymq.storage.files.json_file import DataVersion
-from raymq.storage.tables.progress import Journal, ignore_failure
+from raymq.storage.tables.journal import Journal, ignore_failure
 
 #: Kinds of frames: settings that were put, a name that was deleted, something beside the table that was replaced.
 _PUT: Final = "p"

@@ -1,13 +1,15 @@
 """Records that wait for their transaction's commit: files beside the log, invisible to every reader until then.
 
     <store>/raymq/staged/<transaction>/<part>.<number>.chunk     u4 header length | msgpack header | records
-    <store>/raymq/staged/<transaction>/<part>.<number>.intent    i8: the log's end before the chunk was appended
+    <store>/raymq/staged/<transaction>/<part>.<number>.intent    two i8 for each attempt: the log's end before the chunk
+                                                                 was appended, and when that had failed
     <store>/raymq/staged/<transaction>/<part>.<number>.done      i8: the chunk is in the log, which ended there then
     <store>/raymq/staged/<transaction>/committed                 all of them are, and on disk
 
-A chunk is whole or absent (written under another name, then renamed). The intent makes a commit repeatable: after a
-crash between append and `done`, only the log behind that position has to be searched for the chunk's records. What a
-loss of power takes from the log is no longer done, so the data stay until the log has all of them on disk.
+A chunk is whole or absent (written under another name, then renamed). The intent makes a commit repeatable: nothing is
+appended meanwhile but the chunk, so what lies between the two places of an attempt is the chunk's own, and all else is
+not, however alike. After a crash the second place is where the log ended when the store was opened next. What a loss of
+power takes from the log is no longer done, so the data stay until the log has all of them on disk.
 """
 
 from __future__ import annotations
@@ -80,25 +82,36 @@ class StagedRecords:
         paths = sorted(self._directory(transaction).glob(f"{_checked('part', part)}.*.chunk"))
         return [_read_chunk(path) for path in paths if not path.with_suffix(".done").exists()]
 
-    def intent(self, chunk: StagedChunk) -> int | None:
-        """Where the log ended when an earlier commit was about to append `chunk`; None if none was."""
+    def attempts(self, chunk: StagedChunk) -> list[tuple[int, int | None]]:
+        """The parts of the log in which earlier commits have appended records of `chunk`; None: to the log's end."""
         path = chunk.path.with_suffix(".intent")
-        return int(_POSITION.unpack(read_whole(path))[0]) if path.exists() else None
+        return _attempts(read_whole(path)) if path.exists() else []
 
     def declare(self, chunk: StagedChunk, log_end: int) -> None:
-        """Say that `chunk` is about to be appended behind `log_end`."""
-        replace(chunk.path.with_suffix(".intent"), _POSITION.pack(log_end))
+        """Say that `chunk`, or what is missing of it, is about to be appended behind `log_end`."""
+        _write_attempts(chunk.path.with_suffix(".intent"), [*_ended(self.attempts(chunk), log_end), (log_end, None)])
+
+    def interrupt(self, chunk: StagedChunk, log_end: int) -> None:
+        """Say that the attempt which was declared last has failed, and what it has appended stands before `log_end`."""
+        _write_attempts(chunk.path.with_suffix(".intent"), _ended(self.attempts(chunk), log_end))
 
     def finish(self, chunk: StagedChunk, log_end: int) -> None:
         """Say that `chunk` is in the log before `log_end`."""
         replace(chunk.path.with_suffix(".done"), _POSITION.pack(log_end))
 
     def clamp(self, remains: Remains) -> None:
-        """After a crash: forget what was said of places that the log does not reach (any more); see `remains`."""
-        for path in (*self._root.glob("*/*.intent"), *self._root.glob("*/*.done")):
+        """At an opening: no attempt is under way, and what was said of places that the log has not is void."""
+        for path in self._root.glob("*/*.done"):
             content = read_whole(path)
             if len(content) != _POSITION.size or not remains.has(_POSITION.unpack(content)[0]):
                 remove(path)
+        for path in self._root.glob("*/*.intent"):
+            told = _attempts(read_whole(path))
+            kept = [(begin, end) for begin, end in _ended(told, remains.log_end) if remains.has(begin)]
+            if not kept:
+                remove(path)
+            elif kept != told:
+                _write_attempts(path, kept)
 
     def is_committed(self, transaction: str) -> bool:
         """Whether the whole transaction is in the log."""
@@ -142,6 +155,25 @@ def _read_chunk(path: Path) -> StagedChunk:
     except (struct.error, ValueError, TypeError, msgpack.UnpackException) as error:
         raise StoreCorrupt(str(path), 0, f"no staged chunk: {error}") from None
     return StagedChunk(topic, queue_id, data[start:], sizes, path)
+
+
+def _attempts(content: bytes) -> list[tuple[int, int | None]]:
+    """What an intent says; nothing if it is no intent."""
+    if len(content) % _POSITION.size:
+        return []
+    places: list[int | None] = [place for (place,) in _POSITION.iter_unpack(content)]
+    ends = places[1::2] + [None] * (len(places) % 2)
+    return [(begin, end) for begin, end in zip(places[::2], ends, strict=True) if begin is not None]
+
+
+def _ended(attempts: Iterable[tuple[int, int | None]], log_end: int) -> list[tuple[int, int | None]]:
+    """The same, and none goes on behind `log_end`."""
+    return [(begin, log_end if end is None else min(end, log_end)) for begin, end in attempts]
+
+
+def _write_attempts(path: Path, attempts: Iterable[tuple[int, int | None]]) -> None:
+    places = (place for attempt in attempts for place in attempt if place is not None)
+    replace(path, b"".join(map(_POSITION.pack, places)))
 
 
 def remove_swept(folders: Iterable[Path]) -> None:

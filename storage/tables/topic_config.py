@@ -9,7 +9,7 @@ from typing import Any
 
 from raymq.storage.errors import StoreError
 from raymq.storage.files import json_file
-from raymq.storage.tables.progress import ignore_failure
+from raymq.storage.tables.journal import ignore_failure
 from raymq.storage.tables.settings_table import SettingsTable
 
 PERM_READ = 4

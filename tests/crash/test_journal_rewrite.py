@@ -16,7 +16,7 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from raymq.storage.tables import in_flight as in_flight_module
 from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.progress import Journal
+from raymq.storage.tables.journal import Journal
 from tests.crash import journal_writer
 from tests.crash.journal_writer import COMMITS, newest_of
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls

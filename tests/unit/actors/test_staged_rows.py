@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import encode
 from tests.unit.actors.bench import Bench
 
@@ -34,4 +35,71 @@ def test_rows_without_keys_of_their_own_are_neither_lost_nor_doubled(
     bench.crash()
     assert list(bench.core.staging.commit("write", ["part"])) == [10 - stored]
     assert sorted(bench.bodies("t")) == sorted([b"somebody else's", *(b"%d" % (number // 2) for number in range(10))])
+    bench.store.close()
+
+
+def stage(bench: Bench, transaction: str, rows: list[bytes]) -> None:
+    sizes = np.array([len(each) for each in rows], np.int32)
+    bench.core.staging.stage(transaction, "part", 0, ("t", 0), memoryview(b"".join(rows)), sizes)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("stored", [0, 4, 10])
+def test_alike_rows_of_another_transaction_are_not_taken_for_those_of_a_repeated_one(
+    tmp_path: Path, stored: int, *, killed: bool
+) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    rows = [row(b"%d" % (number // 2), None) for number in range(10)]
+    stage(bench, "mine", rows)
+    stage(bench, "other", rows)
+    files = bench.core.staging._files
+    chunk = files.chunks("mine", "part")[0]
+    files.declare(chunk, bench.store.max_physical_offset)
+    if stored:
+        bench.core.append("t", 0, memoryview(b"".join(rows[:stored])), np.array([*map(len, rows[:stored])], np.int32))
+    if killed:
+        bench.crash()
+    else:  # an error of the disk: the process goes on
+        files.interrupt(chunk, bench.store.max_physical_offset)
+    for _ in bench.core.staging.commit("other", ["part"]):
+        bench.crash()  # before it was closed, so that it is repeated, too
+        break
+    assert list(bench.core.staging.commit("mine", ["part"])) == [10 - stored]
+    assert list(bench.core.staging.commit("other", ["part"])) == []
+    assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % (number // 2) for number in range(10)])
+    bench.store.close()
+
+
+def test_a_commit_that_was_interrupted_more_than_once_stores_each_row_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    rows = [row(b"%d" % (number // 2), None) for number in range(10)]
+    stage(bench, "mine", rows)
+    for part in (rows[:3], [], rows[3:7]):
+        chunk = bench.core.staging._files.chunks("mine", "part")[0]
+        bench.core.staging._files.declare(chunk, bench.store.max_physical_offset)
+        if part:
+            bench.core.append("t", 0, memoryview(b"".join(part)), np.array([*map(len, part)], np.int32))
+        bench.crash()
+        bench.core.append("t", 0, memoryview(rows[9]), np.array([len(rows[9])], np.int32))  # nobody's, and alike
+    assert list(bench.core.staging.commit("mine", ["part"])) == [3]
+    assert sorted(bench.bodies("t")) == sorted([*(b"%d" % (number // 2) for number in range(10)), b"4", b"4", b"4"])
+    bench.store.close()
+
+
+def test_an_append_that_is_refused_is_an_attempt_that_has_ended(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    rows = [row(b"alike", None)] * 3
+    stage(bench, "mine", rows)
+    bench.store._writer._disk_checked_at = float("-inf")
+    bench.store._writer._refuse_ratio = 0.0  # an administrator has filled the disk
+    with pytest.raises(StoreFull):
+        list(bench.core.staging.commit("mine", ["part"]))
+    bench.store._writer._refuse_ratio = 1.1
+    bench.store._writer._disk_checked_at = float("-inf")
+    bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
+    assert list(bench.core.staging.commit("mine", ["part"])) == [3]
+    assert len(bench.bodies("t")) == 6
     bench.store.close()

@@ -14,7 +14,7 @@ import pytest
 from raymq.storage.errors import StoreBusy
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
-from raymq.storage.tables.progress import Journal
+from raymq.storage.tables.journal import Journal
 from tests.crash.power_loss import Disk
 from tests.stored import SMALL, append, bodies, make_record
 

@@ -9,7 +9,7 @@ import pytest
 from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
 from raymq.storage.tables.in_flight import Delivery, InFlight, Outstanding
-from raymq.storage.tables.progress import Journal
+from raymq.storage.tables.journal import Journal
 from tests.stored import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)

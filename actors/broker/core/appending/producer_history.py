@@ -28,7 +28,7 @@ from raymq.storage.records import property_names as properties
 from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from raymq.storage.tables.progress import Journal
+from raymq.storage.tables.journal import Journal
 
 #: How many lanes one step collects: half a millisecond.
 _STEP_LANES: Final = 200

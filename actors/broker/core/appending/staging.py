@@ -5,17 +5,19 @@ A commit may be repeated after any failure: what is in the log already is not ap
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.copies.copying import STAGED, Copying, Duty, Place
 from raymq.actors.broker.core.copies.rewriting import Append
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.records.record import Record, decode
 from raymq.storage.store import Store
 from raymq.storage.tables.staging import StagedChunk, StagedRecords, remove_swept
@@ -59,8 +61,7 @@ class Staging:
         for part in parts:
             for chunk in self._files.chunks(transaction, part):
                 records, sizes = self._missing(chunk)
-                added = self._add(transaction, chunk, memoryview(records), sizes)
-                self._files.finish(chunk, self._store.max_physical_offset)
+                added = self._attempt(transaction, chunk, memoryview(records), sizes)
                 yield added
 
     def close(self, transaction: str) -> None:
@@ -80,6 +81,18 @@ class Staging:
     def abort(self, transaction: str) -> None:
         """Forget a transaction that was not committed."""
         self._files.drop(transaction)
+
+    def _attempt(self, transaction: str, chunk: StagedChunk, records: memoryview, sizes: npt.NDArray[np.int32]) -> int:
+        """`_add` what is missing of a chunk, and note in which part of the log that was."""
+        self._files.declare(chunk, self._store.max_physical_offset)
+        try:
+            added = self._add(transaction, chunk, records, sizes)
+            self._files.finish(chunk, self._store.max_physical_offset)
+        except Exception:
+            with contextlib.suppress(StoreError):  # the disk takes nothing from others either, until the next opening
+                self._files.interrupt(chunk, self._store.max_physical_offset)
+            raise
+        return added
 
     def _add(self, transaction: str, chunk: StagedChunk, records: memoryview, sizes: npt.NDArray[np.int32]) -> int:
         """Append records of a chunk and say how many; those that were damaged since they were staged are set aside."""
@@ -101,13 +114,13 @@ class Staging:
 
     def _missing(self, chunk: StagedChunk) -> tuple[bytes | memoryview, npt.NDArray[np.int32]]:
         """The records of `chunk` that an earlier, interrupted commit has not appended."""
-        declared = self._files.intent(chunk)
-        if declared is None:
-            self._files.declare(chunk, self._store.max_physical_offset)
+        attempts = self._files.attempts(chunk)
+        if not attempts:
             return chunk.records, chunk.sizes
         stored = Counter(
             _sense(record)
-            for record in self._store.walk(declared)
+            for begin, end in attempts
+            for record in self._between(begin, end)
             if record.topic == chunk.topic and record.queue_id == chunk.queue_id
         )
         kept, position = [], 0
@@ -119,6 +132,12 @@ class Staging:
                 kept.append(chunk.records[position : position + size])
             position += size
         return b"".join(kept), np.fromiter(map(len, kept), np.int32, len(kept))
+
+    def _between(self, begin: int, end: int | None) -> Iterator[Record]:
+        """The records in a part of the log; None: to its end."""
+        if begin == end:
+            return iter(())
+        return takewhile(lambda record: end is None or record.physical_offset < end, self._store.walk(begin))
 
 
 def _sense(record: Record) -> bytes:

