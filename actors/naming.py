@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput
 
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -21,7 +22,6 @@ MAX_DERIVED_TOPIC_CHARACTERS = 255
 
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 #: Where messages for a chosen time wait; RocketMQ's TIMER_TOPIC.
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 #: The model of topics that a first message makes.
@@ -82,9 +82,7 @@ def check_sendable(topic: object) -> str:
 
 def is_system_topic(topic: str) -> bool:
     """Whether `topic` is the system's in every cluster: its own, and those derived from groups."""
-    return (
-        topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX)) or topic == SCHEDULE_TOPIC
-    )
+    return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_PREFIX, RETRY_PREFIX, DLQ_PREFIX))
 
 
 def retry_topic(group: str) -> str:

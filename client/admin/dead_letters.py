@@ -18,7 +18,8 @@ from raymq.client.admin.groups import check_exists
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.receipt import Receipt
-from raymq.client.requests.fetching import CHUNK_BYTES, address_of, fetch, patiently
+from raymq.client.requests.asking import ask, patiently
+from raymq.client.requests.fetching import CHUNK_BYTES, fetch
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
 
@@ -140,9 +141,8 @@ async def _redrive_part(
     mq: Connection, group: str, part: Sequence[DeadMessage], *, force: bool, dry_run: bool
 ) -> list[Redriven]:
     queue = part[0].queue
-    address = await address_of(mq, queue.topic, queue.broker)
     command = redrive_command(group, [message.queue_offset for message in part], force=force, dry_run=dry_run)
-    return read_redriven(await mq.pool.request(address, command, _REQUEST_SECONDS))
+    return read_redriven(await ask(mq, queue.topic, queue.broker, command, _REQUEST_SECONDS))
 
 
 def _checked(ids: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import staging as wire_staging
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
-from raymq.client.requests.fetching import address_of, patiently
+from raymq.client.requests.asking import ask, patiently
 from raymq.client.task_connection import OwnConnection
 
 #: One staging or commit request may take this long; a commit copies every staged byte into the log.
@@ -80,4 +80,4 @@ class StagedWriter(OwnConnection):
             )
 
     async def _request(self, topic: str, broker: str, command: Command) -> Command:
-        return await self._mq.pool.request(await address_of(self._mq, topic, broker), command, _REQUEST_SECONDS)
+        return await ask(self._mq, topic, broker, command, _REQUEST_SECONDS)

@@ -18,7 +18,7 @@ from raymq.actors.supervision import is_meant
 from raymq.actors.wire.commands import lock as wire_lock
 from raymq.client.connection import Connection
 from raymq.client.members.lock_table import Grant, LockTable
-from raymq.client.requests.fetching import address_among
+from raymq.client.requests.asking import address_among
 from raymq.storage.clock import boottime
 
 _REQUEST_SECONDS = 3.0

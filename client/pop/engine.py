@@ -48,7 +48,8 @@ from raymq.client.members.subscription import SqlWanted, TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.kept import Kept, Popped
 from raymq.client.receipt import Receipt
-from raymq.client.requests.fetching import ANSWER_SECONDS, address_of, patiently
+from raymq.client.requests.asking import ask, patiently
+from raymq.client.requests.fetching import ANSWER_SECONDS
 from raymq.storage.clock import boottime
 from raymq.storage.records.record import decode
 
@@ -387,9 +388,8 @@ class Popping:
             order=self._ordered,
             max_reconsume_times=self._max_reconsume_times,
         )
-        address = await address_of(self._mq, topic, broker)
         try:
-            answer = await self._mq.pool.request(address, header.command(), _seconds_for_pop(invisible_ms))
+            answer = await ask(self._mq, topic, broker, header.command(), _seconds_for_pop(invisible_ms))
         except NothingToPop:
             return [], 0
         handle_of = read_handles(header, broker, answer)
@@ -439,8 +439,7 @@ class Popping:
         header = Notification(
             self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
         )
-        address = await address_of(self._mq, topic, broker)
-        await self._mq.pool.request(address, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
+        await ask(self._mq, topic, broker, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -452,12 +451,7 @@ class Popping:
 
     async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
         """Repeat a request while the broker is unreachable, for a while: what it does it does once."""
-
-        async def once() -> Command:
-            address = await address_of(self._mq, topic, broker)
-            return await self._mq.pool.request(address, command(), _REQUEST_SECONDS)
-
-        return await patiently(once, _REQUEST_SECONDS)
+        return await patiently(lambda: ask(self._mq, topic, broker, command(), _REQUEST_SECONDS), _REQUEST_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         async def reported() -> None:

@@ -10,7 +10,7 @@ from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.wire.commands.recall import read_recalled, recall_command
 from raymq.client.connection import Connection
-from raymq.client.requests.fetching import address_of, patiently
+from raymq.client.requests.asking import ask, patiently
 from raymq.client.results import SendResult
 
 _SEPARATOR = ","
@@ -44,11 +44,10 @@ async def recall(mq: Connection, handles: Sequence[RecallHandle], timeout: float
         BrokerUnavailable: one did not answer within `timeout` seconds.
     """
 
-    async def ask(handle: RecallHandle) -> RecallStatus:
-        address = await address_of(mq, handle.topic, handle.broker)
-        return read_recalled(await mq.pool.request(address, recall_command(handle.encode()), timeout))
+    async def recalled(handle: RecallHandle) -> RecallStatus:
+        return read_recalled(await ask(mq, handle.topic, handle.broker, recall_command(handle.encode()), timeout))
 
-    told = await asyncio.gather(*(patiently(lambda each=each: ask(each), timeout) for each in handles))  # type: ignore[misc]
+    told = await asyncio.gather(*(patiently(lambda each=each: recalled(each), timeout) for each in handles))  # type: ignore[misc]
     return next(
         (word for word in (RecallStatus.DELIVERED, RecallStatus.WITHDRAWN) if word in told), RecallStatus.UNKNOWN
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from raymq.actors.errors import (
     BrokerUnavailable,
     InvalidInput,
-    MessageNotFound,
     OffsetOutOfRange,
     OffsetReset,
     QueueNotFound,
@@ -29,7 +28,9 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
 from raymq.client import arguments
 from raymq.client.connection import Connection
-from raymq.client.requests.fetching import ANSWER_BYTES, address_of, fetch, patiently
+from raymq.client.requests.asking import ask, patiently
+from raymq.client.requests.fetching import ANSWER_BYTES, fetch
+from raymq.client.requests.offsets import GroupOffsets
 from raymq.client.requests.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds
 
@@ -53,6 +54,7 @@ class Pulling:
     def __init__(self, mq: Connection, group: str) -> None:
         self._mq = mq
         self._group = group
+        self._offsets = GroupOffsets(mq, group)
         #: Where each queue is read next. Who reads moves it once it has what is before.
         self._positions: dict[MessageQueue, int] = {}
         #: The recovery epoch of its broker that each position was reached under, as far as that is known.
@@ -84,13 +86,8 @@ class Pulling:
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset, None if it never committed one."""
         arguments.queue("queue", queue)
-        try:
-            answer = await self._ask(
-                queue, lambda: wire_offset.query_offset_command(self._group, queue.topic, queue.queue_id)
-            )
-        except MessageNotFound:
-            return None
-        return number_in(answer, "offset")
+        place = await patiently(lambda: self._offsets.committed(queue), CONTROL_SECONDS)
+        return None if place is None else place[0]
 
     async def position(self, queue: MessageQueue) -> int:
         """The offset of the next fetch."""
@@ -225,8 +222,6 @@ class Pulling:
         return wire_offset.update_offset_command(*place, overrules_reset=True, epoch=self.epochs.get(queue))
 
     async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:
-        async def once() -> Command:
-            address = await address_of(self._mq, queue.topic, queue.broker)
-            return await self._mq.pool.request(address, command(), CONTROL_SECONDS)
-
-        return await patiently(once, CONTROL_SECONDS)
+        return await patiently(
+            lambda: ask(self._mq, queue.topic, queue.broker, command(), CONTROL_SECONDS), CONTROL_SECONDS
+        )

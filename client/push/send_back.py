@@ -23,7 +23,7 @@ from raymq.actors.wire.commands.send_back import SET_ASIDE, send_back_command
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.requests.fetching import address_of
+from raymq.client.requests.asking import address_of
 
 _REQUEST_SECONDS = 5.0
 #: What follows a message in its queue cannot be committed before it is given back.

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from raymq.actors.errors import BrokerUnavailable, RayMQError
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
-from raymq.client.requests.fetching import patiently
+from raymq.client.requests.asking import patiently
 
 REQUEST_SECONDS: Final = 5.0
 

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
 import pyarrow as pa
 
-from raymq.actors.backoff import Backoff
-from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.errors import RayMQError
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched, read_one
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
+from raymq.client.requests.asking import address_among, patiently
 from raymq.client.task_connection import OwnConnection
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.table import tables_from_records
 
 #: Bytes of one chunk of a range.
 CHUNK_BYTES = 8 * 1024 * 1024
-#: How long an unreachable broker is asked again before a read gives up: a restart takes 2 s.
-PATIENCE_SECONDS = 30.0
 #: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
 ANSWER_BYTES = 4 * 1024 * 1024
 #: What an answer may take beyond the time for which the request may be parked.
 ANSWER_SECONDS = 10.0
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +45,6 @@ class EarlyAnswers:
 
     def bare(self, body: memoryview) -> None:
         self.one(*read_one(body))
-
-
-async def address_of(mq: Connection, topic: str, broker: str) -> str:
-    """Where a broker of `topic` listens; BrokerUnavailable if the routes do not know it."""
-    for fresh in (False, True):
-        address = (await mq.routes.get(topic, fresh=fresh)).addresses.get(broker)
-        if address is not None:
-            return address
-    raise BrokerUnavailable(broker, f"it is in no route of {topic}")
-
-
-async def address_among(mq: Connection, topics: Iterable[str], broker: str) -> str:
-    """Where a broker listens, by whichever of `topics` has it in its route: one that is gone hides no broker.
-
-    Raises:
-        TopicNotFound, BrokerUnavailable: no route of them knows it.
-    """
-    problem: RayMQError = BrokerUnavailable(broker, "no topic is read there")
-    for topic in dict.fromkeys(topics):
-        try:
-            return await address_of(mq, topic, broker)
-        except RayMQError as error:
-            problem = error
-    raise problem
 
 
 async def fetch(
@@ -117,20 +87,6 @@ async def fetch(
     if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
         on_epoch(epoch)
     return read_fetched(answer)
-
-
-async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:
-    """Repeat what only reads (or may be repeated) while the broker is unreachable, for up to `seconds`."""
-    deadline = time.monotonic() + seconds
-    backoff = Backoff(first=0.1, cap=1.0)
-    while True:
-        try:
-            return await attempt()
-        except BrokerUnavailable:
-            wait = backoff.next_delay()
-            if time.monotonic() + wait >= deadline:
-                raise
-            await asyncio.sleep(wait)
 
 
 def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -13,7 +13,7 @@ from raymq.actors.wire.commands import offset as wire_offset
 from raymq.actors.wire.commands import query as wire_query
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
-from raymq.client.requests.fetching import address_of
+from raymq.client.requests.asking import ask
 
 _REQUEST_SECONDS = 5.0
 
@@ -73,5 +73,4 @@ class GroupOffsets:
         await self._ask(queue, command)
 
     async def _ask(self, queue: MessageQueue, command: Command) -> Command:
-        address = await address_of(self._mq, queue.topic, queue.broker)
-        return await self._mq.pool.request(address, command, _REQUEST_SECONDS)
+        return await ask(self._mq, queue.topic, queue.broker, command, _REQUEST_SECONDS)

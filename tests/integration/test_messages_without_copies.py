@@ -9,10 +9,10 @@ import pytest
 
 from raymq.actors.broker.core.runtime_figures import runtime_figures
 from raymq.actors.errors import ProtocolError
-from raymq.actors.naming import SCHEDULE_TOPIC
 from raymq.actors.wire.headers.pop import FROM_MIN, PopMessage
 from raymq.client import Admin, Connection, ConsumeResult, InvalidInput, Message, Producer, PushConsumer, Retry
 from raymq.client.message import ReceivedMessage
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.integration.conftest import Services

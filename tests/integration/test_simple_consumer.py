@@ -33,7 +33,7 @@ from raymq.client import (
     SubscriptionMismatch,
     TopicNotFound,
 )
-from raymq.client.requests.fetching import patiently
+from raymq.client.requests.asking import patiently
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 

@@ -8,7 +8,7 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.copies.copying import DUTIES
 from raymq.actors.broker.core.statistics import MINUTE, Counter, Statistics
 from raymq.actors.errors import NotFoundError, StoreCorrupt
-from raymq.actors.naming import SCHEDULE_TOPIC
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.log.retention import Disk
 
 #: What we are compatible with, and its ordinal.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raymq.actors.naming import AUTO_CREATE_TOPIC, NAME_PATTERN, SCHEDULE_TOPIC, TIMER_TOPIC, reply_topic
+from raymq.actors.naming import AUTO_CREATE_TOPIC, NAME_PATTERN, TIMER_TOPIC, reply_topic
 from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
 
 _READ_WRITE = PERM_READ | PERM_WRITE

@@ -12,7 +12,7 @@ from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append_one import PLACE, STATUSES
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server import Handler, PromptHandler, ServerConnection
 from raymq.storage.log.checking import Single
 from raymq.storage.log.writing import Stored
 
@@ -27,7 +27,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     }
 
 
-class _AppendOne:
+class _AppendOne(PromptHandler):
     def __init__(self, context: BrokerContext, append: Callable[[Single, Stored | None], tuple[int, int]]) -> None:
         self._context = context
         self._append = append

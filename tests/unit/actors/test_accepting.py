@@ -18,7 +18,7 @@ from raymq.actors.errors import (
     StoreFull,
     TopicNotFound,
 )
-from raymq.actors.naming import SCHEDULE_TOPIC
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.records.record import pack_host
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.taking_in import BORN_HOST, CLUSTER, UNIQUE_KEY, Intake

@@ -20,8 +20,9 @@ from raymq.actors.broker.core.appending import producer_history
 from raymq.actors.broker.core.copies.copying import DUTIES
 from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.errors import NotFoundError, RayMQError
-from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import Redriven
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.log.index_file import EVER_MS

@@ -14,9 +14,10 @@ import pytest
 
 from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.actors.errors import StoreFull
-from raymq.actors.naming import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from raymq.actors.naming import dlq_topic, retry_topic
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record, encode, encode_properties

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.copies.marked_records import Part, marked_parts, parts_of_topic
-from raymq.actors.naming import SCHEDULE_TOPIC, TIMER_TOPIC
+from raymq.actors.naming import TIMER_TOPIC
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
 from raymq.storage.records import batch as record_batch
 from raymq.storage.records import property_names as names

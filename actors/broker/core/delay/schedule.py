@@ -39,8 +39,9 @@ from raymq.actors.broker.core.delay.timer_records import LANE as TIMER_LANE
 from raymq.actors.broker.core.delay.timer_records import moved_properties
 from raymq.actors.broker.core.duty_troubles import PartTroubles
 from raymq.actors.errors import TopicNotFound
-from raymq.actors.naming import SCHEDULE_TOPIC, UNSENDABLE_TOPICS
+from raymq.actors.naming import UNSENDABLE_TOPICS
 from raymq.actors.protocol import DueReport, Placed
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput, QueueNotFound, StoreError
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode

@@ -14,8 +14,9 @@ from raymq.actors.broker.core.groups.locks import QueueLocks
 from raymq.actors.broker.core.groups.settings import GroupSettings
 from raymq.actors.broker.core.redelivery import retry
 from raymq.actors.errors import NotFoundError, PermissionDenied, StoreCorrupt
-from raymq.actors.naming import SCHEDULE_TOPIC, dlq_topic, retry_topic
+from raymq.actors.naming import dlq_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
