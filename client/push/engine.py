@@ -1,6 +1,7 @@
-"""The engine of a push consumer: membership, assignment, positions, commits. Fetching is `raymq.client.push.fetching`.
+"""The engine of a push consumer: it looks who has which queue, carries out what follows from that, and commits.
 
-Runs on the connection's event loop.
+Runs on the connection's event loop. What is to be done with a queue, and in which order, `raymq.client.push.assignment`
+says; what is fetched of it, `raymq.client.push.fetching`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
 from raymq.actors.errors import OffsetReset, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.supervision import Failure, Supervisor
+from raymq.actors.supervision import Failure, Supervisor, is_meant
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.connection import Connection as WireConnection
 from raymq.actors.wire.frame import Command
@@ -26,6 +27,18 @@ from raymq.client.members.membership import Membership
 from raymq.client.members.queue_locks import QueueLocks
 from raymq.client.members.rebalance import strategy_named
 from raymq.client.members.subscription import TagFilter
+from raymq.client.push.assignment import (
+    Assignment,
+    AwaitCalls,
+    CommitLast,
+    Drop,
+    FindStart,
+    Instruction,
+    Lock,
+    Open,
+    Shares,
+    Unlock,
+)
 from raymq.client.push.committing import Committing
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.push.delivery import Delivery
@@ -45,8 +58,6 @@ _COMMIT_SECONDS = 0.5
 _LET_GO_SECONDS = 30.0
 #: How long the last commits of queues that go to other members are waited for, all at the same time.
 _LAST_COMMIT_SECONDS = 3.0
-#: How long the routes are looked at every second for a broker that fell out of them: a restart takes 2 s.
-_RETURN_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -102,10 +113,12 @@ class Consuming:
         )
         self._queues: dict[MessageQueue, ProcessQueue] = {}
         self._committed: dict[MessageQueue, int] = {}
-        #: Queues that went away with their broker, before it knew how far they were done.
-        self._unsaved: dict[MessageQueue, ProcessQueue] = {}
-        self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
+        #: Queues that were dropped and whose last commit was not begun yet.
+        self._dropped: dict[MessageQueue, ProcessQueue] = {}
         self._backoffs = QueueBackoffs(time.monotonic)
+        self._assignment = Assignment(
+            time.monotonic, locking=self._locking, clustering=self._clustering, backoffs=self._backoffs
+        )
         who = mq, self._client_id, f"{self._client_id}:{settings.group}", settings.group if self._clustering else None
         self._fetching = Fetching(
             *who,
@@ -120,7 +133,6 @@ class Consuming:
             *who, fetching=self._fetching, offsets=self._offsets, owner=self, supervisor=self.supervisor
         )
         self._rebalance_now = asyncio.Event()
-        self._missed_until = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -160,7 +172,7 @@ class Consuming:
         await self.delivery.stop(timeout)
         left = max(deadline - time.monotonic(), _FAREWELL_SECONDS)
         await _within(left / 2, self._commit_all())
-        unlock = [self._locks.unlock({*self._queues, *self._leaving})] if self._locking else []
+        unlock = [self._locks.unlock(self._assignment.held)] if self._locking else []
         await _within(left / 2, asyncio.gather(*unlock, self._membership.leave()))
 
     def failures_of_loops(self) -> list[Failure]:
@@ -172,13 +184,12 @@ class Consuming:
             if loop is not None and loop.failures
         ]
 
-    # -- assignment -----------------------------------------------------------------------------------------------
+    # -- rounds ---------------------------------------------------------------------------------------------------
 
     async def _keep_assignment(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                missing = not self._queues or time.monotonic() < self._missed_until
-                async with asyncio.timeout(_TICK_SECONDS if missing else REBALANCE_SECONDS):
+                async with asyncio.timeout(_TICK_SECONDS if self._assignment.is_missing_some else REBALANCE_SECONDS):
                     await self._rebalance_now.wait()
             self._rebalance_now.clear()
             try:
@@ -186,6 +197,9 @@ class Consuming:
                     continue
             except RayMQError as error:
                 _log.debug("rebalance: %s", error)
+            except BaseException:  # what is not shared out is soon: whoever runs this again waits a little
+                self._rebalance_now.set()
+                raise
             await asyncio.sleep(_TICK_SECONDS)
             self._rebalance_now.set()
 
@@ -198,11 +212,22 @@ class Consuming:
 
     async def _share_out(self) -> bool:
         """Take over what is ours now, let go of what is not; False if some of it has to be tried again."""
+        shares = await self._look()
+        if shares is None:
+            return False
+        try:
+            await self._carry_out(self._assignment.share_out(shares))
+        finally:
+            self._fetching.follow()
+        return self._assignment.is_settled
+
+    async def _look(self) -> Shares | None:
+        """The shares as the members and the routes are now; None if no broker says who is a member."""
         members = await self._membership.members() if self._clustering else [self._client_id]
         if not members:
-            return False
+            return None
         mine: set[MessageQueue] = set()
-        others: set[MessageQueue] = set()
+        known: set[MessageQueue] = set()
         unmet: set[MessageQueue] = set()
         settled = self._membership.settled
         for topic in self._filters:
@@ -215,97 +240,138 @@ class Consuming:
                 continue
             queues = route.readable()
             mine.update(self._strategy(queues, members, self._client_id, self._membership.owners))
-            others.update(queues)
+            known.update(queues)
             away = {broker for broker, address in route.addresses.items() if self._membership.is_unmet(address)}
             unmet.update(queue for queue in queues if queue.broker in away)
         if self._sticky:  # a change is under way until the brokers see each queue with its owner
             owned = {queue for queue, owner in self._membership.owners.items() if owner == self._client_id}
-            settled = settled and owned & others == mine & others
-        for queue in others - mine:  # another member knows better by now
-            self._unsaved.pop(queue, None)
-        brokers, gone = {queue.broker for queue in mine | others}, list[MessageQueue]()
-        for queue in [queue for queue in self._queues if queue not in mine]:
-            if queue.broker not in brokers:
-                self._missed_until = time.monotonic() + _RETURN_SECONDS
-            gone.append(queue)
-        await asyncio.gather(*map(self._let_go, gone))
-        new = {queue for queue in mine - set(self._queues) if self._backoffs.is_due(queue)}
-        may_take = {queue for queue in new - unmet if queue not in self._leaving}
-        if self._locking and may_take:
-            may_take = await self._locks.lock(may_take)
-        taken = await asyncio.gather(*(self._take(queue) for queue in sorted(may_take)))
-        self._fetching.follow()
-        return settled and all(taken) and may_take == new
+            settled = settled and owned & known == mine & known
+        return Shares(mine, known, unmet, settled)
 
-    async def _take(self, queue: MessageQueue) -> bool:
+    # -- instructions ---------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, instructions: Iterable[Instruction]) -> None:
+        """Do what the assignment wants, and what follows from it; the calls of listeners are not waited for.
+
+        What nobody expected of one is raised when the others are done. The assignment knows of it by then.
+        """
+        begun = [work for each in instructions if (work := self._begin(each)) is not None]
+        for failure in await asyncio.gather(*begun, return_exceptions=True):
+            if failure is not None:
+                raise failure
+
+    def _begin(self, instruction: Instruction) -> Coroutine[Any, Any, None] | None:
+        """Do it at once, or return what is still to be awaited."""
+        match instruction:
+            case Lock(queues):
+                return self._lock(queues)
+            case FindStart(queue):
+                return self._find_start(queue)
+            case CommitLast(queue):
+                return self._commit_last(queue)
+            case Unlock(queue):
+                return self._unlock(queue)
+            case Open(queue):
+                self._open(instruction)
+            case Drop(queue):
+                self._dropped[queue] = self._queues.pop(queue)
+                self.delivery.drop(queue)
+            case AwaitCalls(queue):
+                self.supervisor.keep("handing over of a queue", lambda: self._hand_over(queue))
+        return None
+
+    async def _lock(self, queues: tuple[MessageQueue, ...]) -> None:
         try:
-            place = await self._offsets.committed(queue) if self._clustering else None
-            if place is None:
-                place = await self._offsets.first(queue, self._settings.consume_from, self._settings.consume_timestamp)
-                if self._clustering:
-                    await self._offsets.commit(queue, place[0], incarnation=place[1])
+            held = await self._locks.lock(queues)
+        except BaseException as error:
+            if not is_meant(error):
+                await self._carry_out(self._assignment.locked(queues, set()))
+            raise
+        await self._carry_out(self._assignment.locked(queues, held))
+
+    async def _find_start(self, queue: MessageQueue) -> None:
+        try:
+            offset, incarnation = await self._start_of(queue)
         except (TopicNotFound, QueueNotFound) as error:  # deleted, or not made yet: what does not depend on it goes on
-            self._give_up(queue, error)
-            return True
-        except RayMQError as error:  # not "no offset": come back later rather than start somewhere
+            await self._carry_out(self._give_up(queue, error))
+        except RayMQError as error:
             _log.debug("position of %s: %s", queue, error)
-            return False
-        offset, incarnation = place
-        self._committed[queue] = offset
-        unsaved = self._unsaved.pop(queue, None)
-        if unsaved is not None and unsaved.incarnation >= incarnation:
-            offset = max(offset, unsaved.commit_offset) if self._clustering else unsaved.commit_offset
-        self._queues[queue] = process = self.delivery.open(queue, offset)
-        process.incarnation = incarnation
-        if unsaved is not None and offset == unsaved.commit_offset:  # it was come to by what was read then
-            process.epoch = unsaved.epoch
-        return True
-
-    async def _let_go(self, queue: MessageQueue) -> None:
-        if self._locking:  # the next owner must not begin while a call of ours runs
-            self._let_go_later(queue)
+            await self._carry_out(self._assignment.start_unknown(queue))
+        except BaseException as error:
+            if not is_meant(error):
+                await self._carry_out(self._assignment.start_unknown(queue))
+            raise
         else:
-            process = self._queues.pop(queue)
-            self.delivery.drop(queue)
-            await self._commit_last(process)
+            self._committed[queue] = offset
+            await self._carry_out(self._assignment.start_found(queue, offset, incarnation))
 
-    def _let_go_later(self, queue: MessageQueue) -> None:
-        process = self._queues.pop(queue)
-        self.delivery.drop(queue)
-        task = self.supervisor.keep("handing over of a queue", lambda: self._hand_over(process))
-        self._leaving[queue] = task
-        task.add_done_callback(lambda _: self._leaving.pop(queue, None))
+    async def _start_of(self, queue: MessageQueue) -> tuple[int, int]:
+        """Where the group is, or begins, in a queue, and the incarnation of its topic."""
+        settings = self._settings
+        place = await self._offsets.committed(queue) if self._clustering else None
+        if place is None:
+            place = await self._offsets.first(queue, settings.consume_from, settings.consume_timestamp)
+            if self._clustering:
+                await self._offsets.commit(queue, place[0], incarnation=place[1])
+        return place
 
-    async def _hand_over(self, process: ProcessQueue) -> None:
+    def _open(self, start: Open) -> None:
+        self._queues[start.queue] = process = self.delivery.open(start.queue, start.offset)
+        process.incarnation = start.incarnation
+        process.epoch = start.epoch
+
+    async def _hand_over(self, queue: MessageQueue) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LET_GO_SECONDS):
-                await self.delivery.idle(process.queue)
-        await self._commit_last(process)
-        await self._locks.unlock([process.queue])
+                await self.delivery.idle(queue)
+        await self._carry_out(self._assignment.calls_over(queue))
+
+    async def _commit_last(self, queue: MessageQueue) -> None:
+        process = self._dropped.pop(queue)
+        offset = process.commit_offset
+        try:
+            await _within(_LAST_COMMIT_SECONDS, self._commit(process))
+        except BaseException as error:  # it was tried; what is left to do goes on
+            if is_meant(error):
+                raise
+            self.supervisor.report("commit", error)
+        saved = self._committed.pop(queue, offset) >= offset
+        await self._carry_out(self._assignment.committed_last(queue, process, saved=saved))
+
+    async def _unlock(self, queue: MessageQueue) -> None:
+        self._dropped.pop(queue, None)
+        try:
+            await self._locks.unlock([queue])
+        finally:
+            await self._carry_out(self._assignment.unlocked(queue))
 
     def _heard_of_locks(self, kept: set[MessageQueue], lost: set[MessageQueue]) -> None:
         """Locks were renewed, and others were not: somebody else may have had those queues."""
         for queue in lost & set(self._queues):
             _log.warning("the lock of %s is lost", queue)
-            self._let_go_later(queue)
             self._rebalance_now.set()
+        self._do_at_once(self._assignment.locks_lost(lost))
         self.delivery.gate_opened(kept)
+
+    def _do_at_once(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            begun = self._begin(instruction)
+            assert begun is None, f"{instruction} has to be awaited"
 
     # -- queues in trouble ----------------------------------------------------------------------------------------
 
-    def gone(self, queue: MessageQueue, error: Exception) -> None:
+    def gone(self, process: ProcessQueue, error: Exception) -> None:
         """Its broker does not have it (any more): it is not ours, unless it comes back."""
-        self._give_up(queue, error)
-        self._rebalance_now.set()
+        if not process.dropped:
+            self._do_at_once(self._give_up(process.queue, error))
+            self._dropped.pop(process.queue, None)
+            self._rebalance_now.set()
 
-    def _give_up(self, queue: MessageQueue, error: Exception) -> None:
+    def _give_up(self, queue: MessageQueue, error: Exception) -> list[Instruction]:
         _log.info("%s is not there: %s", queue, error)
         self._fetching.leave_alone(queue, error)
-        self._missed_until = time.monotonic() + _RETURN_SECONDS
         self._committed.pop(queue, None)
-        self._unsaved.pop(queue, None)
-        if self._queues.pop(queue, None) is not None:
-            self.delivery.drop(queue)
+        return self._assignment.gone(queue)
 
     def pass_over(self, queue: MessageQueue, offset: int, error: BaseException) -> None:
         """A message cannot be read: it is told and counted, and what is behind it goes on."""
@@ -346,17 +412,6 @@ class Consuming:
 
     def _has_to_commit(self, process: ProcessQueue) -> bool:
         return self._clustering and self._committed.get(process.queue) != process.commit_offset
-
-    async def _commit_last(self, process: ProcessQueue) -> None:
-        """Commit a queue that is let go; what its broker cannot be told counts if the queue comes back to us.
-
-        Of broadcasting no broker is told anything: a queue that comes back goes on where it was.
-        """
-        offset = process.commit_offset
-        await _within(_LAST_COMMIT_SECONDS, self._commit(process))
-        known = self._committed.pop(process.queue, offset)
-        if not self._clustering or known < offset:
-            self._unsaved[process.queue] = process
 
     async def _commit(self, process: ProcessQueue) -> None:
         offset = process.commit_offset

@@ -32,7 +32,7 @@ class Owner(Protocol):
     def move(self, process: ProcessQueue, offset: int, incarnation: int | None) -> None:
         """Go on at `offset`, in that incarnation of the topic (None: the same)."""
 
-    def gone(self, queue: MessageQueue, error: Exception) -> None:
+    def gone(self, process: ProcessQueue, error: Exception) -> None:
         """Its broker does not have the queue (any more)."""
 
     def pass_over(self, queue: MessageQueue, offset: int, error: BaseException) -> None:
@@ -75,7 +75,7 @@ class Examining:
         elif isinstance(error, OffsetOutOfRange):
             self._examine(process, lambda: self._find_place(process, error))
         elif isinstance(error, TopicNotFound | QueueNotFound):
-            self._owner.gone(queue, error)
+            self._owner.gone(process, error)
         elif isinstance(error, RayMQError) and not isinstance(error, StoreCorrupt):
             self._fetching.leave_alone(queue, error)
         else:
@@ -99,7 +99,7 @@ class Examining:
                 try:
                     await find_out()
                 except (TopicNotFound, QueueNotFound) as error:
-                    self._owner.gone(process.queue, error)
+                    self._owner.gone(process, error)
                 except OffsetReset as reset:
                     self._heed(process, reset)
                 except RayMQError as error:

@@ -1,0 +1,488 @@
+"""Members of one group against brokers with real lock books: rounds, lost answers, pauses and cut networks.
+
+No call begins while another member has the lock; nothing is handed on before its last commit was tried; nobody starts
+behind what was done; and once a change has settled each queue is open at exactly the member that it belongs to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from raymq.actors.assignment import average
+from raymq.actors.broker.core.groups.clients import GRACE_SECONDS
+from raymq.actors.broker.core.groups.locks import LEASE_SECONDS, QueueLocks
+from raymq.actors.protocol import MessageQueue
+from raymq.client.members.lock_table import Grant, LockTable
+from raymq.client.push.assignment import (
+    Assignment,
+    AwaitCalls,
+    CommitLast,
+    Drop,
+    FindStart,
+    Instruction,
+    Lock,
+    Open,
+    Shares,
+    Stage,
+    Unlock,
+)
+from raymq.client.push.queue_backoff import QueueBackoffs
+from tests.unit.actors.clock import FakeClock
+
+QUEUES = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
+#: What becomes of a request: all is well, it never comes, or its answer never does.
+FATES = ("well", "request lost", "answer lost")
+FATE = st.sampled_from(FATES)
+FAILS = st.sampled_from([None, FindStart, CommitLast, Unlock, Lock])
+STEPS = st.sampled_from([20, 1, 2, 3, 5, 8])
+LET_GO_SECONDS = 30.0
+
+
+@dataclass
+class Link:
+    """A member's connections to the brokers, as the member sees them."""
+
+    is_open: bool = True
+
+
+@dataclass
+class Place:
+    """How far an open, or dropped, queue is done at a member."""
+
+    commit_offset: int
+    incarnation: int = 0
+    epoch: int = 0
+
+
+@dataclass(eq=False)
+class Duty:
+    """An instruction that was given; `asked_at` and `grants` are of a lock's request that is under way."""
+
+    instruction: Instruction
+    since: float
+    asked_at: float | None = None
+    grants: dict[MessageQueue, Grant] | None = None
+
+
+@dataclass(eq=False)
+class Member:
+    """One consumer: the assignment and the lock table are the real ones, and this carries out what they say."""
+
+    name: str
+    assignment: Assignment
+    backoffs: QueueBackoffs
+    locks: LockTable
+    link: Link = field(default_factory=Link)
+    open: dict[MessageQueue, Place] = field(default_factory=dict)
+    dropped: dict[MessageQueue, Place] = field(default_factory=dict)
+    #: The calls that run: of a queue, and the place that the call moves on.
+    calls: dict[MessageQueue, Place] = field(default_factory=dict)
+    duties: list[Duty] = field(default_factory=list)
+    #: When each queue was dropped last.
+    dropped_at: dict[MessageQueue, float] = field(default_factory=dict)
+    #: Of the lock under which each queue was opened.
+    terms: dict[MessageQueue, int] = field(default_factory=dict)
+    #: Queues that were dropped and whose last commit was not tried yet.
+    owes: set[MessageQueue] = field(default_factory=set)
+    paused: bool = False
+    cut: bool = False
+    #: Whether the brokers know it; they forget it a while after its last connection ended.
+    known: bool = True
+    forget_at: float | None = None
+
+
+class Group(RuleBasedStateMachine):
+    """An ordered group; `Unordered` is the other one."""
+
+    locking = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.brokers = QueueLocks(self.clock)
+        self.committed: dict[MessageQueue, int] = {}
+        self.done = dict.fromkeys(QUEUES, 0)
+        self.numbers = itertools.count()
+        self.members: list[Member] = []
+        self.dead: list[Member] = []
+        #: Whether a lock may be held by somebody who does not know it, or cannot say so, until its lease ends.
+        self.trouble = False
+        #: No lock is lost: then all settles within seconds.
+        self.calm = False
+        self.join()
+        self.join()
+
+    @initialize(calm=st.booleans())
+    def choose(self, calm: bool) -> None:
+        self.calm = calm
+
+    # -- what brokers do ------------------------------------------------------------------------------------------
+
+    def holder(self, queue: MessageQueue) -> str | None:
+        return self.brokers.holder("g", *key(queue))
+
+    def pass_time(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        for member in sorted(
+            (each for each in [*self.members, *self.dead] if each.known and each.forget_at is not None),
+            key=lambda each: each.forget_at or 0.0,
+        ):
+            if member.forget_at is not None and member.forget_at <= until:
+                self.clock.advance(max(0.0, member.forget_at - self.clock()))
+                member.known = False
+                self.brokers.forget(member.name)
+        self.clock.advance(until - self.clock())
+
+    def grants(self, member: Member, queues: tuple[MessageQueue, ...], asked_at: float) -> dict[MessageQueue, Grant]:
+        terms = self.brokers.lock("g", member.name, [key(queue) for queue in queues])
+        return {queue: Grant(asked_at, terms[key(queue)], member.link) for queue in queues if key(queue) in terms}
+
+    # -- what a member does ---------------------------------------------------------------------------------------
+
+    def follow(self, member: Member, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Open(queue, offset):
+                    assert queue not in member.open
+                    assert offset <= self.done[queue], "messages that nobody has done are skipped"
+                    member.open[queue] = Place(offset)
+                case Drop(queue):
+                    member.dropped[queue] = member.open.pop(queue)
+                    member.dropped_at[queue] = self.clock()
+                    member.owes.add(queue)
+                case _:
+                    member.duties.append(Duty(instruction, self.clock()))
+
+    def work(self, member: Member, duty: Duty, fate: str) -> None:  # noqa: C901 - one case per instruction
+        """Go on with a duty; what becomes of its request is `fate`."""
+        if member.cut:
+            fate = "request lost"
+        if isinstance(duty.instruction, Lock | Unlock):
+            if self.calm:
+                fate = "well"
+            self.trouble |= fate != "well"
+        match duty.instruction:
+            case Lock(queues):
+                if duty.asked_at is None:  # the answer comes later
+                    duty.asked_at = self.clock()
+                    found = {} if fate == "request lost" else self.grants(member, queues, duty.asked_at)
+                    duty.grants = found if fate == "well" else {}
+                    return
+                member.duties.remove(duty)
+                held = duty.grants or {}
+                for queue, grant in held.items():
+                    member.locks.granted(queue, grant)
+                    member.terms[queue] = grant.term
+                self.follow(member, member.assignment.locked(queues, set(held)))
+            case FindStart(queue):
+                member.duties.remove(duty)
+                if fate == "well":
+                    offset = self.committed.setdefault(queue, 0)
+                    self.follow(member, member.assignment.start_found(queue, offset, 0))
+                else:
+                    self.follow(member, member.assignment.start_unknown(queue))
+            case AwaitCalls(queue):
+                if queue not in member.calls or self.clock() - duty.since >= LET_GO_SECONDS:
+                    member.duties.remove(duty)
+                    self.follow(member, member.assignment.calls_over(queue))
+            case CommitLast(queue):
+                member.duties.remove(duty)
+                place = member.dropped.pop(queue)
+                member.owes.discard(queue)
+                if fate != "request lost":
+                    self.commit(queue, place)
+                self.follow(member, member.assignment.committed_last(queue, place, saved=fate == "well"))
+            case Unlock(queue):
+                member.duties.remove(duty)
+                assert queue not in member.owes, "it is handed on before its last commit was tried"
+                waited = self.clock() - member.dropped_at.get(queue, 0.0) >= LET_GO_SECONDS
+                assert waited or queue not in member.calls, "it is handed on while a call runs"
+                member.locks.forget(queue)
+                if fate != "request lost":
+                    self.brokers.unlock("g", member.name, [key(queue)])
+                self.follow(member, member.assignment.unlocked(queue))
+
+    def commit(self, queue: MessageQueue, place: Place) -> None:
+        assert place.commit_offset <= self.done[queue]
+        self.committed[queue] = max(self.committed[queue], place.commit_offset)
+
+    def look(self, member: Member) -> None:
+        """One round; none begins before the last one's locks and starts are there, and none without the brokers."""
+        if member.cut or any(isinstance(duty.instruction, Lock | FindStart) for duty in member.duties):
+            return
+        members = sorted(each.name for each in [*self.members, *self.dead] if each.known)
+        mine = set(average(QUEUES, members, member.name))
+        self.follow(member, member.assignment.share_out(Shares(mine, set(QUEUES), set(), settled=True)))
+
+    def renew(self, member: Member, fate: str) -> None:
+        self.follow(member, member.assignment.locks_lost(member.locks.ended(member.open)))
+        due = tuple(sorted(member.locks.due(member.open)))
+        member.locks.tried(due)
+        if not due or member.cut or fate == "request lost":
+            return
+        grants = self.grants(member, due, self.clock())
+        if fate == "well":
+            kept = {queue for queue, grant in grants.items() if member.locks.granted(queue, grant)}
+            self.follow(member, member.assignment.locks_lost(set(due) - kept))
+
+    def may_begin(self, member: Member, queue: MessageQueue) -> bool:
+        return queue not in member.calls and (not self.locking or member.locks.may_begin(queue))
+
+    def begin_call(self, member: Member, queue: MessageQueue) -> None:
+        if self.may_begin(member, queue):
+            if self.locking:
+                assert self.holder(queue) in (None, member.name), "a call begins beside another's lock"
+                if self.holder(queue) is not None:
+                    term = self.brokers.lock("g", member.name, [key(queue)])[key(queue)]
+                    assert term == member.terms[queue], "another may have had it since it was fetched"
+            member.calls[queue] = member.open[queue]
+
+    def end_call(self, member: Member, queue: MessageQueue) -> None:
+        place = member.calls.pop(queue)
+        place.commit_offset += 1
+        self.done[queue] = max(self.done[queue], place.commit_offset)
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+
+    def awake(self) -> list[Member]:
+        return [member for member in self.members if not member.paused]
+
+    @precondition(lambda self: len(self.members) < 3)
+    @rule()
+    def join(self) -> None:
+        backoffs = QueueBackoffs(self.clock)
+        machine = Assignment(self.clock, locking=self.locking, clustering=True, backoffs=backoffs)
+        self.members.append(Member(f"m{next(self.numbers)}", machine, backoffs, LockTable(self.clock)))
+
+    @rule(which=st.integers(0, 2), looks=st.sampled_from([True, True, False]), steps=STEPS, fails=FAILS, fate=FATE)
+    def goes_on(self, which: int, looks: bool, steps: int, fails: type[Instruction] | None, fate: str) -> None:
+        """A member looks at the shares, or does not, and does some of its duties; one kind of them may fail."""
+        awake = self.awake()
+        if not awake:
+            return
+        member = awake[which % len(awake)]
+        if looks:
+            self.look(member)
+        for _ in range(steps):
+            if member.duties:
+                duty = member.duties[0]
+                self.work(member, duty, fate if type(duty.instruction) is fails else "well")
+                member.duties = member.duties[1:] + member.duties[:1]  # one that waits holds up no other
+
+    @precondition(lambda self: self.locking)
+    @rule(which=st.integers(0, 2), fate=FATE)
+    def renews(self, which: int, fate: str) -> None:
+        if awake := self.awake():
+            self.renew(awake[which % len(awake)], fate)
+
+    @rule(which=st.integers(0, 8), ends=st.booleans())
+    def calls(self, which: int, ends: bool) -> None:
+        can = [(member, queue) for member in self.awake() for queue in sorted(member.open)]
+        if can:
+            member, queue = can[which % len(can)]
+            self.begin_call(member, queue)
+            if ends and queue in member.calls:
+                self.end_call(member, queue)
+
+    @rule(which=st.integers(0, 8))
+    def call_ends(self, which: int) -> None:
+        if running := [(member, queue) for member in self.awake() for queue in sorted(member.calls)]:
+            self.end_call(*running[which % len(running)])
+
+    @rule(which=st.integers(0, 8))
+    def commits(self, which: int) -> None:
+        can = [place for member in self.awake() if not member.cut for place in sorted(member.open.items(), key=first)]
+        if can:
+            self.commit(*can[which % len(can)])
+
+    @rule(which=st.integers(0, 8))
+    def broker_does_not_have_it(self, which: int) -> None:
+        if can := [(member, queue) for member in self.awake() for queue in sorted(member.open)]:
+            member, queue = can[which % len(can)]
+            member.backoffs.failed(queue)
+            self.follow(member, member.assignment.gone(queue))
+            member.dropped.pop(queue, None)
+            member.owes.discard(queue)
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 2.0, 5.0, LEASE_SECONDS + 1.0]))
+    def waits(self, seconds: float) -> None:
+        self.pass_time(seconds)
+
+    @rule(which=st.integers(0, 2))
+    def is_paused(self, which: int) -> None:
+        self.members[which % len(self.members)].paused = True
+
+    @rule()
+    def all_go_on(self) -> None:
+        for member in self.members:
+            member.paused = False
+
+    @precondition(lambda self: not self.calm)
+    @rule(which=st.integers(0, 2), sees_it=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 3.0]), back=st.booleans())
+    def network_is_cut(self, which: int, sees_it: bool, seconds: float, back: bool) -> None:
+        """It is there again after so many seconds, or when `network_is_there_again`."""
+        member = self.members[which % len(self.members)]
+        if not member.cut:
+            self.trouble = member.cut = True
+            member.link.is_open = not sees_it
+            member.forget_at = self.clock() + GRACE_SECONDS
+            self.pass_time(seconds)
+            if back:
+                self.connect(member)
+
+    @rule(which=st.integers(0, 2))
+    def network_is_there_again(self, which: int) -> None:
+        if cut := [member for member in self.members if member.cut]:
+            self.connect(cut[which % len(cut)])
+
+    def connect(self, member: Member) -> None:
+        member.link.is_open = False  # connecting anew, it knows that the old connection is no more
+        member.link, member.cut, member.known, member.forget_at = Link(), False, True, None
+
+    @precondition(lambda self: len(self.members) > 1 and not self.calm)
+    @rule(which=st.integers(0, 2))
+    def dies(self, which: int) -> None:
+        member = self.members[which % len(self.members)]
+        self.trouble = True
+        self.members.remove(member)
+        self.dead.append(member)
+        if member.forget_at is None:
+            member.forget_at = self.clock() + GRACE_SECONDS
+
+    @precondition(lambda self: len(self.members) > 1)
+    @rule(which=st.integers(0, 2))
+    def leaves(self, which: int) -> None:
+        """As a consumer does that is shut down; the calls that run have ended."""
+        member = self.members[which % len(self.members)]
+        if member.cut or member.paused:
+            return
+        for queue in list(member.calls):
+            self.end_call(member, queue)
+        for queue, place in [*member.open.items(), *member.dropped.items()]:
+            self.commit(queue, place)
+        self.brokers.leave("g", member.name)
+        member.known = False
+        self.members.remove(member)
+
+    def teardown(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing more happens: within some rounds, or a lease where an answer was lost, each queue has its owner."""
+        for member in self.members:
+            member.paused = False
+            if member.cut:
+                self.connect(member)
+        seconds = LEASE_SECONDS + 20.0 if self.trouble else 20.0
+        until = self.clock() + seconds
+        while self.clock() < until:
+            for member in self.members:
+                for queue in list(member.calls):
+                    self.end_call(member, queue)
+                if self.locking:
+                    self.renew(member, "well")
+                self.look(member)
+                while member.duties:
+                    self.work(member, member.duties[0], "well")
+            self.pass_time(1.0)
+        names = sorted(member.name for member in self.members)
+        for member in self.members:
+            mine = set(average(QUEUES, names, member.name))
+            assert set(member.open) == mine, "a queue has no owner, or two"
+            assert member.assignment.is_settled
+            assert not member.owes
+            assert not member.dropped
+            if self.locking:
+                assert all(self.holder(queue) == member.name for queue in mine)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.brokers.validate()
+        for member in self.members:
+            member.assignment.validate()
+            assert set(member.open) == member.assignment.at(Stage.OPEN)
+            ways_out = member.assignment.at(Stage.ENDING, Stage.COMMITTING)
+            assert member.owes <= ways_out, "it is not ours any more, and its last commit was not tried"
+
+
+class Unordered(Group):
+    """Without locks: two members may have a queue for a while, but none is left without one, and nothing is skipped."""
+
+    locking = False
+
+
+def first(item: tuple[MessageQueue, Place]) -> MessageQueue:
+    return item[0]
+
+
+def key(queue: MessageQueue) -> tuple[str, int]:
+    """The book of locks here is that of both brokers: the queues' numbers are made different."""
+    return f"{queue.topic}@{queue.broker}", queue.queue_id
+
+
+@pytest.mark.parametrize("group", [Group, Unordered])
+def test_queues_change_hands_whatever_happens(group: type[Group]) -> None:
+    run_state_machine_as_test(
+        group,
+        settings=settings(
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+@pytest.mark.parametrize("calm", [False, True])
+@pytest.mark.parametrize("group", [Group, Unordered])
+def test_queues_change_hands_on_long_ways(group: type[Group], calm: bool) -> None:
+    """The same on random ways, which go further than those that begin short; a failure names its seed."""
+    for seed in range(250):
+        try:
+            walk(group(), random.Random(seed), calm)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def walk(group: Group, rng: random.Random, calm: bool) -> None:
+    group.choose(calm)
+    for _ in range(80):
+        which = rng.randrange(9)
+        fate, fails = rng.choice(FATES), rng.choice([None, FindStart, CommitLast, Unlock, Lock])
+        match rng.choices(range(10), [10, 3, 6, 3, 1, 3, 1, 1, 2, 1])[0]:
+            case 0:
+                group.goes_on(which, rng.random() < 0.7, rng.choice([1, 2, 4, 20]), fails, fate)
+            case 1 if group.locking:
+                group.renews(which, "well" if rng.random() < 0.7 else fate)
+            case 2:
+                group.calls(which, rng.random() < 0.7)
+            case 3:
+                rng.choice([group.call_ends, group.commits])(which)
+            case 4:
+                group.broker_does_not_have_it(which)
+            case 5:
+                group.waits(rng.choice([0.1, 0.5, 1.0, 2.0, 5.0, LEASE_SECONDS + 1.0]))
+            case 6:
+                group.is_paused(which)
+            case 7:
+                group.all_go_on()
+            case 8 if not calm:
+                group.network_is_cut(which, rng.random() < 0.5, rng.choice([0.0, 1.0, 3.0]), rng.random() < 0.5)
+                group.network_is_there_again(which)
+            case 9 if len(group.members) < 3:
+                group.join()
+            case _ if len(group.members) > 1 and rng.random() < 0.5:
+                (group.leaves if calm else group.dies)(which)
+        group.agrees()
+    group.settle()
