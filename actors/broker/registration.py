@@ -2,6 +2,9 @@
 
 All topics are told once; after that a heartbeat carries only the version of the topic table, and a change only what
 changed. A name server that knows another version answers so, and is told everything again.
+
+Name servers read one large table after another, so telling everything may take its time: it goes on beside the
+heartbeats, once, until it is answered or its own patience ends.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
+from raymq.actors.errors import Timeout
 from raymq.actors.protocol import MASTER_ID, QueueData
 from raymq.actors.wire.commands import registration
 from raymq.actors.wire.connection import ConnectionPool
@@ -22,6 +26,11 @@ from raymq.storage.files.json_file import DataVersion
 
 #: A name server that has not answered by then learns it from a later heartbeat.
 NAME_SERVER_SECONDS = 1.0
+#: For so many topics a full registration has one more second: a name server reads them in a fifth of it. ...
+_TOPICS_A_SECOND: Final = 10_000
+#: ... After each time that was too short it has twice as much, up to this: in half of it a name server reads as many
+#: topics as it takes of all brokers.
+_MOST_SECONDS: Final = 120.0
 
 #: Of how many topics is told in one step: some milliseconds.
 _STEP_TOPICS: Final = 500
@@ -71,6 +80,9 @@ class Registration:
 
     async def leave(self) -> None:
         """Leave the routes of every name server."""
+        for peer in self._peers:
+            if peer.telling_all is not None:
+                peer.telling_all.cancel()
         await asyncio.gather(*(self._within_time(peer, self._leave) for peer in self._peers))
 
     async def _within_time(self, peer: _Peer, tell: Callable[[_Peer], Awaitable[None]]) -> None:
@@ -87,33 +99,63 @@ class Registration:
 
     async def _tell(self, peer: _Peer) -> None:
         async with peer.lock:
-            version, told_version = self._topics.version, peer.told
-            self._pool.retry_now(peer.address)  # one that comes back must learn of this broker within a heartbeat
-            changed = None if told_version is None else self._topics.changed_since(told_version)
-            if told_version is None or changed is None:
-                await self._tell_all(peer)
-                return
-            if told_version == version:
-                command = registration.heartbeat_command(QueryDataVersion(*self._who), version)
-            else:
-                header = RegisterBroker(*self._who, raymq_since=json.dumps(told_version.to_json()))
-                there = {name: data for name, data in changed.items() if data is not None}
-                deleted = [name for name, data in changed.items() if data is None]
-                command = await _encoded(header, version, there, deleted)
-            answer = await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
-            if registration.must_register(answer):
-                await self._tell_all(peer)
-            else:
-                peer.told = version
+            await self._tell_news(peer)
+        if (telling_all := peer.telling_all) is not None:
+            await asyncio.wait([telling_all])  # if the time is up before, it goes on
+            if not telling_all.cancelled():
+                telling_all.result()
+
+    async def _tell_news(self, peer: _Peer) -> None:
+        version, told_version = self._topics.version, peer.told
+        self._pool.retry_now(peer.address)  # one that comes back must learn of this broker within a heartbeat
+        header = QueryDataVersion(*self._who)
+        if peer.telling_all is not None:  # this broker lives all the same
+            await self._pool.request(peer.address, registration.heartbeat_command(header, version), NAME_SERVER_SECONDS)
+            return
+        changed = None if told_version is None else self._topics.changed_since(told_version)
+        if told_version is None or changed is None:
+            self._begin_to_tell_all(peer)
+            return
+        if told_version == version:
+            command = registration.heartbeat_command(header, version)
+        else:
+            register = RegisterBroker(*self._who, raymq_since=json.dumps(told_version.to_json()))
+            there = {name: data for name, data in changed.items() if data is not None}
+            deleted = [name for name, data in changed.items() if data is None]
+            command = await _encoded(register, version, there, deleted)
+        answer = await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
+        if registration.must_register(answer):
+            self._begin_to_tell_all(peer)
+        else:
+            peer.told = version
+
+    def _begin_to_tell_all(self, peer: _Peer) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            peer.telling_all = None
+            if not task.cancelled():
+                task.exception()  # all that waited for it may have gone
+
+        peer.telling_all = asyncio.get_running_loop().create_task(self._tell_all(peer))
+        peer.telling_all.add_done_callback(ended)
 
     async def _tell_all(self, peer: _Peer) -> None:
-        version = self._topics.version
-        command = await _encoded(RegisterBroker(*self._who), version, self._topics.announced())
-        await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
-        peer.told = version
+        version, topics = self._topics.version, self._topics.announced()
+        command = await _encoded(RegisterBroker(*self._who), version, topics)
+        try:
+            await self._pool.request(peer.address, command, patience_seconds(len(topics), peer.times_too_long))
+        except Timeout:
+            peer.times_too_long += 1
+            raise
+        peer.told, peer.times_too_long = version, 0
 
     async def _leave(self, peer: _Peer) -> None:
         await self._pool.request(peer.address, UnregisterBroker(*self._who).command(), NAME_SERVER_SECONDS)
+
+
+def patience_seconds(topics: int, times_too_long: int) -> float:
+    """How long a full registration of so many topics is waited for, after so many that were not answered in time."""
+    doubled = float(1 << min(times_too_long, 10))
+    return min(_MOST_SECONDS, (NAME_SERVER_SECONDS + topics / _TOPICS_A_SECOND) * doubled)
 
 
 async def _encoded(
@@ -139,3 +181,7 @@ class _Peer:
         self.trouble: str | None = None
         #: One telling at a time: each builds on the one before.
         self.lock = asyncio.Lock()
+        #: While it is told everything.
+        self.telling_all: asyncio.Task[None] | None = None
+        #: How many times in a row it had not read everything when the patience for it ended.
+        self.times_too_long = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
+from raymq.actors.names.long_registrations import LongRegistrations
 from raymq.actors.names.table import RouteTable
 from raymq.actors.naming import check_topic
 from raymq.actors.protocol import QueueData
@@ -25,7 +26,7 @@ from raymq.actors.wire.headers.route import (
     WipeWritePermission,
 )
 from raymq.actors.wire.json_steps import reading_object
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server import Answer, Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.steps import Steps, mapped
@@ -36,6 +37,8 @@ _MAX_REGISTERED_VALUES = 600_000
 _TABLE_DEPTH = 3
 #: Of so many topics is read before others have their turn.
 _TOPICS_AT_ONCE = 200
+#: A longer registration waits until those before it are read.
+_SHORT_BYTES = 50_000
 
 
 def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
@@ -45,17 +48,28 @@ def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[i
 
 def _registration(table: RouteTable) -> dict[int, Handler]:
     watched: set[ServerConnection] = set()
+    long = LongRegistrations()
 
     def watch(connection: ServerConnection) -> None:
         if connection not in watched:
             watched.add(connection)
             connection.at_end(lambda: watched.discard(connection))
             connection.at_end(lambda: table.connection_closed(connection))
+            connection.at_end(lambda: long.connection_closed(connection))
 
-    def register(connection: ServerConnection, request: Command) -> Steps[Command]:
+    def register(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
         header = RegisterBroker.read(request)
         if header.compressed:
             raise InvalidInput("compressed", "false", "true")
+        replica = header.broker_name, header.broker_id
+        watch(connection)
+        if len(request.body) > _SHORT_BYTES:
+            return long.add(replica, connection, read(connection, request))
+        long.drop(replica)
+        return read_short(connection, request)
+
+    def read(connection: ServerConnection, request: Command) -> Steps[Command]:
+        header = RegisterBroker.read(request)
         body = yield from reading_object(
             request.body, depth=_TABLE_DEPTH, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES
         )
@@ -84,7 +98,6 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
                 version,
                 connection,
             )
-        watch(connection)
         return request.response(ResponseCode.SUCCESS, {"changed": not accepted})
 
     def heartbeat(connection: ServerConnection, request: Command) -> Command:
@@ -96,11 +109,13 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
     def unregister(_: ServerConnection, request: Command) -> Command:
         header = UnregisterBroker.read(request)
+        long.drop((header.broker_name, header.broker_id))
         table.unregister(header.broker_name, header.broker_id)
         return request.response(ResponseCode.SUCCESS)
 
+    read_short = in_steps(read)
     return {
-        RequestCode.REGISTER_BROKER: in_steps(register),
+        RequestCode.REGISTER_BROKER: register,
         RequestCode.QUERY_DATA_VERSION: heartbeat,
         RequestCode.UNREGISTER_BROKER: unregister,
     }
