@@ -513,7 +513,16 @@ class Store:
         With `boundary="upper"` the last message stored at that time or earlier, the minimum if there is none.
         QueueNotFound as `read`.
         """
-        return self._reader.offset_at_time(self._dispatcher.get(topic, queue_id), timestamp_ms, boundary)
+        return finish(self.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
+
+    def search_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
+    ) -> Steps[int]:
+        """`offset_at_time` in steps, one of them unless many records in a row are damaged; see `raymq.storage.steps`.
+
+        Between two of them the store may be used; QueueNotFound also if the topic was deleted meanwhile.
+        """
+        return self._reader.search_time(topic, queue_id, timestamp_ms, boundary)
 
     def kept_at_open(self, topic: str, queue_id: int) -> int | None:
         """Where a queue ended when the store was opened, if that may have been too early; None: it was not.

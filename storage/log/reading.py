@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from raymq.storage.errors import MessageNotFound, NotFoundError, OffsetOutOfRange, StoreCorrupt
+from raymq.storage.errors import MessageNotFound, NotFoundError, OffsetOutOfRange, QueueNotFound, StoreCorrupt
 from raymq.storage.log.commit_log import CommitLog
 from raymq.storage.log.confirm_point import ConfirmPoint
 from raymq.storage.log.consume_queue import FILLER_SIZE, ConsumeQueue, Entries
@@ -32,6 +32,8 @@ _MANY_RUNS: Final = 16
 _SMALL_RUN_BYTES: Final = 1 << 14
 #: A step of a search looks at so many entries of the index in any thread, which takes about 1 ms, ...
 _ENTRIES_A_STEP: Final = 512
+#: At how many places a step of a search by time looks for a message.
+_LOOKS_A_STEP: Final = 128
 #: ... or at records of the log until so much is done: looking at one counts as so many bytes.
 _BYTES_A_STEP: Final = 1 << 20
 _BYTES_A_RECORD: Final = 16 << 10
@@ -298,20 +300,31 @@ class Reader:
             reason = error.reason
         return StoreCorrupt(str(file.path), at, reason) if reason else None
 
-    def offset_at_time(self, queue: ConsumeQueue, timestamp_ms: int, boundary: Literal["lower", "upper"]) -> int:
-        """See `Store.offset_at_time`."""
+    def search_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, boundary: Literal["lower", "upper"]
+    ) -> Steps[int]:
+        """See `Store.search_time`."""
+        queue = self._dispatcher.get(topic, queue_id)
         low, high = queue.min_offset, self._confirmed.end_of(queue)
         least_ms = timestamp_ms if boundary == "lower" else timestamp_ms + 1
+        looked = 0
         # What is no message counts with the one behind it.
         while low < high:
             middle = (low + high) // 2
             asked = queue.first_message(middle, high)
             while asked < high and not self._log.is_marked(queue.entry(asked)[0]):
-                asked = queue.first_message(asked + 1, high)
+                looked += 1
+                if looked % _LOOKS_A_STEP == 0:
+                    yield None
+                    if self._dispatcher.get(topic, queue_id) is not queue:
+                        raise QueueNotFound(f"queue {queue_id} of topic {topic} was deleted, and made again")
+                    low = max(low, queue.min_offset)  # retention goes on meanwhile
+                asked = queue.first_message(max(asked + 1, low), high)
             if asked < high and self._log.store_timestamp(queue.entry(asked)[0]) < least_ms:
                 low = asked + 1
             else:
                 high = middle
+        low = max(low, queue.min_offset)
         return low if boundary == "lower" else max(queue.min_offset, low - 1)
 
     def record(self, physical_offset: int) -> Record:

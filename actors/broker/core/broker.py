@@ -167,9 +167,15 @@ class BrokerCore:
 
         With `boundary="upper"` the last offset whose store time is at or before it, else the minimum.
         """
+        return finish(self.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
+
+    def search_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, *, boundary: Literal["lower", "upper"] = "lower"
+    ) -> Steps[int]:
+        """`offset_at_time` in steps, as `Store.search_time`."""
         if self.bounds(topic, queue_id)[1] == 0:
             return 0
-        return self.store.offset_at_time(topic, queue_id, timestamp_ms, boundary=boundary)
+        return (yield from self.store.search_time(topic, queue_id, timestamp_ms, boundary=boundary))
 
     # -- append --------------------------------------------------------------------------------------------------
 

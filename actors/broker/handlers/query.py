@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.broker.handlers.offset import place
@@ -19,7 +21,8 @@ from raymq.actors.wire.headers.query import (
     ViewMessageById,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import stepwise
+from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.storage.steps import Steps
 
 MAX_RESULTS = 10_000
 #: Of bytes of records in one answer; a frame holds a little more.
@@ -76,12 +79,12 @@ def _places(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
     consumption = Consumption(core, context.groups, context.statistics)
 
-    def by_time(_: ServerConnection, request: Command) -> Command:
+    def by_time(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = SearchOffsetByTimestamp.read(request)
         boundary = header.boundary_type.lower()
         if boundary not in ("lower", "upper"):
             raise InvalidInput("boundaryType", "LOWER or UPPER", header.boundary_type)
-        offset = core.offset_at_time(
+        offset = yield from core.search_time(
             header.topic, header.queue_id, header.timestamp, boundary="upper" if boundary == "upper" else "lower"
         )
         return request.response(ResponseCode.SUCCESS, place(core, header.topic, offset))
@@ -105,7 +108,7 @@ def _places(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"timestamp": stored_ms or -1})
 
     return {
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: by_time,
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: in_steps(by_time),
         RequestCode.GET_MAX_OFFSET: newest,
         RequestCode.GET_MIN_OFFSET: oldest,
         RequestCode.GET_EARLIEST_MSG_STORETIME: earliest,

@@ -1,0 +1,87 @@
+"""An offset by time is found in bounded steps, however many records in a row are damaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import QueueNotFound
+from raymq.storage.log.commit_log import CommitLog
+from raymq.storage.steps import Steps, finish
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, make_record
+
+COUNT = 3_000
+CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, consume_queue_file_entries=1_000)
+#: Of records that one step may look at.
+MOST = 150
+
+
+def damaged(directory: Path) -> Store:
+    """Each message is stored a second after the one before it; those in the middle are zeros in the log."""
+    seconds = count(1)
+    store = Store.open(directory, CONFIG, now_ms=lambda: next(seconds) * 1_000)
+    for number in range(COUNT):
+        append(store, make_record(b"%d" % number))
+    places, _, _ = store.entries("orders", 0, 0, COUNT)
+    paths = sorted((directory / "commitlog").iterdir())
+    for place in places[500:2_900].tolist():
+        with paths[place // CONFIG.commitlog_file_bytes].open("r+b", buffering=0) as file:
+            file.seek(place % CONFIG.commitlog_file_bytes + 4)
+            file.write(bytes(4))
+    return store
+
+
+def times(store: Store) -> tuple[int, int]:
+    """When the first messages before and behind the damaged ones were stored."""
+    with store.read("orders", 0, 499, 1) as before, store.read("orders", 0, 2_900, 1) as behind:
+        return before.messages()[0].store_timestamp_ms, behind.messages()[0].store_timestamp_ms
+
+
+def test_a_step_looks_at_few_records_and_the_answer_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = [0]
+    is_marked = CommitLog.is_marked
+
+    def counting(log: CommitLog, place: int) -> bool:
+        looked[-1] += 1
+        return is_marked(log, place)
+
+    with damaged(tmp_path) as store:
+        before_ms, behind_ms = times(store)
+        monkeypatch.setattr(CommitLog, "is_marked", counting)
+        for at_ms, lower in ((before_ms, 499), (before_ms + 1, 500), (behind_ms, 500), (behind_ms + 1, 2_901)):
+            steps, looked[:] = store.search_time("orders", 0, at_ms), [0]
+            assert told(steps, looked) == lower == store.offset_at_time("orders", 0, at_ms)
+            assert max(looked[:-1], default=0) <= MOST
+        steps, looked[:] = store.search_time("orders", 0, before_ms + 1), [0]
+        told(steps, looked)
+        assert len(looked) > 3, "there was more than one step"
+
+
+def told(steps: Steps[int], looked: list[int]) -> int:
+    """What the steps return; a count begins with each."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: int = end.value
+            looked.append(0)
+            return result
+        looked.append(0)
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_queue_that_is_deleted_between_two_steps_is_not_found(tmp_path: Path, *, made_again: bool) -> None:
+    with damaged(tmp_path) as store:
+        steps = store.search_time("orders", 0, 1 << 40)
+        next(steps)
+        store.delete_topic("orders")
+        if made_again:
+            append(store, make_record(b"another"))
+        with pytest.raises(QueueNotFound):
+            finish(steps)
