@@ -404,6 +404,12 @@ class ConsumeQueue:
             begin += len(entries)
         return end
 
+    def messages(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Offset and place in the log of those entries of begin..end-1 that tell of messages."""
+        entries = self.entries(begin, end - begin)
+        found = np.flatnonzero(_are_messages(entries))
+        return list(zip((found + begin).tolist(), entries["physical_offset"][found].tolist(), strict=True))
+
     def extend(self, max_offset: int) -> None:
         """Make `max_offset` the next message's offset, behind fillers, if the queue has not reached it."""
         if max_offset > self.max_offset:

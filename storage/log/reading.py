@@ -32,11 +32,11 @@ _MANY_RUNS: Final = 16
 _SMALL_RUN_BYTES: Final = 1 << 14
 #: A step of a search looks at so many entries of the index in any thread, which takes about 1 ms, ...
 _ENTRIES_A_STEP: Final = 512
-#: At how many places a step of a search by time looks for a message.
-_LOOKS_A_STEP: Final = 128
 #: ... or at records of the log until so much is done: looking at one counts as so many bytes.
 _BYTES_A_STEP: Final = 1 << 20
 _BYTES_A_RECORD: Final = 16 << 10
+#: At how many places a step of a search by time looks for a message.
+_LOOKS_A_STEP: Final = 128
 
 
 def _bounded(entries: Entries, max_bytes: int | None) -> int:
@@ -307,19 +307,20 @@ class Reader:
         queue = self._dispatcher.get(topic, queue_id)
         low, high = queue.min_offset, self._confirmed.end_of(queue)
         least_ms = timestamp_ms if boundary == "lower" else timestamp_ms + 1
-        looked = 0
         # What is no message counts with the one behind it.
         while low < high:
             middle = (low + high) // 2
             asked = queue.first_message(middle, high)
             while asked < high and not self._log.is_marked(queue.entry(asked)[0]):
-                looked += 1
-                if looked % _LOOKS_A_STEP == 0:
-                    yield None
-                    if self._dispatcher.get(topic, queue_id) is not queue:
-                        raise QueueNotFound(f"queue {queue_id} of topic {topic} was deleted, and made again")
-                    low = max(low, queue.min_offset)  # retention goes on meanwhile
-                asked = queue.first_message(max(asked + 1, low), high)
+                stop = min(asked + _LOOKS_A_STEP, high)
+                found = (offset for offset, place in queue.messages(asked, stop) if self._log.is_marked(place))
+                if (asked := next(found, stop)) < stop:
+                    break
+                yield None
+                if self._dispatcher.get(topic, queue_id) is not queue:
+                    raise QueueNotFound(f"queue {queue_id} of topic {topic} was deleted, and made again")
+                low = max(low, queue.min_offset)  # retention goes on meanwhile
+                asked = queue.first_message(max(stop, low), high)
             if asked < high and self._log.store_timestamp(queue.entry(asked)[0]) < least_ms:
                 low = asked + 1
             else:

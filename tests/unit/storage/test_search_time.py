@@ -17,7 +17,7 @@ from tests.stored import SMALL, append, make_record
 COUNT = 3_000
 CONFIG = replace(SMALL, commitlog_file_bytes=1 << 20, consume_queue_file_entries=1_000)
 #: Of records that one step may look at.
-MOST = 150
+MOST = 300
 
 
 def damaged(directory: Path) -> Store:
