@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import contextlib
 import logging
-import os
 import threading
 import uuid
 import weakref
@@ -30,7 +29,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
 from raymq.client.closing import Closing
-from raymq.client.forking import leave_to_parent
+from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.worker_end import call_at_worker_end
 
 _log = logging.getLogger(__name__)
@@ -95,6 +94,7 @@ class Connection(Closing):
         self._session = uuid.uuid4().hex
         atexit.register(self.close)
         _of_this_process.add(self)
+        renew_in_child(self, Connection.begin_anew, before_users=True)  # which adopts those of its clients that go on
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -221,7 +221,10 @@ class Connection(Closing):
         await asyncio.to_thread(self.close)
 
     def begin_anew(self) -> None:
-        """In a child process, after a fork: only the forking thread lives, and what is open is the parent's."""
+        """In a child process, after a fork: only the forking thread lives, and what is open is the parent's.
+
+        Clients that go on in the child have themselves adopted again.
+        """
         self._starting = threading.Lock()
         self._ending = threading.Lock()
         if self._loop is not None:
@@ -269,13 +272,8 @@ class Connection(Closing):
         return await invoke(self.namespace, broker, self._session, command, timeout)
 
 
-#: Connections that a child process has to begin anew.
+#: Connections that a worker process closes when it ends.
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for connection in list(_of_this_process):
-        connection.begin_anew()
 
 
 def _close_quietly(client: Closable) -> None:
@@ -289,7 +287,6 @@ def _close_all() -> None:
             each.callback(connection.close)
 
 
-os.register_at_fork(after_in_child=_after_fork)
 call_at_worker_end(_close_all)
 
 

@@ -9,16 +9,26 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-#: In the order of registration, so that a connection is there again before those who use it.
-_owners: list[tuple[weakref.ref[Any], Callable[[Any], None]]] = []
+#: Who is renewed, and how.
+_Owners = list[tuple[weakref.ref[Any], Callable[[Any], None]]]
+#: What others use, such as connections: renewed first, so that those find it as it will be in the child.
+_used: _Owners = []
+#: Everybody else. Among themselves in the order of registration.
+_users: _Owners = []
 #: What a child has of its parent, and leaves as it is.
 _of_the_parent: list[object] = []
 
 
-def renew_in_child(owner: _T, renew: Callable[[_T], None]) -> None:
-    """Call `renew(owner)` in every child that this process forks, as long as `owner` lives."""
-    _owners[:] = [(known, call) for known, call in _owners if known() is not None]
-    _owners.append((weakref.ref(owner), renew))
+def renew_in_child(owner: _T, renew: Callable[[_T], None], *, before_users: bool = False) -> None:
+    """Call `renew(owner)` in every child that this process forks, as long as `owner` lives.
+
+    Args:
+        before_users: whether others use it, so that it has to be renewed before all that is not registered so. Which
+            module was imported first, and what was made first, does not matter then.
+    """
+    owners = _used if before_users else _users
+    owners[:] = [(known, call) for known, call in owners if known() is not None]
+    owners.append((weakref.ref(owner), renew))
 
 
 def leave_to_parent(thing: object) -> None:
@@ -27,7 +37,7 @@ def leave_to_parent(thing: object) -> None:
 
 
 def _renew_all() -> None:
-    for reference, renew in _owners:
+    for reference, renew in [*_used, *_users]:
         owner = reference()
         if owner is not None:
             renew(owner)

@@ -316,6 +316,8 @@ class PushConsumer(ClientBase):
             self._closed = self._is_parents = True
         if self._closed:
             self._ended.set()
+        else:  # it was not started yet: the child may
+            self._mq.adopt(self)
 
     def close(self, timeout: float = 10.0) -> None:
         """`shutdown`, as a connection calls it that is closed."""
