@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 import uuid
 from collections import defaultdict
@@ -47,6 +48,7 @@ from raymq.client.members.membership import Membership
 from raymq.client.members.subscription import SqlWanted, TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.kept import Kept, Popped
+from raymq.client.pop.receiver import Receiver
 from raymq.client.receipt import Receipt
 from raymq.client.requests.asking import ask, patiently
 from raymq.client.requests.fetching import ANSWER_SECONDS
@@ -113,7 +115,10 @@ class Popping:
         self._asked_at: dict[Source, float] = {}
         self._kept = Kept(time.monotonic)
         #: What was returned and has not arrived yet, by who receives it.
-        self._handed: dict[object, list[Popped]] = {}
+        self._handed: dict[Receiver, list[Popped]] = {}
+        #: When the kept are looked after, and what does it: one timer, for the first of them that will be late.
+        self._look_at = math.inf
+        self._look: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
         #: Messages that go back, or whose time is made longer.
@@ -141,23 +146,32 @@ class Popping:
             self._heartbeats.cancel()
         for notification in self._notifications.values():
             notification.cancel()
+        self._look_no_more()
+        seconds = max(timeout, _FAREWELL_SECONDS)
         try:
             with contextlib.suppress(TimeoutError):  # a broker that hangs finds out by itself
-                async with asyncio.timeout(max(timeout, _FAREWELL_SECONDS)):
-                    await asyncio.gather(self._give_all_back(), self._membership.leave())
+                async with asyncio.timeout(seconds):
+                    handover = min(_HANDOVER_SECONDS, seconds / 2)
+                    await asyncio.gather(self._give_all_back(handover), self._membership.leave())
         finally:
             for task in [*self._pops.values(), *self._returns]:
                 task.cancel()
 
-    async def _give_all_back(self) -> None:
-        """What was popped and not received, and what pops under way and receivers that give up bring of it."""
+    async def _give_all_back(self, handover: float) -> None:
+        """What was popped and not received, and what pops under way and receivers that give up bring of it.
+
+        A receiver that was given something and does not say within `handover` seconds that it has it, has it not.
+        """
         loop = asyncio.get_running_loop()
-        handed_until = loop.time() + _HANDOVER_SECONDS
+        handed_until = loop.time() + handover
         while True:
-            if left := self._kept.empty():
+            left = self._kept.empty()
+            if loop.time() >= handed_until:
+                left += self._handed_to_nobody()
+            if left:
                 self._spawn(self._give_back(left))
             under_way: set[asyncio.Task[Any]] = {*self._pops.values(), *self._returns}
-            is_handed = bool(self._handed) and loop.time() < handed_until
+            is_handed = bool(self._handed)
             if under_way:
                 await asyncio.wait(
                     under_way, timeout=_LOOK_SECONDS if is_handed else None, return_when=asyncio.FIRST_COMPLETED
@@ -167,13 +181,20 @@ class Popping:
             else:
                 return
 
+    def _handed_to_nobody(self) -> list[ReceivedMessage]:
+        """What is on its way to receivers of which none has said that it has it. They have it no more."""
+        left: list[ReceivedMessage] = []
+        for receiver in list(self._handed):  # one may say so now, on a thread of its own
+            left += [popped.message for popped in self._handed.pop(receiver, ())]
+        return left
+
     async def receive(
-        self, max_messages: int, invisible_ms: int, wait_seconds: float, receiver: object
+        self, max_messages: int, invisible_ms: int, wait_seconds: float, receiver: Receiver
     ) -> list[ReceivedMessage]:
         """Take what is there, at most `max_messages`, or wait for the first; [] when `wait_seconds` are over.
 
         Args:
-            receiver: says with `arrived` that it has what this returned, or with `take_back` that it has given up.
+            receiver: says with `arrived` that it has what this returned, or has given up, and then it gets nothing.
 
         Raises:
             BrokerUnavailable: no broker has answered.
@@ -183,7 +204,7 @@ class Popping:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        while True:
+        while not receiver.has_given_up:
             self._check_running()
             # One that has ended says that there may be something: it has to be looked for after that, not before.
             self._notifications = {s: task for s, task in self._notifications.items() if not task.done()}
@@ -203,6 +224,7 @@ class Popping:
                 return []
             waiting = [self._pops.get(source) or self._notification(source) for source in sources]
             await self._wait_for_one(waiting, left if waiting else min(left, _PAUSE_SECONDS))
+        return []
 
     def _check_running(self) -> None:
         if self._stopped.is_set():
@@ -319,25 +341,38 @@ class Popping:
             self._look_again_at(self._kept.add(messages, asked_at, invisible_ms))
         return popped
 
-    def _received(self, max_messages: int, invisible_ms: int, receiver: object) -> list[ReceivedMessage]:
+    def _received(self, max_messages: int, invisible_ms: int, receiver: Receiver) -> list[ReceivedMessage]:
+        if receiver.has_given_up:  # it has `take_back` called perhaps before this: nobody would look any more
+            return []
         found = self._kept.take(max_messages, invisible_ms)
         if found:
             self._handed[receiver] = found
         return [popped.message for popped in found]
 
     def _look_again_at(self, late_at: float) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(max(0.0, late_at - time.monotonic()) + _TIMER_SECONDS, self._look_after_the_kept)
+        if late_at >= self._look_at or self._stopped.is_set():
+            return
+        self._look_no_more()
+        self._look_at = late_at
+        seconds = max(0.0, late_at - time.monotonic()) + _TIMER_SECONDS
+        self._look = asyncio.get_running_loop().call_later(seconds, self._look_after_the_kept)
+
+    def _look_no_more(self) -> None:
+        self._look_at = math.inf
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def _look_after_the_kept(self) -> None:
         """Nobody has received them in time: they are renewed for a while, then anybody's again."""
-        if self._stopped.is_set():
-            return
+        self._look_no_more()
         renewed, given_back = self._kept.late()
         if given_back:
             self._spawn(self._give_back([popped.message for popped in given_back]))
         for popped in renewed:
             self._spawn(self._renew(popped))
+        if (late_at := self._kept.first_late_at) is not None:
+            self._look_again_at(late_at)
 
     async def _renew(self, popped: Popped) -> None:
         message, asked_at = popped.message, time.monotonic()
@@ -346,11 +381,11 @@ class Popping:
             if await self.change_invisible(message, message.receipt, popped.invisible_ms):
                 self._look_again_at(self._kept.renewed(popped, asked_at))
 
-    def arrived(self, receiver: object) -> None:
+    def arrived(self, receiver: Receiver) -> None:
         """A receiver has what was returned to it. Any thread."""
         self._handed.pop(receiver, None)
 
-    def take_back(self, receiver: object) -> None:
+    def take_back(self, receiver: Receiver) -> None:
         """A receiver has given up: if something was on its way to it already, the next one gets that."""
         if not (popped := self._handed.pop(receiver, ())):
             return

@@ -35,6 +35,11 @@ class Kept:
         """How many messages are there for who wants them for so long."""
         return sum(popped.invisible_ms >= invisible_ms for popped in self._popped)
 
+    @property
+    def first_late_at(self) -> float | None:
+        """When the first of them is late; None if nothing is there."""
+        return min((popped.late_at for popped in self._popped), default=None)
+
     def add(self, messages: Sequence[ReceivedMessage], asked_at: float, invisible_ms: int) -> float:
         """A pop that was sent at `asked_at` brought these: their time has begun then, or later. When they are late."""
         late_at = _late_at(asked_at, invisible_ms)

@@ -17,6 +17,7 @@ from raymq.client.health import Health
 from raymq.client.members.subscription import Sql, SqlWanted, TagFilter, parse_subscriptions
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.engine import Popping
+from raymq.client.pop.receiver import Receiver
 from raymq.client.receipt import Receipt
 
 _MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0
@@ -88,29 +89,30 @@ class SimpleConsumer(ClientBase):
             WorkFailed: what nobody expected came of taking what a broker gave; `health` tells.
             ClientClosed: the consumer or its connection was closed.
         """
-        receiver = object()
+        receiver = Receiver()
         try:
             found = self._run(self._receive(max_messages, invisible_duration, await_duration, receiver))
+            self._popping.arrived(receiver)
         except BaseException:
             self._given_up(receiver)
             raise
-        self._popping.arrived(receiver)
         return found
 
     async def areceive(
         self, max_messages: int = 10, invisible_duration: float = 30.0, await_duration: float = 15.0
     ) -> list[ReceivedMessage]:
         """`receive` for asyncio code, on any event loop. Cancelled, it leaves to the next one what it was to return."""
-        receiver = object()
+        receiver = Receiver()
         try:
             found = await self._arun(self._receive(max_messages, invisible_duration, await_duration, receiver))
+            self._popping.arrived(receiver)
         except BaseException:
             self._given_up(receiver)
             raise
-        self._popping.arrived(receiver)
         return found
 
-    def _given_up(self, receiver: object) -> None:
+    def _given_up(self, receiver: Receiver) -> None:
+        receiver.has_given_up = True  # before it is told: what was not begun yet may begin behind that
         with contextlib.suppress(RuntimeError, ClientClosed):  # the loop is gone: they come again
             self._mq.loop.call_soon_threadsafe(self._popping.take_back, receiver)
 
@@ -180,7 +182,7 @@ class SimpleConsumer(ClientBase):
         return popping
 
     async def _receive(
-        self, max_messages: int, invisible_duration: float, await_duration: float, receiver: object
+        self, max_messages: int, invisible_duration: float, await_duration: float, receiver: Receiver
     ) -> list[ReceivedMessage]:
         arguments.whole("max_messages", max_messages, 1)
         arguments.duration("await_duration", await_duration)

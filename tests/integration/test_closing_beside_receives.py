@@ -28,6 +28,7 @@ from raymq.client import (
     ReceivedMessage,
     SimpleConsumer,
 )
+from raymq.client.pop.receiver import Receiver
 from tests.broker_process import BrokerProcess
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -131,22 +132,71 @@ def test_what_was_handed_to_a_receiver_that_gives_up_after_the_close_has_begun_g
     """The moment between the loop's end of a receive and the thread that takes what it brought."""
     consumer = SimpleConsumer(mq, "g", {"t": "*"})
     send(mq)
-    receiver = object()
+    receivers: list[Receiver] = []
 
     def all_handed() -> bool:
         return sum(map(len, consumer._popping._handed.values())) == COUNT
 
-    turn = 0
     while not all_handed():
-        turn += 1
-        mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, (receiver, turn)))
+        receivers.append(Receiver())
+        mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, receivers[-1]))
     with ThreadPoolExecutor(1) as threads:
         closing = threads.submit(consumer.close)
         poll_until(lambda: consumer._popping._stopped.is_set())
-        for each in range(1, turn + 1):
-            consumer._given_up((receiver, each))
+        for receiver in receivers:
+            consumer._given_up(receiver)
         closing.result(10)
     check_all_are_there(services.name_server.address)
+
+
+def test_what_was_handed_to_a_receiver_that_says_nothing_goes_back_with_the_close(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    send(mq)
+    while sum(map(len, consumer._popping._handed.values())) < COUNT:
+        mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, Receiver()))
+    consumer.close()
+    assert not consumer._popping._handed
+    check_all_are_there(services.name_server.address)
+
+
+def test_a_receive_that_is_given_up_before_its_first_step_takes_nothing(
+    services: Services, mq: Connection, late: LateAnswers
+) -> None:
+    """Its first step on the connection's loop comes behind the word that it was given up."""
+
+    async def give_up_two() -> None:
+        first = asyncio.ensure_future(consumer.areceive(COUNT, HIDDEN_SECONDS, 30.0))
+        await asyncio.to_thread(poll_until, lambda: late.held)
+        first.cancel()
+        late.go_on()
+        await asyncio.to_thread(poll_until, kept)
+        held, go_on = threading.Event(), threading.Event()
+        mq.loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(30)))
+        await asyncio.to_thread(held.wait, 30)
+        second = asyncio.ensure_future(consumer.areceive(COUNT, HIDDEN_SECONDS, 30.0))
+        await asyncio.sleep(0)  # it hands its coroutine to the loop
+        second.cancel()
+        await asyncio.wait((first, second))
+        go_on.set()
+        await mq.arun(asyncio.sleep(0))
+        assert first.cancelled()
+        assert second.cancelled()
+
+    def kept() -> int:
+        return consumer._popping._kept.count(1)
+
+    admin = Admin(mq)
+    admin.create_topic("one", queues=1)
+    consumer = SimpleConsumer(mq, "g1", {"one": "*"})
+    Producer(mq, "p").send_batch(
+        [Message("one", b"%d" % number) for number in range(COUNT)], queue=next(iter(admin.topic_stats("one")))
+    )
+    asyncio.run(give_up_two())
+    assert not consumer._popping._handed
+    assert kept() == COUNT
+    assert len(consumer.receive(COUNT, HIDDEN_SECONDS, 5.0)) == COUNT, "the next one gets all of it"
 
 
 def test_of_two_that_close_it_the_second_one_waits_for_the_first(

@@ -1,0 +1,92 @@
+"""The engine of a simple consumer, without a broker: whom it gives messages, and what it leaves on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.client.connection import Connection
+from raymq.client.message import ReceivedMessage
+from raymq.client.pop.engine import Popping, Source
+from raymq.client.pop.receiver import Receiver
+from tests.polling import poll_until
+from tests.received import message
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def mq() -> Iterator[Connection]:
+    with Connection(["127.0.0.1:1"]) as connection:
+        yield connection
+
+
+class Giving(Popping):
+    """Every pop gives one message."""
+
+    def __init__(self, mq: Connection) -> None:
+        super().__init__(mq, "g", {}, ordered=False, max_reconsume_times=16)
+
+    async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:
+        return [message(0)], 1
+
+    async def pop(self, invisible_ms: int) -> None:
+        await self._keep_popped(("broker-a", "t"), 1, invisible_ms)
+
+    def timers(self) -> int:
+        scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        return sum(not timer.cancelled() for timer in scheduled)
+
+
+def run(work: object) -> None:
+    """On a loop that shows its timers."""
+    loop = asyncio.SelectorEventLoop()
+    try:
+        loop.run_until_complete(work)  # type: ignore[arg-type]
+    finally:
+        loop.close()
+
+
+def test_a_receiver_that_has_given_up_is_given_nothing(mq: Connection) -> None:
+    async def given_up() -> None:
+        popping, receiver = Giving(mq), Receiver()
+        await popping.pop(HOUR_MS)
+        receiver.has_given_up = True
+        popping.take_back(receiver)
+        assert await popping.receive(8, HOUR_MS, 5.0, receiver) == []
+        assert popping._received(8, HOUR_MS, receiver) == []
+        assert popping._handed == {}
+        assert len(popping._received(8, HOUR_MS, Receiver())) == 1, "the next one gets it"
+
+    run(given_up())
+
+
+def test_many_pops_leave_one_timer_for_what_is_late_first(mq: Connection) -> None:
+    async def many() -> None:
+        popping, before = Giving(mq), Giving(mq).timers()
+        for invisible_ms in [HOUR_MS, 2 * HOUR_MS, HOUR_MS // 2] * 10:
+            await popping.pop(invisible_ms)
+            receiver = Receiver()
+            assert popping._received(8, invisible_ms, receiver)
+            popping.arrived(receiver)
+        assert popping.timers() == before + 1
+        await popping.stop(0.0)
+        assert popping.timers() == before, "a consumer that is closed has none"
+
+    run(many())
+
+
+def test_the_one_timer_goes_on_to_what_is_late_next(mq: Connection) -> None:
+    async def late_one_after_the_other() -> None:
+        popping = Giving(mq)
+        await popping.pop(HOUR_MS)
+        await popping.pop(1)
+        first = popping._look_at
+        await asyncio.to_thread(poll_until, lambda: popping._look_at != first)
+        assert popping._look_at == popping._kept.first_late_at
+        for work in list(popping._returns):
+            work.cancel()
+
+    run(late_one_after_the_other())
