@@ -535,7 +535,7 @@ def test_a_kill_at_any_write_loses_no_acknowledgement(tmp_path: Path, monkeypatc
         if left == 0:
             raise Killed
 
-    monkeypatch.setattr("raymq.storage.tables.progress.failpoint", reached)
+    monkeypatch.setattr("raymq.storage.tables.journal.failpoint", reached)
     for step in range(1, 10_000):
         bench = PopBench(tmp_path / str(step))
         bench.send(*(b"%d" % n for n in range(8)))

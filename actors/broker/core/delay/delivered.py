@@ -43,14 +43,15 @@ class Origin:
 class Sense:
     """What a waiting message and its copy have in common.
 
+    Not the queue: if the topic has fewer by now, the copy came to another one.
+
     Attributes:
-        topic, queue_id: the real ones.
+        topic: the real one.
         due_ms: the time that it waits for, if it has one.
         message: its flag, born time, and the CRC and length of its body. Of the body nothing else: it may be damaged.
     """
 
     topic: str
-    queue_id: str
     unique_key: str | None
     due_ms: str | None
     message: Message
@@ -120,7 +121,7 @@ def _claimed(part: Part) -> Iterator[Copy]:
     for text, unique_key, due_ms, place, size, message in zip(*told, places, sizes, messages, strict=True):
         origin = _read_origin(text)
         if origin is not None:
-            yield Copy(origin, Sense(part.topic, str(part.queue_id), unique_key, due_ms, message), place, size)
+            yield Copy(origin, Sense(part.topic, unique_key, due_ms, message), place, size)
 
 
 def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Sense]:
@@ -157,9 +158,7 @@ def _entry(store: Store, origin: Origin) -> Sense | None:
 
 def _senses(batch: record_batch.Batch, waiting: PropertyColumns) -> Iterator[Sense]:
     """What waiting messages say of themselves."""
-    topics, queue_ids = waiting.last(names.REAL_TOPIC), waiting.last(names.REAL_QID).fill_null("0")
-    keys, dues = waiting.last(names.UNIQ_KEY), waiting.last(names.TIMER_OUT_MS)
-    told = (column.to_pylist() for column in (topics, queue_ids, keys, dues))
+    told = (waiting.last(name).to_pylist() for name in (names.REAL_TOPIC, names.UNIQ_KEY, names.TIMER_OUT_MS))
     yield from map(Sense, *told, _messages(batch, batch.starts))
 
 

@@ -300,11 +300,19 @@ class Schedule:
     def close(self) -> None:
         """Write down that all copies are known, so that the next start has none to look for. The store is closed after.
 
+        A level that has delivered nothing yet gets its place, too: without one, a start would look from its first
+        message on. As long as there are copies that only `_done` knows, nothing is said: the next start finds them.
+
         StoreFull, StoreFailed: it is not; the next start looks.
         """
         self._settle()
-        if not self._places:
-            self._store.delay_progress.knows_all_before(self._store.max_physical_offset)
+        if self._places or self._done:
+            return
+        progress, log_end = self._store.delay_progress, self._store.max_physical_offset
+        for level in self._due_times:
+            if progress.get(level) is None and self._has_queue(level):
+                progress.commit(level, self._begin(level), progress.log_end)
+        progress.knows_all_before(log_end)
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -344,8 +352,10 @@ class Schedule:
         return found
 
     def _low(self, level: int) -> int:
-        has_queue = level - 1 in self._store.queues(SCHEDULE_TOPIC)
-        return self._store.min_offset(SCHEDULE_TOPIC, level - 1) if has_queue else 0
+        return self._store.min_offset(SCHEDULE_TOPIC, level - 1) if self._has_queue(level) else 0
+
+    def _has_queue(self, level: int) -> bool:
+        return level - 1 in self._store.queues(SCHEDULE_TOPIC)
 
 
 def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, level: int) -> dict[str, str]:

@@ -18,14 +18,13 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from raymq.actors.broker.core.copies.copying import DEAD_LETTER, POP, Copying, Duty, reason_of
-from raymq.actors.broker.core.delay.delivered import message_of
 from raymq.actors.broker.core.duty_troubles import PartTroubles
+from raymq.actors.broker.core.pop.buried import buried_deaths, death_of
 from raymq.actors.broker.core.pop.queue import LentQueue
 from raymq.actors.broker.core.pop.reading import read_again, read_new
 from raymq.actors.broker.core.pop.request import Popped, PoppedQueue, PopRequest, Taken
 from raymq.actors.broker.core.reading.filtered_reading import Scan
 from raymq.actors.broker.core.redelivery import retry
-from raymq.actors.naming import dlq_topic
 from raymq.actors.request_limits import MAX_IN_FLIGHT
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as names
@@ -67,8 +66,8 @@ class Pop:
         self._troubles = PartTroubles(clock)
         self._latest_pop_ms = 0
         self._least_pop_ms = 0
-        #: Deliveries whose dead letter is in the log while they are still out. A kill leaves at most one: the last.
-        self._buried = {self._newest_death(group) for group, _, _ in store.in_flight.queues}
+        #: Deliveries whose dead letter is in the log while they are still out, with their group.
+        self._buried = buried_deaths(store)
         for queue, outstanding in list(store.in_flight.queues.items()):
             newest = max(each.pop_time_ms for each in outstanding.deliveries.values())
             self._latest_pop_ms = max(self._latest_pop_ms, newest)
@@ -345,8 +344,8 @@ class Pop:
     def _bury_one(self, lent: LentQueue, offset: int) -> None:
         group, topic, queue_id = lent.queue
         delivery = lent.deliveries[offset]
-        death = f"{topic}:{queue_id}:{offset}:{delivery.pop_time_ms}"
-        if death not in self._buried:
+        death = death_of(lent.queue, offset, delivery.pop_time_ms)
+        if (group, death) not in self._buried:
             times = retry.counted(delivery.reconsume_times) + 1
             duty, lane = Duty(DEAD_LETTER, group), (topic, queue_id)
             try:
@@ -355,29 +354,13 @@ class Pop:
                     record.reconsume_times = times
                     record.properties[names.DIED_IN] = death
                     self._bury(group, record, f"failed {times} times")
-                    self._buried.add(death)
+                    self._buried.add((group, death))
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
                 reason = reason_of(error)
                 self._store.check_ready()
                 self._copying.refuse(duty, [self._copying.place(lane, offset)], reason)
         self._finish(lent, [offset])
-        self._buried.discard(death)
-
-    def _newest_death(self, group: str) -> str | None:
-        """Which delivery's dead letter is the group's newest; None if it has none, or not of a delivery.
-
-        Who appends ready-made records can write there what he likes: the message that died has to be the same.
-        """
-        topic = dlq_topic(group)
-        try:
-            with self._store.read(topic, 0, self._store.max_offset(topic, 0) - 1, 1) as lease:
-                [letter] = lease.messages()
-            death = letter.properties.get(names.DIED_IN, "")
-            died_in, queue_id, offset, _ = death.split(":")
-            with self._store.read(died_in, int(queue_id), int(offset), 1) as lease:
-                return death if message_of(lease.messages()[0]) == message_of(letter) else None
-        except Exception:  # noqa: BLE001 - there is none, or it says nothing: nothing that it is keeps a broker down
-            return None
+        self._buried.discard((group, death))
 
     def _current(self, queue: GroupQueue) -> LentQueue | None:
         """What is out of a queue, once the group's offset, which others may have moved, has had its say."""

@@ -1,0 +1,141 @@
+"""Copies that are in the log and not written down: a start finds them, and so does the next one, however it stops."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.core.delay import schedule
+from raymq.actors.broker.core.delay.delivered import delivered_since
+from raymq.actors.naming import dlq_topic
+from raymq.client import Message
+from raymq.storage.delay_levels import SCHEDULE_TOPIC
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.records import property_names as names
+from raymq.storage.records.record import encode, encode_properties
+from raymq.storage.tables.topic_config import TopicConfig
+from tests.faulty_calls import FaultyCalls
+from tests.unit.actors.bench import Bench
+from tests.unit.actors.pop_bench import PopBench
+
+
+class Killed(BaseException):
+    """The process dies there."""
+
+
+def all_bodies(bench: Bench) -> list[bytes]:
+    return sorted(body for queue_id in bench.store.queues("t") for body in bench.bodies("t", queue_id))
+
+
+def come(bench: Bench) -> list[bytes]:
+    while bench.core.deliver_due().delivered:
+        pass
+    return all_bodies(bench)
+
+
+def killed_before_the_note(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deliver what is due, and die when that is to be written down."""
+
+    def commit(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.delay_progress, "commit", commit)
+        patch.setattr(bench.core.timers, "_delivered", commit)
+        with pytest.raises(Killed):
+            bench.core.deliver_due()
+    bench.core.timers.log.close()
+    bench.crash()
+
+
+def stop_cleanly(bench: Bench) -> None:
+    """As `BrokerService.stop`."""
+    bench.core.timers.close()
+    bench.core.schedule.close()
+    bench.store.close()
+    bench.open()
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+def test_what_only_a_start_knows_is_known_after_a_clean_stop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stops: int
+) -> None:
+    """The stop said that no copy before the log's end was unknown, and the next start delivered them again."""
+    bench.core.topics.create("gone", 1)
+    for number in range(6):
+        bench.append(Message("gone" if number == 2 else "t", b"%d" % number, delay_level=1), delayed=True)
+    bench.core.topics.delete("gone")
+    bench.clock.advance(2)
+    killed_before_the_note(bench, monkeypatch)
+    for _ in range(stops):
+        stop_cleanly(bench)
+    assert come(bench) == [b"0", b"1", b"3", b"4", b"5"]
+    stop_cleanly(bench)
+    assert come(bench) == [b"0", b"1", b"3", b"4", b"5"]
+
+
+def test_after_a_clean_stop_nothing_is_looked_through(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level that had delivered nothing yet had no place: each start read the log from its first message on."""
+    bench.append(Message("t", b"later", delay_level=4), delayed=True)
+    bench.append(*(Message("t", b"now") for _ in range(10)))
+    stop_cleanly(bench)
+    looked: list[int] = []
+
+    def looking(store: object, log_end: int) -> object:
+        looked.append(log_end)
+        return delivered_since(store, log_end)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schedule, "delivered_since", looking)
+    stop_cleanly(bench)
+    assert looked == []
+    bench.crash()
+    bench.clock.advance(40)
+    assert come(bench)[0] == b"later"
+    assert len(all_bodies(bench)) == 11
+    assert bench.store.queues(SCHEDULE_TOPIC) == [3]
+
+
+@pytest.mark.parametrize("waits", ["a level", "a time"])
+def test_a_copy_in_another_queue_than_asked_for_is_a_copy(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """The topic has fewer queues by now: what was meant for one of the others came again after a kill."""
+    bench.core.topics.create("t", 8)
+    bench.store.topic_configs.put(TopicConfig("t", 8, 8))
+    for number in range(6):
+        when = {"delay_level": 1} if waits == "a level" else {"deliver_at": bench.clock.now + 1.0}
+        bench.append(Message("t", b"%d" % number, **when), queue_id=number, delayed=True)  # type: ignore[arg-type]
+    bench.store.topic_configs.put(TopicConfig("t", 4, 4))
+    bench.clock.advance(2)
+    killed_before_the_note(bench, monkeypatch)
+    assert len(all_bodies(bench)) == 6
+    assert come(bench) == [b"%d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_dead_letters_of_several_queues_are_written_once(tmp_path: Path, another: bool) -> None:
+    """Their journals had no room, the log had: of all but the newest a start did not know that they were buried."""
+    bench = PopBench(tmp_path, queues=4)
+    bench.core.ensure_group("g")
+    bench.core.topics.create(dlq_topic("g"), 1)
+    for queue_id in range(4):
+        bench.send(b"dies %d" % queue_id, queue_id=queue_id)
+    bench.receive(32, invisible=1.0, maximum=0)
+    bench.clock.advance(2)
+    with replaced(FaultyCalls("write", 1, errno.ENOSPC, lasting=True)):
+        for _ in range(3):
+            bench.pop.sweep()
+    if another:  # a letter that no delivery of pop led to, such as a push consumer's
+        told = encode_properties({names.TAGS: "x"})
+        letter = encode(dlq_topic("g"), 0, b"z", told, born_timestamp_ms=1, born_host=("10.0.0.2", 1))
+        bench.core.append(dlq_topic("g"), 0, memoryview(letter), np.array([len(letter)], np.int32))
+    bench.kill()
+    bench.clock.advance(2)
+    bench.pop.sweep()
+    expected = [b"dies %d" % queue_id for queue_id in range(4)]
+    assert sorted(letter.body for letter in bench.dead_letters()) == expected + [b"z"] * another
+    assert not bench.store.in_flight.queues
+    bench.close()
