@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raymq.storage.config import StoreConfig
+from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 
 FOLDER = Path(__file__).resolve().parent / "golden"
@@ -18,6 +19,27 @@ NAMES = ("clean", "killed", "delayed", "trimmed", "rebuilt")
 FOREVER_MS = (1 << 63) - 1
 
 Answers = dict[str, Any]
+
+
+def shown(record: Record) -> Answers:
+    """A record as the Java programs show it, without its body and its properties."""
+    return {
+        "topic": record.topic,
+        "queue": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset,
+        "size": record.size,
+        "sys_flag": record.sys_flag,
+        "flag": record.flag,
+        "born_timestamp": record.born_timestamp_ms,
+        "born_host": record.born_host,
+        "store_timestamp": record.store_timestamp_ms,
+        "store_host": record.store_host,
+        "reconsume_times": record.reconsume_times,
+        "prepared_transaction_offset": record.prepared_transaction_offset,
+        "body_crc": record.body_crc,
+        "message_id": record.message_id,
+    }
 
 
 @cache

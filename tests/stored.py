@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ SMALL = StoreConfig(
     index_slots=50,
     index_entries=40,
     disk_refuse_ratio=1.0,
+)
+#: One whose messages expire within the hour, at any time of the day.
+EXPIRING = replace(
+    SMALL, commitlog_file_bytes=1 << 16, consume_queue_file_entries=1_000, retention_hours=1.0, delete_at_hour="*"
 )
 
 

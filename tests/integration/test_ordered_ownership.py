@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,6 +28,8 @@ from tests.polling import poll_until
 
 pytestmark = pytest.mark.integration
 
+QUEUES = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -45,7 +47,11 @@ class Calls:
     all: list[Call] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def listener(self, member: str) -> object:
+    def member(self, mq: Connection, name: str) -> PushConsumer:
+        """A member of the group "g" whose calls are kept under that name."""
+        return PushConsumer(mq, "g", {"t": "*"}, self._listener(name), ordered=True)
+
+    def _listener(self, member: str) -> Callable[[list[ReceivedMessage]], ConsumeResult]:
         def listen(messages: list[ReceivedMessage]) -> ConsumeResult:
             begun = time.monotonic()
             time.sleep(0.005)
@@ -58,6 +64,10 @@ class Calls:
 
     def since(self, seconds: float, member: str) -> list[Call]:
         return [call for call in list(self.all) if call.member == member and call.begun >= seconds]
+
+    def taken(self, member: str, since: float) -> set[MessageQueue]:
+        """The queues that a member was called with since then."""
+        return {call.queue for call in self.since(since, member)}
 
     def by_queue(self) -> dict[MessageQueue, list[Call]]:
         found: dict[MessageQueue, list[Call]] = {}
@@ -135,22 +145,16 @@ def test_an_owner_whose_sockets_are_cut_gives_up_before_the_brokers_give_its_loc
 ) -> None:
     """Fault 13.19."""
     del services, admin
-    queues = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
     calls = Calls()
-    first = PushConsumer(cut.mq, "g", {"t": "*"}, calls.listener("first"), ordered=True)  # type: ignore[arg-type]
-    second = PushConsumer(mq, "g", {"t": "*"}, calls.listener("second"), ordered=True)  # type: ignore[arg-type]
-
-    def taken(member: str, since: float) -> set[MessageQueue]:
-        return {call.queue for call in calls.since(since, member)}
-
-    with traffic(mq, queues) as sent, first, second:
+    taken, first, second = calls.taken, calls.member(cut.mq, "first"), calls.member(mq, "second")
+    with traffic(mq, QUEUES) as sent, first, second:
         began = time.monotonic()
         poll_until(lambda: len(taken("first", began)) >= 2 and len(taken("second", began)) >= 2, 20)
         shared = time.monotonic()
         poll_until(lambda: taken("first", shared) and taken("second", shared), 10)
         cut.cut(tell_client=tell_client)
         cut_at = time.monotonic()
-        poll_until(lambda: taken("second", time.monotonic() - 0.5) == set(queues), 30, "the other member takes all")
+        poll_until(lambda: taken("second", time.monotonic() - 0.5) == set(QUEUES), 30, "the other member takes all")
         taken_at = time.monotonic()
         poll_until(lambda: len(calls.since(taken_at, "second")) > 50, 20)
         cut.mend()
@@ -179,17 +183,11 @@ def test_an_owner_whose_brokers_do_not_see_that_it_is_cut_off_goes_on_where_it_w
 ) -> None:
     """It is still the owner: nobody else takes its queues, and nothing comes twice when it is back."""
     del services, admin
-    queues = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
     calls = Calls()
-    first = PushConsumer(cut.mq, "g", {"t": "*"}, calls.listener("first"), ordered=True)  # type: ignore[arg-type]
-    second = PushConsumer(mq, "g", {"t": "*"}, calls.listener("second"), ordered=True)  # type: ignore[arg-type]
-
-    def taken(member: str, since: float) -> set[MessageQueue]:
-        return {call.queue for call in calls.since(since, member)}
-
+    taken, first, second = calls.taken, calls.member(cut.mq, "first"), calls.member(mq, "second")
     with first, second:
         poll_until(lambda: all(queue_count(member) == 2 for member in (first, second)), 20)
-        with traffic(mq, queues) as sent:
+        with traffic(mq, QUEUES) as sent:
             poll_until(lambda: len(calls.all) > 100, 20)
             mine = taken("first", 0.0)
             cut.cut(tell_brokers=False)
@@ -225,7 +223,7 @@ def test_a_restarted_broker_gives_no_lock_that_a_member_may_still_trust(services
     assert services.loop.run(rest()) > 0
     calls = Calls()
     with (
-        PushConsumer(mq, "g", {"t": "*"}, calls.listener("only"), ordered=True),  # type: ignore[arg-type]
+        calls.member(mq, "only"),
         Producer(mq, "p", timeout=20.0) as producer,
     ):
         assert services.loop.run(rest()) == 0, "it waited for its lock, and began with it"

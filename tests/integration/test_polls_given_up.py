@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client import Admin, Connection, MessageQueue, PullConsumer
+from tests.integration.pulling import before_messages
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -18,11 +19,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 @pytest.fixture
 def consumer(mq: Connection, admin: Admin) -> Iterator[PullConsumer]:
     del admin
-    with Producer(mq, "p") as producer:
-        for number in range(50):
-            producer.send(Message("t", b"%d" % number), queue=QUEUE)
-    with PullConsumer(mq, "g") as pull:
-        pull.seek(QUEUE, 0)
+    with before_messages(mq, QUEUE, 50) as pull:
         yield pull
 
 

@@ -16,6 +16,7 @@ from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.client.requests.read_ahead import MOST_QUEUES
 from tests.integration.conftest import Services
+from tests.integration.pulling import before_messages
 from tests.polling import poll_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("admin")]
@@ -40,11 +41,7 @@ def fetches(services: Services) -> Counter[str]:
 
 @pytest.fixture
 def consumer(mq: Connection) -> Iterator[PullConsumer]:
-    with Producer(mq, "p") as producer:
-        for number in range(30):
-            producer.send(Message("t", b"%d" % number), queue=QUEUE)
-    with PullConsumer(mq, "g") as pull:
-        pull.seek(QUEUE, 0)
+    with before_messages(mq, QUEUE, 30) as pull:
         yield pull
 
 

@@ -22,6 +22,7 @@ from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
+from tests import golden_stores as golden
 from tests.golden_stores import FOREVER_MS
 from tests.stored import SMALL, append, make_record
 
@@ -149,24 +150,10 @@ def shown(record: Record) -> Answer:
     """A record as the Java program shows it."""
     content = decompress(record.body, record.sys_flag)
     return {
-        "topic": record.topic,
-        "queue": record.queue_id,
-        "queue_offset": record.queue_offset,
-        "physical_offset": record.physical_offset,
-        "size": record.size,
-        "sys_flag": record.sys_flag,
-        "flag": record.flag,
-        "born_timestamp": record.born_timestamp_ms,
-        "born_host": record.born_host,
-        "store_timestamp": record.store_timestamp_ms,
-        "store_host": record.store_host,
-        "reconsume_times": record.reconsume_times,
-        "prepared_transaction_offset": record.prepared_transaction_offset,
-        "body_crc": record.body_crc,
+        **golden.shown(record),
         "content_length": len(content),
         "content_sha256": hashlib.sha256(content).hexdigest(),
         "properties": record.properties,
-        "message_id": record.message_id,
     }
 
 

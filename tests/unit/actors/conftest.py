@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.actors.bench import Bench
+from tests.unit.actors.clock import FakeClock
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -20,6 +21,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     asyncio.run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """The clock of what is tested, which only the test moves on."""
+    return FakeClock()
 
 
 @pytest.fixture

@@ -14,11 +14,6 @@ LIMITS = AdmissionLimits(bytes_under_way=1_000, appends_under_way=3)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def admission(clock: FakeClock) -> Iterator[Admission]:
     made = Admission(clock, LIMITS)
     yield made

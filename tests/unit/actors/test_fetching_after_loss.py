@@ -24,22 +24,28 @@ def epochs() -> list[int]:
     return []
 
 
-@pytest.fixture
-def lost(bench: Bench, epochs: list[int], monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Queue 0 of "t" was read up to 8; 5 of these are left, and behind them are 10 other messages."""
+def lose(bench: Bench, monkeypatch: pytest.MonkeyPatch, committed: int) -> int:
+    """Queue 0 of "t" was read up to 8; 5 of these are left, and behind them are 10 other messages. The epoch before."""
     machine = Machine(monkeypatch)
     bench.append(*(Message("t", b"%d" % number) for number in range(5)))
     kept = bench.store.max_physical_offset
     bench.append(*(Message("t", b"%d" % number) for number in range(5, 8)))
     bench.core.ensure_group("g")
-    bench.core.offsets.commit("g", "t", 0, 3)
-    epochs.append(bench.store.epoch)
+    bench.core.offsets.commit("g", "t", 0, committed)
+    before = bench.store.epoch
     bench.store._flusher.stop()
     bench.store._abandon()
     machine.lose_power(bench.directory, kept)
     bench.open()
-    epochs.append(bench.store.epoch)
     bench.append(*(Message("t", b"new") for _ in range(10)))
+    return before
+
+
+@pytest.fixture
+def lost(bench: Bench, epochs: list[int], monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The group "g" had done 3 of what `lose` leaves."""
+    epochs.append(lose(bench, monkeypatch, committed=3))
+    epochs.append(bench.store.epoch)
     return bench
 
 
@@ -108,18 +114,7 @@ def test_a_commit_of_what_was_kept_counts(lost: Bench, epochs: list[int]) -> Non
 
 
 def test_what_a_group_had_done_is_cut_to_what_was_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch)
-    bench.append(*(Message("t", b"%d" % number) for number in range(5)))
-    kept = bench.store.max_physical_offset
-    bench.append(*(Message("t", b"%d" % number) for number in range(5, 8)))
-    bench.core.ensure_group("g")
-    bench.core.offsets.commit("g", "t", 0, 7)
-    before = bench.store.epoch
-    bench.store._flusher.stop()
-    bench.store._abandon()
-    machine.lose_power(bench.directory, kept)
-    bench.open()
-    bench.append(*(Message("t", b"new") for _ in range(10)))
+    before = lose(bench, monkeypatch, committed=7)
     assert asked(bench, 8, before, "g") == (5, [])
     assert bench.core.offsets.get("g", "t", 0) == 5
 

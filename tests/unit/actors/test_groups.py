@@ -29,11 +29,6 @@ class Groups(GroupTable):
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def groups(clock: FakeClock) -> Iterator[Groups]:
     made = Groups(clock)
     yield made

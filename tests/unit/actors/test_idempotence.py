@@ -24,11 +24,6 @@ LANE: Lane = ("p", "t", 0)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def table(clock: FakeClock) -> Iterator[ProducerTable]:
     made = ProducerTable(clock, max_lanes=3)
     yield made

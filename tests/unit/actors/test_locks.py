@@ -15,11 +15,6 @@ Q0, Q1, Q2 = ("t", 0), ("t", 1), ("t", 2)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def locks(clock: FakeClock) -> Iterator[QueueLocks]:
     made = QueueLocks(clock)
     yield made

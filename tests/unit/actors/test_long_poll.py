@@ -11,11 +11,6 @@ from tests.unit.actors.clock import FakeClock
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def polls(clock: FakeClock) -> Iterator[LongPolls]:
     made = LongPolls(clock)
     yield made

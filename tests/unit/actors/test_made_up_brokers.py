@@ -17,11 +17,6 @@ ONE, TWO = DataVersion(1, 1), DataVersion(2, 2)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def table(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> RouteTable:
     monkeypatch.setattr(name_server, "MOST_OF_A_CONNECTION", 4)
     monkeypatch.setattr(name_server, "MOST_REGISTRATIONS", 10)

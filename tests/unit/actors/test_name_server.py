@@ -20,11 +20,6 @@ def topics(*names: str) -> dict[str, QueueData]:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def table(clock: FakeClock) -> Iterator[RouteTable]:
     made = RouteTable(clock)
     clock.advance(LEARNING_SECONDS)

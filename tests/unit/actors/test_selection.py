@@ -17,11 +17,6 @@ QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue
 ISOLATING = sorted(name for name in STRATEGIES if name)
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
 @pytest.fixture(params=ISOLATING)
 def isolation(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Isolation]:
     made = make_isolation(request.param, clock)

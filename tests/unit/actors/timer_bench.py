@@ -15,22 +15,14 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.stored import SMALL
+from tests.stored import EXPIRING
 from tests.unit.actors.clock import FakeClock
 
 #: Seconds.
 HOUR = 3_600.0
 DAY = 24 * HOUR
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
-CONFIG = replace(
-    SMALL,
-    commitlog_file_bytes=1 << 16,
-    consume_queue_file_entries=1_000,
-    index_slots=100,
-    index_entries=10_000,
-    retention_hours=1.0,
-    delete_at_hour="*",
-)
+CONFIG = replace(EXPIRING, index_slots=100, index_entries=10_000)
 
 
 class TimerBench:

@@ -130,25 +130,32 @@ def test_who_owns_the_store_waits_for_no_disk_to_delete_a_topic(tmp_path: Path) 
             assert disk.syncs == 0, "it is on disk already"
 
 
-@pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
-def test_what_is_stored_in_a_topic_that_was_just_deleted_is_a_new_topics_after_a_loss_of_power(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
-) -> None:
-    """Nobody has waited for the deletion: the first message of the new topic does."""
+@contextlib.contextmanager
+def losing_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -> Iterator[Store]:
+    """A store whose machine loses power at the end of the block, and boots; what is left of it is in "lost"."""
     (tmp_path / "s").mkdir()
     disk = Disk(tmp_path / "s")
     with replaced(disk):
         store = filled(tmp_path / "s", 2)
-        append(store, *(make_record(b"old", topic="gone") for _ in range(5)))
-        store._save_checkpoint()
-        store.delete_topic_soon("gone")
-        append(store, make_record(b"anew", topic="gone"), make_record(b"last", topic="gone"))
-        store._log.flush()
+        yield store
         disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
         store.close()
     disk.close()
     for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
+def test_what_is_stored_in_a_topic_that_was_just_deleted_is_a_new_topics_after_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
+) -> None:
+    """Nobody has waited for the deletion: the first message of the new topic does."""
+    with losing_power(tmp_path, monkeypatch, luck) as store:
+        append(store, *(make_record(b"old", topic="gone") for _ in range(5)))
+        store._save_checkpoint()
+        store.delete_topic_soon("gone")
+        append(store, make_record(b"anew", topic="gone"), make_record(b"last", topic="gone"))
+        store._log.flush()
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert bodies(store, "gone") == [b"anew", b"last"]
         assert bodies(store, "kept", 1) == [b"body"]
@@ -229,18 +236,10 @@ def test_marks_of_deletions_that_the_log_has_lost_hide_nothing_that_comes_later(
 def test_what_was_deleted_stays_deleted_after_a_loss_of_power(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
 ) -> None:
-    (tmp_path / "s").mkdir()
-    disk = Disk(tmp_path / "s")
-    with replaced(disk):
-        store = filled(tmp_path / "s", 2)
+    with losing_power(tmp_path, monkeypatch, luck) as store:
         store._save_checkpoint()
         store.flush()
         store.delete_topic("gone")
-        disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
-        store.close()
-    disk.close()
-    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
-        monkeypatch.setattr(module, lambda: "another")
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert store.topics() == ["kept"]
         assert store.topic_configs.get("gone") is None

@@ -13,19 +13,11 @@ from raymq.storage.records import record as layout
 from raymq.storage.records.record import Record
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
-from tests.stored import SMALL, append, make_record
+from tests.stored import EXPIRING, append, make_record
 
 START_MS = 1_700_000_000_000
 EVER_MS = 1 << 60
-CONFIG = replace(
-    SMALL,
-    commitlog_file_bytes=1 << 16,
-    consume_queue_file_entries=1_000,
-    index_slots=16,
-    index_entries=4_000,
-    retention_hours=1.0,
-    delete_at_hour="*",
-)
+CONFIG = replace(EXPIRING, index_slots=16, index_entries=4_000)
 
 
 class Clock:

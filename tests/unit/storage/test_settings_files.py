@@ -58,12 +58,18 @@ def test_groups_come_back(tmp_path: Path) -> None:
     assert json_file.load(path)["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
 
 
-def test_a_broken_file_gives_way_to_its_spare_copy(tmp_path: Path) -> None:
-    path = tmp_path / "topics.json"
+def saved_twice(path: Path) -> TopicConfigs:
+    """The spare copy has the first of its two topics."""
     topics = TopicConfigs(path, writable=True)
     for name in ("first", "second"):
         topics.put(TopicConfig(name, 1, 1))
         topics.save()
+    return topics
+
+
+def test_a_broken_file_gives_way_to_its_spare_copy(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    saved_twice(path)
     path.write_text('{"topicConfigTable":{"fir')
     assert list(TopicConfigs(path, writable=False).all()) == ["first"]
 
@@ -91,10 +97,7 @@ def test_a_change_leaves_the_other_lines_as_they_are(tmp_path: Path) -> None:
 
 def test_what_somebody_else_broke_meanwhile_is_no_spare_copy(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
-    topics = TopicConfigs(path, writable=True)
-    for name in ("first", "second"):
-        topics.put(TopicConfig(name, 1, 1))
-        topics.save()
+    topics = saved_twice(path)
     spare = path.with_name("topics.json.bak").read_bytes()
     path.write_bytes(path.read_bytes()[:-20])
     topics.put(TopicConfig("third", 1, 1))
