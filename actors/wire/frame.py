@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -46,6 +47,8 @@ MAX_JSON_ANSWER_BYTES = 1024 * 1024
 _MAX_ELEMENTS = 65_536
 #: JSON can carry half of a surrogate pair, UTF-8 cannot: it is sent as "?".
 _LONE_SURROGATES = "replace"
+#: What may be one, or half of a whole pair.
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _LENGTHS = struct.Struct(">iI")
 _MARK = struct.Struct(">I")
 #: The field in front of each frame.
@@ -86,6 +89,7 @@ class Command:
             the mapping. So a lease may be released as soon as its parts are in a command. Received: always empty.
         opaque: matches an answer to its request, per direction of a connection.
         header_bytes: how long its header was, of one that was received.
+        half: of one that was received, the half of a surrogate pair in its header that no UTF-8 can say, "" if none is.
     """
 
     code: int
@@ -99,6 +103,7 @@ class Command:
     serialization: Serialization = Serialization.JSON
     pieces: Sequence[Buffer] = ()
     header_bytes: int = field(default=0, compare=False, repr=False)
+    half: str = field(default="", compare=False, repr=False)
 
     @property
     def body_bytes(self) -> int:
@@ -191,6 +196,20 @@ def decode(
     return command
 
 
+def may_say_halves(text: Buffer) -> bool:
+    """Whether JSON, which is UTF-8, may say half of a surrogate pair: it takes an escape for one."""
+    return _HALF.search(text) is not None
+
+
+def half_of_a_pair(value: Any) -> str:
+    """The first half of a surrogate pair without its other half in what was read from JSON; "" if there is none."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return ""
+
+
 def _encode_json(command: Command) -> bytes:
     header = {
         "code": int(command.code),
@@ -214,7 +233,7 @@ def _text(value: Any) -> str:
 
 
 def _decode_json(header: bytes | memoryview) -> Command:
-    data = json.loads(bytes(header))
+    data = json.loads(str(header, "utf-8"))
     if not isinstance(data, dict):
         raise ProtocolError("the header is no JSON object")
     fields = data.get("extFields") or {}
@@ -229,6 +248,7 @@ def _decode_json(header: bytes | memoryview) -> Command:
         language=str(data.get("language") or "OTHER"),
         version=int(data.get("version") or 0),
         serialization=Serialization.JSON,
+        half=half_of_a_pair(data) if may_say_halves(header) else "",
     )
 
 

@@ -9,13 +9,15 @@ from typing import Any
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command
+from raymq.actors.wire.frame import MAX_FRAME_BYTES, Buffer, Command, half_of_a_pair, may_say_halves
 from raymq.storage.steps import Steps
 
 #: What a request's body may be. A value costs up to a hundred bytes and half a microsecond of the loop, however few
 #: bytes say it: a list of 10,000 topics or groups fits.
 MAX_BODY_BYTES = 4 << 20
 MAX_VALUES = 150_000
+#: Half of a surrogate pair is not taken in; one that is there all the same, from an older file, is answered as "?".
+_UNSAYABLE = "replace"
 
 
 def read_object(body: Buffer, *, max_bytes: int = MAX_BODY_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
@@ -26,7 +28,8 @@ def read_object(body: Buffer, *, max_bytes: int = MAX_BODY_BYTES, max_values: in
         max_values: so is one of more values (elements of lists and objects, and what looks like them in texts).
 
     Raises:
-        InvalidInput: it is none, or breaks one of these limits, or values are nested too deep.
+        InvalidInput: it is none, or breaks one of these limits, or values are nested too deep, or a text in it has half
+            of a surrogate pair: whoever was told it again would get an error instead of his answer.
     """
     return parsed(checked(body, max_bytes, max_values))
 
@@ -45,12 +48,23 @@ def checked(body: Buffer, max_bytes: int, max_values: int) -> bytes:
 def parsed(text: bytes) -> dict[str, Any]:
     """The object in a text; InvalidInput as `read_object`."""
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode())
+        if may_say_halves(text):
+            check_halves(value)
+    except InvalidInput:
+        raise
     except (ValueError, RecursionError) as error:
         raise InvalidInput("body", "JSON", str(error)) from error
     if not isinstance(value, dict):
         raise InvalidInput("body", "a JSON object", type(value).__name__)
     return value
+
+
+def check_halves(value: Any) -> None:
+    """InvalidInput if what was read from JSON has half of a surrogate pair."""
+    half = half_of_a_pair(value)
+    if half:
+        raise InvalidInput("body", "JSON of whole characters, no half of a surrogate pair", half)
 
 
 def read_answer(body: Buffer) -> dict[str, Any]:
@@ -60,7 +74,7 @@ def read_answer(body: Buffer) -> dict[str, Any]:
 
 def answer(request: Command, value: Mapping[str, Any], fields: dict[str, Any] | None = None) -> Command:
     """SUCCESS with `value` as body."""
-    return request.response(ResponseCode.SUCCESS, fields, text_of(value).encode())
+    return request.response(ResponseCode.SUCCESS, fields, bytes_of(value))
 
 
 def written(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[list[bytes]]:
@@ -71,11 +85,11 @@ def written(items: Iterable[tuple[str, Any]], at_once: int) -> Steps[list[bytes]
     pieces, texts = [b"{"], list[str]()
     for number, (name, value) in enumerate(items):
         if number and number % at_once == 0:
-            pieces.append("".join(texts).encode())
+            pieces.append("".join(texts).encode(errors=_UNSAYABLE))
             texts.clear()
             yield None
         texts.append(f"{',' if number else ''}{text_of(name)}:{text_of(value)}")
-    return [*pieces, ("".join(texts) + "}").encode()]
+    return [*pieces, ("".join(texts) + "}").encode(errors=_UNSAYABLE)]
 
 
 def text_of(value: Any) -> str:
@@ -83,11 +97,16 @@ def text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def bytes_of(value: Any) -> bytes:
+    """`text_of` as it is sent."""
+    return text_of(value).encode(errors=_UNSAYABLE)
+
+
 def answer_of(request: Command, members: Mapping[str, Sequence[bytes]]) -> Command:
     """SUCCESS with an object of these members as body, the value of each JSON already, in pieces."""
     pieces: list[bytes] = []
     for name, value in members.items():
-        pieces += (f"{',' if pieces else '{'}{text_of(name)}:".encode(), *value)
+        pieces += (f"{',' if pieces else '{'}{text_of(name)}:".encode(errors=_UNSAYABLE), *value)
     return request.response(ResponseCode.SUCCESS, pieces=[*pieces, b"}"])
 
 

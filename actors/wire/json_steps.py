@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire import json_body
-from raymq.actors.wire.frame import Buffer
+from raymq.actors.wire.frame import Buffer, may_say_halves
 from raymq.storage.steps import Steps
 
 #: So many characters are read in a step, one longer value apart: about a millisecond.
@@ -37,10 +37,12 @@ def reading_object(
     if len(text) <= _STEP_CHARACTERS:
         return json_body.parsed(text)
     try:
-        reader = _Reader(text.decode())
+        reader = _Reader(text.decode(), may_say_halves(text))
         value, at = yield from reader.read(reader.skip(0), depth)
         if reader.skip(at) != len(reader.text):
             raise InvalidInput("body", "JSON", f"more at character {at}")
+    except InvalidInput:
+        raise
     except (ValueError, RecursionError, IndexError) as error:
         raise InvalidInput("body", "JSON", str(error)) from error
     if not isinstance(value, dict):
@@ -51,8 +53,9 @@ def reading_object(
 class _Reader:
     """One text. IndexError: it ends too early; ValueError: it is no JSON."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, may_say_halves: bool) -> None:
         self.text = text
+        self._may_say_halves = may_say_halves
         self._step_ends = _STEP_CHARACTERS
 
     def skip(self, at: int) -> int:
@@ -91,6 +94,9 @@ class _Reader:
 
     def _piece(self, at: int) -> tuple[Any, int]:
         try:
-            return _value(self.text, at)
+            value, end = _value(self.text, at)
         except StopIteration as error:  # what begins there is no value
             raise ValueError(f"no value at character {at}") from error
+        if self._may_say_halves:
+            json_body.check_halves(value)
+        return value, end

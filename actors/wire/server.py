@@ -458,6 +458,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         if waits and self._transport is None:
             return  # nobody waits for it any more
         try:
+            if request.half:
+                raise InvalidInput("header", "whole characters, no half of a surrogate pair", request.half)
             if server.authorize is not None:
                 server.authorize(self, request)
             result = handler(self, request)

@@ -101,7 +101,7 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
                 if answer.code == ResponseCode.SUCCESS:
                     told.append(f"{json.dumps(client_id)}:{_object_after(answer, 'messageQueueTable')}")
         body = '{"consumerTable":{' + ",".join(told) + "}}"
-        return request.response(ResponseCode.SUCCESS, body=body.encode())
+        return request.response(ResponseCode.SUCCESS, body=body.encode(errors="replace"))
 
     return {
         RequestCode.GET_CONSUMER_RUNNING_INFO: without_body(running_info),

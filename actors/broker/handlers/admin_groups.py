@@ -50,7 +50,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
         configs = context.core.store.group_configs
-        version = json_body.text_of(configs.version.to_json()).encode()
+        version = json_body.bytes_of(configs.version.to_json())
         forbidden = yield from json_body.written(list(configs.forbidden.items()), AT_ONCE)
         told = ((name, config.to_json()) for name, config in groups.all().items())
         table = yield from json_body.written(told, AT_ONCE)

@@ -80,9 +80,9 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
                             of_topics.append(b'{"consumeTps":%b,"offsetTable":%b}' % (rate, table))
                             behind += behind_here
             before = b"," if number else b""
-            listed.append(b"%b{%b:[%b]}" % (before, json_body.text_of(group).encode(), b",".join(of_topics)))
+            listed.append(b"%b{%b:[%b]}" % (before, json_body.bytes_of(group), b",".join(of_topics)))
         members = {
-            "brokerAddr": [json_body.text_of(context.status().address).encode()],
+            "brokerAddr": [json_body.bytes_of(context.status().address)],
             "consumeStatsList": [*pieces, *listed, b"]"],
             "totalDiff": [b"%d" % behind],
             "totalInflightDiff": [b"0"],
@@ -95,7 +95,7 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
         rate = consumption.messages_per_second(group, sorted({queue.topic for queue in table}))
         objects = ((json_body.queue_key(queue), _progress_object(each)) for queue, each in table.items())
         offsets = yield from json_body.written(objects, _QUEUES_AT_ONCE)
-        told = {"consumeTps": [json_body.text_of(rate).encode()], "offsetTable": offsets}
+        told = {"consumeTps": [json_body.bytes_of(rate)], "offsetTable": offsets}
         return told, sum(each.behind for each in table.values())
 
     def time_spans(_: ServerConnection, request: Command) -> Command:

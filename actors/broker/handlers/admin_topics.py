@@ -78,7 +78,7 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
     def all_configs(_: ServerConnection, request: Command) -> Steps[Command]:
-        version = json_body.text_of(core.store.topic_configs.version.to_json()).encode()
+        version = json_body.bytes_of(core.store.topic_configs.version.to_json())
         told = ((name, config.to_json()) for name, config in core.topics.all().items())
         table = yield from json_body.written(told, AT_ONCE)
         return json_body.answer_of(request, {"dataVersion": [version], "topicConfigTable": table})
