@@ -177,6 +177,28 @@ def test_a_work_goes_on_after_what_nobody_expected(
     assert consumer.wait(0.0)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_queues_whose_start_fails_unexpectedly_are_taken_over_soon(
+    mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    """The others meanwhile, and these without waiting for the next time that everything is looked at."""
+    monkeypatch.setattr(consuming, "REBALANCE_SECONDS", 1_000.0)
+    fault = Fault(ValueError("unexpected"))
+    monkeypatch.setattr(GroupOffsets, "committed", fault.before(GroupOffsets.committed))
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker, ordered=ordered) as consumer:
+        running = consumer._consuming
+        assert running is not None
+        everything = set(running._queues)
+        with PushConsumer(mq, "g", {"t": "*"}, taker, ordered=ordered):
+            poll_until(lambda: len(running._queues) < len(everything), 20)
+            fault.left = TIMES
+        poll_until(lambda: set(running._queues) == everything, 20)
+        assert fault.met == TIMES
+        assert "assignment" in {failure.work for failure in consumer.health.failures}
+        poll_until(lambda: consumer.health.ok, 20)
+
+
 def once_unreadable(real: Callable[..., None]) -> Callable[..., None]:
     left = [1]
 
