@@ -255,8 +255,14 @@ class Consuming:
 
         What nobody expected of one is raised when the others are done. The assignment knows of it by then.
         """
-        begun = [work for each in instructions if (work := self._begin(each)) is not None]
-        for failure in await asyncio.gather(*begun, return_exceptions=True):
+        todo = list(instructions)
+        taking = [each for each in todo if isinstance(each, Lock | FindStart)]
+        failures: list[BaseException | None] = []
+        # First what lets go: the later queues are taken, the surer their last owners have told how far they are.
+        for now in ([each for each in todo if not isinstance(each, Lock | FindStart)], taking):
+            begun = [work for each in now if (work := self._begin(each)) is not None]
+            failures += await asyncio.gather(*begun, return_exceptions=True)
+        for failure in failures:
             if failure is not None:
                 raise failure
 
