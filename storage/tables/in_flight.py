@@ -81,6 +81,10 @@ class InFlight:
         self._journal = Journal(path, writable=writable, on_failure=on_failure)
         #: Where the log ended when topics were deleted that are forgotten; None: of an older version.
         self._forgotten: dict[str, int] | None = None if self._journal.entries else {}
+        #: The same of deletions that the journal has not taken yet, of which nothing on disk may say that it knows.
+        self._owed: dict[str, int] = {}
+        if self._journal.empty and not self._journal.entries:
+            self._journal.begin_with((_KNOWN, "", "", 0, {}))
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
         self._journal.entries.clear()
@@ -136,8 +140,19 @@ class InFlight:
             log_end: told to every later opening by `Remains.deleted_topics`, too.
         """
         entry = _TOPIC_GONE, "", topic, 0, log_end
-        self._journal.append_or_owe(entry)
-        self._apply(_TOPIC_GONE, ("", topic, 0), [log_end])
+        if self._journal.append_or_owe(entry):
+            self._know(self._owed)
+            self._owed.clear()
+            self._apply(_TOPIC_GONE, ("", topic, 0), [log_end])
+        else:
+            self._owed[topic] = log_end
+            self._forget_topic(topic)
+
+    def _know(self, deleted: Mapping[str, int]) -> None:
+        # In place: there may be very many, and another thread may be about to copy them.
+        if self._forgotten is None:
+            self._forgotten = {}
+        self._forgotten.update(deleted)
 
     def _forget_topic(self, topic: str) -> None:
         for queue in [queue for queue in self._queues if queue[1] == topic]:
@@ -160,6 +175,9 @@ class InFlight:
 
     def _change(self, kind: str, queue: GroupQueue, *rest: Any) -> None:
         self._journal.append((kind, *queue, *rest))
+        if self._owed:
+            self._know(self._owed)
+            self._owed.clear()
         self._apply(kind, queue, rest)
         if self._journal.length >= self._rewrite_at:
             # The change is safe in the journal; a rewrite that fails is tried again when as much has come in.
@@ -190,7 +208,7 @@ class InFlight:
         elif kind == _TOPIC_GONE:
             (log_end,) = rest
             self._forget_topic(queue[1])
-            self._forgotten = (self._forgotten or {}) | {queue[1]: log_end}
+            self._know({queue[1]: log_end})
         elif kind == _KNOWN:
             (told,) = rest
             self._forgotten = dict(told)
@@ -205,7 +223,8 @@ class InFlight:
 
     def _entries(self) -> Iterator[tuple[Any, ...]]:
         """All that is out. Any thread: each copy of a table is one operation of the interpreter."""
-        yield _KNOWN, "", "", 0, self._forgotten
+        # Before the tables: what is deleted after it is in a frame that is heard again.
+        yield _KNOWN, "", "", 0, (self._forgotten or {}).copy()
         for queue, known in list(self._queues.items()):
             next_offset, deliveries = known.next_offset, iter(known.deliveries.copy().items())
             while chunk := list(islice(deliveries, _STEP_DELIVERIES)):

@@ -50,6 +50,8 @@ class Journal:
         self._torn = False
         #: Frames that stand before the next one.
         self._owed = b""
+        #: The frame that stands before the first one.
+        self._preface = b""
         self._descriptor = threading.Lock()
         #: The descriptor of the file that was diverted from; its frames count until `settle`.
         self._before = -1
@@ -147,7 +149,7 @@ class Journal:
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         self.check()
-        frame = self._owed + _framed(entry)
+        frame = self._preface + self._owed + _framed(entry)
         if self._torn:
             self._cut()
         failpoint("journal.before_write")
@@ -159,18 +161,27 @@ class Journal:
                 self._cut()
             raise
         failpoint("journal.after_write")
-        self._owed = b""
+        self._preface = self._owed = b""
         self.length += len(frame)
 
-    def append_or_owe(self, entry: tuple[Any, ...]) -> None:
+    def append_or_owe(self, entry: tuple[Any, ...]) -> bool:
         """`append`; where it fails the frame is owed: it is written with the next one, before that.
 
         Until then a start does not know of it, so what it says has to be told by something else, too.
+
+        Returns:
+            whether it is written.
         """
         try:
             self.append(entry)
         except (StoreFull, StoreFailed):
             self._owed += _framed(entry)
+            return False
+        return True
+
+    def begin_with(self, entry: tuple[Any, ...]) -> None:
+        """Of a journal without frames: have this one stand before the first, written together with it."""
+        self._preface = _framed(entry)
 
     def _cut(self) -> None:
         """Drop what is no whole frame, behind which no other could be found."""
@@ -183,7 +194,7 @@ class Journal:
             raise StoreFailed(f"the store failed before: {self._failure}") from self._failure
 
     def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> None:
-        """Drop all frames for these, which say the same in less.
+        """Drop all frames for these, which say the same in less; frames that are owed are written behind them.
 
         Raises:
             StoreFull, StoreFailed: not done, the frames are still there. If the new file has taken the old one's
@@ -195,6 +206,7 @@ class Journal:
         if self._has_base:
             self._replace_base(content)
             content = b""
+        content += self._owed
         with fileutil.opened_directory(self._path.parent) as folder:
             fd = fileutil.write_successor(self._path, content)
             failpoint("journal.before_rename")

@@ -19,13 +19,15 @@ class ConsumerTable:
         offsets: by group, topic and queue id.
         resets: group, topic and queue id of the queues whose group was reset and has not gone there yet.
         forgotten: where the log ended when topics were deleted of which nothing is told here; None: nobody wrote it
-            down then.
+            down then, or there is no file.
+        is_there: whether there is a file.
     """
 
     version: DataVersion
     offsets: dict[str, dict[str, dict[int, int]]]
     resets: set[tuple[str, str, int]]
     forgotten: dict[str, int] | None
+    is_there: bool
 
 
 @dataclass(slots=True)
@@ -55,9 +57,9 @@ def _consumers(raw: Mapping[str, Any]) -> ConsumerTable:
             of_queues = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
             offsets.setdefault(group, {})[topic] = of_queues
     resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
-    told = raw.get("raymqForgottenTopics", None if raw else {})
+    told = raw.get("raymqForgottenTopics")
     forgotten = None if told is None else {str(topic): int(place) for topic, place in told.items()}
-    return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten)
+    return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten, bool(raw))
 
 
 def _delays(raw: Mapping[str, Any]) -> DelayTable:

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ _TOPIC_GONE: Final = "t"
 _RESET: Final = "r"
 _HEEDED: Final = "h"
 _DELAY: Final = "d"
+#: The first frame of all, where there is no file yet: deletions of topics are told here from the beginning.
+_TELLS_DELETIONS: Final = "k"
 
 
 class Progress:
@@ -61,8 +63,11 @@ class Progress:
         self.consumers, self.delays = consumers.offsets, delays.offsets
         #: The queues whose group was reset and has not gone there yet; its offset is the place.
         self.resets = consumers.resets
-        #: Where the log ended when topics were deleted whose offsets are forgotten.
+        #: Where the log ended when topics were deleted whose offsets are forgotten; None: nobody wrote it down.
         self.forgotten = consumers.forgotten
+        #: The same of deletions that the journal has not taken yet. Nothing on disk may say that it knows of them: the
+        #: frames that are there say what groups had in the topic before.
+        self._owed: dict[str, int] = {}
         self.log_end = delays.log_end
         self._fold_at = _FOLD_BYTES
         self._folding: threading.Thread | None = None
@@ -74,6 +79,9 @@ class Progress:
         self._unsure: deque[tuple[int, int, int]] = deque()
         self._sure_delays, self._sure_log_end = dict(self.delays), self.log_end
         self.journal = Journal(journal, writable=writable, on_failure=on_failure)
+        if self.journal.empty and not consumers.is_there:
+            self.forgotten = {}
+            self.journal.begin_with((_TELLS_DELETIONS,))
         for entry in self.journal.entries:
             if entry[0] != _DELAY or remains.has(entry[-1]):
                 self.apply(entry)
@@ -120,7 +128,7 @@ class Progress:
             as `Journal.append`: nothing was committed; but StoreFailed, too, if the disk fails while the journal is
             rewritten: then nobody knows whether the entry outlives the machine, and nothing is committed any more.
         """
-        self.journal.append(entry)
+        self._append(entry)
         self.apply(entry)
         if self.journal.length >= self._fold_at:
             self._fold_at = self.journal.length + _FOLD_BYTES
@@ -128,6 +136,22 @@ class Progress:
             if self._folding is None or not self._folding.is_alive():
                 with contextlib.suppress(StoreError):
                     self._fold_beside()
+
+    def _append(self, entry: tuple[Any, ...]) -> None:
+        self.journal.append(entry)
+        if self._owed:
+            self._note_owed()
+
+    def _note_owed(self) -> None:
+        """The journal has the deletions that were owed."""
+        self._know(self._owed)
+        self._owed.clear()
+
+    def _know(self, deleted: Mapping[str, int]) -> None:
+        # In place: there may be very many, and another thread may be about to copy them.
+        if self.forgotten is None:
+            self.forgotten = {}
+        self.forgotten.update(deleted)
 
     def _fold_beside(self) -> None:
         """`fold` in another thread, while commits go on: they go into another file of the journal.
@@ -138,7 +162,7 @@ class Progress:
         self.journal.divert()
         self._make_sure()
         for each in self._unsure:  # The JSON file will not say them.
-            self.journal.append((_DELAY, *each))
+            self._append((_DELAY, *each))
         sure = dict(self._sure_delays), self._sure_log_end
         self._folding = threading.Thread(target=self._finish_fold, args=sure, name="raymq-fold", daemon=True)
         self._folding.start()
@@ -166,7 +190,9 @@ class Progress:
         elif kind == _TOPIC_GONE:
             topic, log_end = rest
             self._forget_topic(topic)
-            self.forgotten = (self.forgotten or {}) | {topic: log_end}
+            self._know({topic: log_end})
+        elif kind == _TELLS_DELETIONS:
+            self._know({})
         elif kind == _DELAY:
             level, offset, self.log_end = rest
             self.delays[level] = offset
@@ -188,8 +214,12 @@ class Progress:
             log_end: told to every later opening by `Remains.deleted_topics`, too.
         """
         entry = _TOPIC_GONE, topic, log_end
-        self.journal.append_or_owe(entry)
-        self.apply(entry)
+        if self.journal.append_or_owe(entry):
+            self._note_owed()
+            self.apply(entry)
+        else:
+            self._owed[topic] = log_end
+            self._forget_topic(topic)
 
     def _make_sure(self) -> None:
         """The copies that were delivered before a level's commit are on disk once the log is, up to there."""
@@ -211,6 +241,7 @@ class Progress:
         self._make_sure()
         self._save(dict(self._sure_delays), self._sure_log_end)
         self.journal.rewrite((_DELAY, *each) for each in self._unsure)
+        self._note_owed()
 
     def _wait(self) -> None:
         if self._folding is not None:
@@ -239,6 +270,8 @@ class Progress:
         """RocketMQ's file of consumers' offsets. Group by group, so that other threads get the interpreter in between;
         each copy of a table is one operation of it.
         """
+        # Before the tables: what is deleted after it is in a frame that is heard again.
+        forgotten = (self.forgotten or {}).copy()
         resets = self.resets.copy()
         table: list[str] = []
         groups: dict[str, list[str]] = {}
@@ -252,7 +285,7 @@ class Progress:
         content: dict[str, Any] = {"dataVersion": self._version.to_json(), "groupTopicMap": groups}
         if resets:
             content["raymqResets"] = sorted(resets)
-        content["raymqForgottenTopics"] = self.forgotten or {}
+        content["raymqForgottenTopics"] = forgotten
         return f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'.encode()
 
     def close(self, *, fold: bool) -> None:

@@ -125,3 +125,19 @@ def test_an_old_handle_ends_nothing_of_the_new_topic(bench: Bench, nth: int) -> 
         assert bench.core.pop.acknowledge("poppers", "t", queue_id, popped_ms, range(3)) == 0
     assert sorted(list(each.taken.offsets) for each in bench.core.pop.receive(both).queues) == [[1, 2]] * 2
     bench.core.pop.validate()
+
+
+def test_offsets_that_the_journal_alone_has_outlive_a_repair_of_their_file(bench: Bench) -> None:
+    """Their file is gone: what the journal said of a topic that was made anew was taken for the old one's."""
+    bench.core.ensure_group("g")
+    bench.core.topics.delete("t")
+    bench.core.topics.create("t", 1)
+    bench.append(*(Message("t", b"new") for _ in range(20)))
+    bench.crash()
+    bench.core.offsets.commit("g", "t", 0, 12)
+    bench.store._flusher.stop()
+    bench.store._abandon()
+    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
+        (bench.directory / "config" / name).unlink(missing_ok=True)
+    bench.open()
+    assert bench.core.offsets.get("g", "t", 0) == 12
