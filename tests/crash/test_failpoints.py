@@ -173,7 +173,8 @@ def test_killed_at_random_steps_again_and_again(tmp_path: Path, seed: int) -> No
 
 def test_the_list_of_failpoints_is_that_of_the_sources() -> None:
     folder = Path(raymq.storage.store.__file__).parent
-    found = [name for path in folder.rglob("*.py") for name in re.findall(r'\bfailpoint\("([^"]+)"\)', path.read_text())]
+    texts = [path.read_text() for path in folder.rglob("*.py")]
+    found = [name for text in texts for name in re.findall(r'\bfailpoint\("([^"]+)"\)', text)]
     assert sorted(found) == sorted(NAMES)
 
 
