@@ -205,7 +205,7 @@ class Fetching:
                 process.epoch = epoch
 
         wanted = [self.wanted(process) for process in processes]
-        on_early = EarlyAnswers(arrived, one_arrived)
+        on_early = EarlyAnswers(arrived, one_arrived, len(processes))
         # Together no more than the fullest of them has room for, so that none gets more.
         limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, _PARK_SECONDS)
         session, who = f"{self._session}:{share}", (self._group, self._client_id)

@@ -100,7 +100,7 @@ class DirectFetching:
 
     def _answer(self, queue: MessageQueue, asked: _Asked, wait_seconds: float) -> Fetched | None:
         answer = asked.channel.read(wait_seconds + ANSWER_SECONDS, asked.number)
-        parts, epoch = read_fetched(answer), read_epoch(answer)
+        parts, epoch = read_fetched(answer, 1), read_epoch(answer)
         if epoch is not None and not (parts and parts[0].error):
             self._epochs[queue] = epoch
         return parts[0] if parts else None

@@ -35,16 +35,18 @@ class EarlyAnswers:
     Attributes:
         parts: told parts of queues.
         one: told one message: the index of its queue, and its record, which is valid during the call.
+        queues: how many queues the fetch names.
     """
 
     parts: Callable[[list[Fetched]], None]
     one: Callable[[int, memoryview], None]
+    queues: int
 
     def __call__(self, answer: Command) -> None:
-        self.parts(read_fetched(answer))
+        self.parts(read_fetched(answer, self.queues))
 
     def bare(self, body: memoryview) -> None:
-        self.one(*read_one(body))
+        self.one(*read_one(body, self.queues))
 
 
 async def fetch(
@@ -86,7 +88,7 @@ async def fetch(
     answer = await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=on_early)
     if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
         on_epoch(epoch)
-    return read_fetched(answer)
+    return read_fetched(answer, len(wanted))
 
 
 def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.actors.errors import InvalidInput, ProtocolError, RayMQError
 from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compiling
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.request_limits import MAX_FETCHED, check_count
@@ -25,7 +25,7 @@ from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.told import reader
-from raymq.storage.records.record import OFFSET_QUEUE_OFFSET
+from raymq.storage.records.record import MIN_RECORD_BYTES, OFFSET_QUEUE_OFFSET
 from raymq.storage.steps import Steps
 
 #: One answer carries at most this many bytes of records (one larger record may exceed it; a frame has 16 MiB).
@@ -34,6 +34,7 @@ MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_SQL_CHARACTERS: Final = 4 * MAX_CHARACTERS
 #: In front of the record of a message that is answered alone.
 INDEX: Final = struct.Struct(">i")
+_LEAST_ALONE: Final = INDEX.size + MIN_RECORD_BYTES
 _OFFSET: Final = struct.Struct(">q")
 
 
@@ -100,10 +101,10 @@ def read_epoch(answer: Command) -> int | None:
 
 
 @reader
-def read_fetched(answer: Command) -> list[Fetched]:
-    """The parts of an answer to FETCH."""
+def read_fetched(answer: Command, queues: int = MAX_FETCHED) -> list[Fetched]:
+    """The parts of an answer to a FETCH of so many queues; ProtocolError if it is none."""
     if not answer.fields:
-        index, record = read_one(memoryview(answer.body))
+        index, record = read_one(memoryview(answer.body), queues)
         (offset,) = _OFFSET.unpack_from(record, OFFSET_QUEUE_OFFSET)
         sizes_array, offsets_array = np.array((len(record),), np.int32), np.array((offset,))
         return [Fetched(index, offset + 1, 0, offset + 1, record, sizes_array, offsets_array, None)]
@@ -111,6 +112,8 @@ def read_fetched(answer: Command) -> list[Fetched]:
     parts = []
     position = 0
     for index, next_offset, low, high, sizes, offsets, told in answer.fields["parts"]:
+        if type(index) is not int or not 0 <= index < queues:
+            raise ValueError(f"a part of queue {index!r:.40}, where {queues} were asked for")
         sizes_array = np.frombuffer(sizes, "<i4")
         end = position + int(sizes_array.sum(dtype=np.int64))
         error = None
@@ -125,9 +128,17 @@ def read_fetched(answer: Command) -> list[Fetched]:
     return parts
 
 
-def read_one(body: memoryview) -> tuple[int, memoryview]:
-    """Index of its queue and record of a message that was answered alone: by a bare frame of this body."""
-    return INDEX.unpack_from(body)[0], body[INDEX.size :]
+def read_one(body: memoryview, queues: int) -> tuple[int, memoryview]:
+    """Index of its queue and record of a message that was answered alone: by a bare frame of this body.
+
+    ProtocolError: it is too short for one, or of none of as many queues as were asked for.
+    """
+    if len(body) < _LEAST_ALONE:
+        raise ProtocolError(f"an answer of {len(body)} bytes has no message")
+    (index,) = INDEX.unpack_from(body)
+    if not 0 <= index < queues:
+        raise ProtocolError(f"an answer with a message of queue {index}, where {queues} were asked for")
+    return index, body[INDEX.size :]
 
 
 def reading_wanted(request: Command) -> Steps[list[Wanted]]:

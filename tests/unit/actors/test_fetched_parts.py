@@ -1,0 +1,61 @@
+"""An answer to a fetch is of the queues that were asked for, or it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raymq.actors.errors import ProtocolError
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.commands.fetch import INDEX, Fetched, read_fetched, read_one
+from raymq.actors.wire.frame import Command
+from raymq.client.requests.fetching import EarlyAnswers
+from raymq.storage.records.record import MIN_RECORD_BYTES
+
+RECORD = bytes(MIN_RECORD_BYTES)
+told: list[Any] = []
+
+
+def one(body: bytes) -> object:
+    return read_one(memoryview(body), 2)
+
+
+def last(body: bytes) -> object:
+    return read_fetched(Command(ResponseCode.SUCCESS, body=body), 2)
+
+
+def early(body: bytes) -> object:
+    answers = EarlyAnswers(told.append, lambda index, _: told.append(index), 2)
+    answers.bare(memoryview(body))
+    return told.pop()
+
+
+@pytest.mark.parametrize("read", [one, last, early])
+@pytest.mark.parametrize(
+    "body", [b"", b"\0\0\0", INDEX.pack(0), INDEX.pack(0) + RECORD[1:], *(INDEX.pack(n) + RECORD for n in (-1, 2))]
+)
+def test_one_message_of_no_queue_that_was_asked_for_is_a_protocol_error(
+    read: Callable[[bytes], object], body: bytes
+) -> None:
+    """One of queue -1 was given to the last of the queues, and one of queue 2 ended the fetching."""
+    with pytest.raises(ProtocolError):
+        read(body)
+
+
+def parts(index: Any) -> list[Fetched]:
+    part = [index, 8, 0, 8, np.array([len(RECORD)], "<i4").tobytes(), np.array([7], "<i8").tobytes(), None]
+    return read_fetched(Command(ResponseCode.SUCCESS, {"parts": [part]}, RECORD), 2)
+
+
+@pytest.mark.parametrize("index", [-1, 2, 1 << 40, None, "0", 0.0, True, []])
+def test_a_part_of_no_queue_that_was_asked_for_is_a_protocol_error(index: Any) -> None:
+    with pytest.raises(ProtocolError):
+        parts(index)
+
+
+def test_what_was_asked_for_is_read() -> None:
+    assert [read_one(memoryview(INDEX.pack(n) + RECORD), 2) for n in (0, 1)] == [(0, RECORD), (1, RECORD)]
+    assert [part.index for part in parts(1)] == [1]
