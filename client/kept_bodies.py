@@ -7,7 +7,6 @@ for as long as it is among the last ones, whichever messages they are of.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import Final, Protocol
 from weakref import ref
@@ -18,6 +17,7 @@ from raymq.client.forking import renew_in_child
 MOST_KEPT_BYTES: Final = 64 << 20
 #: What a kept body costs beside its text, in bytes: so many empty ones are bounded, too.
 OVERHEAD_BYTES: Final = 200
+_COUNTS: Final = "counts"
 
 
 class Forgetful(Protocol):
@@ -38,7 +38,8 @@ class KeptBodies:
         self._most_bytes = most_bytes
         self._holders: deque[tuple[ref[Forgetful], int]] = deque()
         self._made: deque[tuple[ref[Forgetful], int]] = deque()
-        self._counting = threading.Lock()
+        #: Whose turn it is to count: a token of that call, which a dictionary takes from the first one in one step.
+        self._turn: dict[str, object] = {}
         #: Of all that is kept, and what it costs besides.
         self.bytes = 0
         renew_in_child(self, KeptBodies._renew)
@@ -46,11 +47,18 @@ class KeptBodies:
     def keep(self, holder: Forgetful, size: int) -> None:
         """A holder has made a text of so many bytes; those that were made longest ago are told to forget theirs."""
         self._made.append((ref(holder), size + OVERHEAD_BYTES))
-        while self._made and self._counting.acquire(blocking=False):
+        mine = object()
+        while self._made:
+            turn = self._turn
             try:
+                if turn.setdefault(_COUNTS, mine) is not mine:
+                    return
                 self._count()
             finally:
-                self._counting.release()
+                # Ctrl-C may come with the end of any call above, so also with the one that takes the turn. From here
+                # on nothing is called, and so nothing comes between.
+                if _COUNTS in turn and turn[_COUNTS] is mine:
+                    self._turn = {}
 
     def _count(self) -> None:
         while self._made:
@@ -65,7 +73,7 @@ class KeptBodies:
                     known.forget()
 
     def _renew(self) -> None:
-        self._counting = threading.Lock()  # another thread of the parent may have held it
+        self._turn = {}  # another thread of the parent may have had it
         self.bytes = sum(size for _, size in self._holders)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -170,7 +171,8 @@ def connect(
 
     Raises:
         BrokerUnavailable: no Ray at `address`, or no cluster in `namespace`, or its start is not finished.
-        InvalidInput: an address is not "host:port", or a file of `tls` cannot be used.
+        InvalidInput: an address is not "host:port", or a file of `tls` cannot be used; or nothing but this user's own
+            notes could lead to a Ray, and somebody else may have written them.
     """
     if name_servers is not None:
         given = name_servers.split(";") if isinstance(name_servers, str) else list(name_servers)
@@ -179,7 +181,7 @@ def connect(
     rules.text("address", address)
     from raymq.cluster import launching, ray_runtime
 
-    ray_runtime.join_address(address, _own_ray(namespace) if address == "auto" else None)
+    ray_runtime.join_address(address, partial(_own_ray, namespace))
     addresses = launching.addresses(namespace)
     return Cluster(addresses, namespace=namespace, tls=tls or _own_tls(namespace))
 
@@ -190,7 +192,7 @@ def stop(namespace: str = "raymq", address: str = "auto", timeout: float = 30.0)
     from raymq.cluster import ray_runtime
     from raymq.cluster.stopping import stop_actors
 
-    ray_runtime.join_address(address, _own_ray(namespace) if address == "auto" else None)
+    ray_runtime.join_address(address, partial(_own_ray, namespace))
     stop_actors(namespace, rules.duration("timeout", timeout, above=True))
     found.forget(namespace)
 
@@ -204,7 +206,7 @@ def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
     check_namespace(namespace)
     from raymq.cluster import launching, ray_runtime
 
-    ray_runtime.join_address(address, _own_ray(namespace) if address == "auto" else None)
+    ray_runtime.join_address(address, partial(_own_ray, namespace))
     there = launching.names(namespace)
     if not any(is_broker_name(name) or is_name_server_name(name) for name in there):
         raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Final
 
 import ray
@@ -72,22 +73,28 @@ def join() -> bool:
     return _join_started_here()
 
 
-def join_address(address: str, known: str | None = None) -> None:
+def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
     """Connect this process to the Ray at `address` ("auto": RAY_ADDRESS, or the one that was started here).
 
     Args:
-        known: with "auto", where a Ray was that may be joined if there is no other.
+        last_resort: with "auto", where a Ray was that may be joined if there is no other, if it knows one. It is asked
+            where nothing else leads to a Ray, and not before: it may raise.
 
     Raises:
         BrokerUnavailable: there is none, it does not answer, or it would not let this process in.
     """
     if ray.is_initialized():
         return
-    if address == "auto":
+    is_auto = address == "auto"
+    if is_auto:
         address = os.environ.get(ADDRESS, "auto")
     if address not in ("auto", "local"):
         _join(address)
-    elif not _join_started_here() and not (known is not None and _join_if_there(known)):
+        return
+    if _join_started_here():
+        return
+    known = last_resort() if is_auto else None
+    if known is None or not _join_if_there(known):
         raise BrokerUnavailable(
             "ray",
             "this process is connected to no Ray, and none was started on this machine by `ray start` or `ray up`",

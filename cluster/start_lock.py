@@ -31,7 +31,7 @@ def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOP
 
     Raises:
         BrokerUnavailable: another start has not come to its end in time; it names the process.
-        InvalidInput: there is no folder for the lock.
+        InvalidInput: there is no folder for the lock, or its file system has no locks.
     """
     try:
         file = os.open(found.lock_file(namespace), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -39,8 +39,9 @@ def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOP
         raise InvalidInput(found.HOME, "a folder of this user's own that can be written", str(error)) from error
     try:
         _take(file, namespace, wait, wait_stopped)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: others cannot say whose start it is, and wait all the same
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
         yield
     finally:
         # Not by closing alone: a process that was forked meanwhile has the lock, too, and it goes on.
@@ -52,8 +53,13 @@ def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOP
 def _take(file: int, namespace: str, wait: float, wait_stopped: float) -> None:
     began = stands_since = time.monotonic()
     while True:
-        with contextlib.suppress(BlockingIOError):
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise InvalidInput(found.HOME, "a folder on a file system that has locks", str(error)) from error
+        else:
             return
         now = time.monotonic()
         holder = _holder(file)

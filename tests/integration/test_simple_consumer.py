@@ -33,6 +33,7 @@ from raymq.client import (
     SubscriptionMismatch,
     TopicNotFound,
 )
+from raymq.client.pop.receiver import Receiver
 from raymq.client.requests.asking import patiently
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -478,7 +479,7 @@ def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services
             asked = [asyncio.ensure_future(popping._ask_all([source], 1, 1_000)) for source in sources]
             await asyncio.sleep(0)
             silent = len(popping._silent(sources))
-            found = await popping.receive(1, 1_000, 0.0, object())
+            found = await popping.receive(1, 1_000, 0.0, Receiver())
             await asyncio.gather(*asked)
             return found, silent
 
@@ -487,7 +488,7 @@ def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services
 
 def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Services, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
-        waiting = consumer._mq.submit(consumer._popping.receive(1, 60_000, 30.0, object()))
+        waiting = consumer._mq.submit(consumer._popping.receive(1, 60_000, 30.0, Receiver()))
         poll_until(lambda: len(consumer._popping._notifications) >= 2, what="it waits")
         pops: list[str] = []
         for name, broker in services.brokers.items():

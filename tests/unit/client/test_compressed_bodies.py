@@ -5,6 +5,7 @@ Fault 13.21: 8 MiB of compressed messages could become gigabytes in one fetch.
 
 from __future__ import annotations
 
+import signal
 import threading
 import tracemalloc
 import zlib
@@ -186,6 +187,27 @@ def test_empty_bodies_count_with_what_it_costs_to_know_of_them() -> None:
     assert [holder.is_kept for holder in holders] == [False] * 15 + [True] * 10
     assert kept.bytes == OVERHEAD_BYTES * 10
     assert len(kept._holders) == 10
+
+
+class InterruptedTurn(dict[str, object]):
+    """Ctrl-C comes just when the turn was taken."""
+
+    def setdefault(self, key: str, value: object = None) -> object:
+        super().setdefault(key, value)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("nothing was interrupted")
+
+
+def test_an_interrupt_while_the_turn_is_taken_does_not_keep_it() -> None:
+    kept = KeptBodies(OVERHEAD_BYTES * 3)
+    kept._turn = InterruptedTurn()
+    holders = [Holder() for _ in range(5)]
+    with pytest.raises(KeyboardInterrupt):
+        kept.keep(holders[0], 0)
+    for holder in holders[1:]:
+        kept.keep(holder, 0)
+    assert [holder.is_kept for holder in holders] == [False, False, True, True, True]
+    assert kept.bytes == OVERHEAD_BYTES * 3
 
 
 def test_a_body_that_is_looked_at_while_its_own_thread_counts_waits_for_nobody() -> None:

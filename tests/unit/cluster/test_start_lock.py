@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -93,6 +95,15 @@ def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock() -> None:
         os.close(writes)
         os.close(reads)
         os.waitpid(child, 0)
+
+
+def test_a_file_system_without_locks_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(InvalidInput, match=f"{found.HOME}.*file system that has locks.*No locks"), alone("one"):
+        pass
 
 
 def test_a_lock_file_with_anything_in_it_does_not_matter(home: Path) -> None:
