@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,6 +20,8 @@ class ClientBase(Closing):
 
     #: What `ClientClosed` calls it.
     KIND: ClassVar = "client"
+    #: Whether others may send with it until they are closed.
+    SENDS: ClassVar = False
 
     def __init__(self, mq: Connection) -> None:
         """A client that is ready has its connection `adopt` it, so that it is closed with it."""
@@ -38,6 +41,14 @@ class ClientBase(Closing):
     def close(self, timeout: float = 10.0) -> None:  # noqa: ARG002 - every client's close has it
         """Ask no more. May be called twice."""
         self._closed = True
+
+    def begin_close(self, timeout: float) -> Callable[[], None]:
+        """Begin to close; returns what waits for the end of it, for `timeout` seconds from now and little more.
+
+        So several clients are closed at the same time, also at the end of a program, when no thread can be started.
+        """
+        deadline = time.monotonic() + timeout
+        return lambda: self.close(max(0.0, deadline - time.monotonic()))
 
     async def aclose(self, timeout: float = 10.0) -> None:
         """`close` for asyncio code."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
@@ -40,6 +40,8 @@ PushListener = Callable[[WireConnection, Command], Command | None]
 
 #: What a listener's call that has closed its connection may take to end, and to be committed.
 _LAST_CALLS_SECONDS = 60.0
+#: What all clients may take to close that are closed with their connection, and all producers behind them.
+_CLOSE_SECONDS = 10.0
 #: What callbacks of sends that were answered may take when the connection is closed.
 _CALLBACK_SECONDS = 5.0
 
@@ -47,8 +49,14 @@ _CALLBACK_SECONDS = 5.0
 class Closable(Protocol):
     """A client that its connection closes with itself."""
 
+    #: Whether others may send with it until they are closed.
+    SENDS: ClassVar[bool]
+
     def close(self, timeout: float = 10.0) -> None:
         """Release everything; may be called twice."""
+
+    def begin_close(self, timeout: float) -> Callable[[], None]:
+        """Begin with `close`; returns what waits for its end."""
 
 
 class Connection(Closing):
@@ -147,6 +155,17 @@ class Connection(Closing):
         self._check_open(coroutine)
         return self._background().submit(coroutine)
 
+    def wait(self, working: Future[_T], timeout: float | None = None) -> _T:
+        """The result of what `submit` has begun, and goes on also where nobody waits. ClientClosed after `close()`."""
+        if self.is_on_loop and not working.done():
+            raise RuntimeError("a blocking call on the event loop's own thread would wait for itself")
+        try:
+            return working.result(timeout)
+        except CancelledError:
+            if self._closed:
+                raise ClientClosed("the connection to the cluster was closed") from None
+            raise
+
     @property
     def run_aside(self) -> Callable[[Callable[[], None]], bool]:
         """For who is on the loop: `EventLoopThread.run_aside`."""
@@ -198,11 +217,14 @@ class Connection(Closing):
         self._close_clients(clients)
 
     def _close_clients(self, clients: list[Closable]) -> None:
-        """Close each, whatever becomes of the others, and then the connection."""
-        with ExitStack() as each:
-            each.callback(self._close)
-            for client in clients:
-                each.callback(_close_quietly, client)
+        """Close all at the same time, whatever becomes of the others, and then the connection.
+
+        Producers follow behind the others: what a listener sends in its last call has to arrive, too.
+        """
+        with ExitStack() as at_last:
+            at_last.callback(self._close)
+            at_last.callback(_close_together, [client for client in clients if client.SENDS])
+            _close_together([client for client in clients if not client.SENDS])
 
     def _close(self) -> None:
         with self._ending:  # of several at once one closes it, and all return when it is closed
@@ -276,9 +298,21 @@ class Connection(Closing):
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
-def _close_quietly(client: Closable) -> None:
+def _close_together(clients: list[Closable]) -> None:
+    """Begin with all, then wait for all: many take no longer than one."""
+    with ExitStack() as waits, ExitStack() as begins:
+        for client in clients:
+            begins.callback(_begin_close, client, waits)
+
+
+def _begin_close(client: Closable, waits: ExitStack) -> None:
     with contextlib.suppress(ClientClosed):  # another thread has closed the connection meanwhile
-        client.close()
+        waits.callback(_wait_quietly, client.begin_close(_CLOSE_SECONDS))
+
+
+def _wait_quietly(wait: Callable[[], None]) -> None:
+    with contextlib.suppress(ClientClosed):  # as above
+        wait()
 
 
 def _close_all() -> None:

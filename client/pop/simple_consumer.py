@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from raymq.actors.errors import ClientClosed, InvalidInput
@@ -62,9 +64,10 @@ class SimpleConsumer(ClientBase):
         arguments.flag("ordered", ordered)
         super().__init__(mq)
         self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
-        #: Held by who closes it; a signal handler may do that while it is closed.
+        #: Held by who begins to close it; a signal handler may do that while it is begun.
         self._closing = threading.RLock()
-        self._has_left = False
+        #: Its leaving of the group, once that was begun.
+        self._leaving: Future[None] | None = None
         renew_in_child(self, SimpleConsumer._leave_to_parent)
         mq.adopt(self)
 
@@ -154,21 +157,27 @@ class SimpleConsumer(ClientBase):
         What was on its way to a `receive` in another thread or task is there for other members at once, and that
         `receive` raises ClientClosed. Who closes it while somebody else does waits for that.
         """
-        arguments.duration("timeout", timeout)
+        self.begin_close(arguments.duration("timeout", timeout))()
+
+    def begin_close(self, timeout: float) -> Callable[[], None]:
+        """As any client's; it leaves the group at once, and gives back what nobody has received."""
         self._closed = True
-        if self._closing.acquire(timeout=timeout + _CLOSE_SECONDS):
-            try:
-                if not self._has_left:
-                    self._mq.run(self._popping.stop(timeout))
-                    self._has_left = True
-            finally:
-                self._closing.release()
+        with self._closing:
+            if self._leaving is None:
+                self._leaving = self._mq.submit(self._popping.stop(timeout))
+            return partial(self._wait_until_left, self._leaving, timeout + _CLOSE_SECONDS)
+
+    def _wait_until_left(self, leaving: Future[None], timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            self._mq.wait(leaving, timeout)
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the membership, and what was popped, is the parent's."""
         leave_to_parent(self._popping)
-        self._closed = self._has_left = self._is_parents = True
+        self._closed = self._is_parents = True
         self._closing = threading.RLock()
+        self._leaving = Future()
+        self._leaving.set_result(None)
 
     async def _begin(
         self, filters: Mapping[str, TagFilter | SqlWanted], ordered: bool, max_reconsume_times: int

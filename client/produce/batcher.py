@@ -121,11 +121,17 @@ class Batcher:
                 self._take(key)
             return self._answered.wait_for(lambda: not self._taken_bytes, timeout)
 
-    def close(self, timeout: float) -> bool:
-        """Take nothing more, and `flush`."""
+    def begin_close(self) -> None:
+        """Take nothing more; what was gathered is sent at once."""
         with self._lock:
             self._closed = True
             self._answered.notify_all()
+            for key in list(self._open):
+                self._take(key)
+
+    def close(self, timeout: float) -> bool:
+        """Take nothing more, and `flush`."""
+        self.begin_close()
         return self.flush(timeout)
 
     def _wait_for_room(self, timeout: float) -> None:

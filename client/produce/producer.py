@@ -81,6 +81,7 @@ class Producer(ClientBase):
     """
 
     KIND = "producer"
+    SENDS = True
 
     def __init__(
         self,
@@ -305,12 +306,22 @@ class Producer(ClientBase):
             finally:
                 self._closing.release()
 
+    def begin_close(self, timeout: float) -> Callable[[], None]:
+        """As any client's: what was gathered is on its way at once."""
+        self._closed = True
+        batcher = self.__dict__.get("_batcher")
+        if batcher is not None:
+            batcher.begin_close()
+        return super().begin_close(timeout)
+
     def _end(self, timeout: float) -> None:
+        made = self.__dict__  # a forked child that has sent nothing has made nothing, and begins with nothing now
         deadline = time.monotonic() + timeout
-        if self._batcher is not None:
-            self._batcher.close(timeout)
-        self.flush(max(0.0, deadline - time.monotonic()))
-        sends = self._sends
+        if made.get("_batcher") is not None:
+            made["_batcher"].close(timeout)
+        left = max(0.0, deadline - time.monotonic())
+        wait(list(self._under_way), left)
+        sends = made.get("_sends")
         if isinstance(sends, OutboxSends):
             left = max(0.0, deadline - time.monotonic())
             with contextlib.suppress(TimeoutError):  # its file is locked by another process

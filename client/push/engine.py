@@ -134,6 +134,8 @@ class Consuming:
         )
         self._rebalance_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        #: What keeps us a member and our locks ours, as long as calls of our queues run.
+        self._stays: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Join the group and fix the start positions.
@@ -147,14 +149,14 @@ class Consuming:
         self._mq.listen(self._pushed)
         await self._share_out()
         every, expiry = self.supervisor.every, min(_TICK_SECONDS, self._settings.consume_timeout)
+        self._stays = [every("heartbeat", _TICK_SECONDS, self._membership.heartbeat)]
         self._tasks = [
-            every("heartbeat", _TICK_SECONDS, self._membership.heartbeat),
             self.supervisor.keep("assignment", self._keep_assignment),
             every("commits", _COMMIT_SECONDS, self._begin_commits),
             every("expiry of calls", expiry, self._expire_calls),
         ]
         if self._locking:
-            self._tasks.append(
+            self._stays.append(
                 self.supervisor.keep("locks", lambda: self._locks.keep(lambda: self._queues, self._heard_of_locks))
             )
 
@@ -169,7 +171,12 @@ class Consuming:
         for task in self._tasks:
             task.cancel()
         self._examining.stop()
-        await self.delivery.stop(timeout)
+        try:
+            await self.delivery.stop(timeout)
+        finally:
+            # Not before: until the last call has ended, no other member may begin what it has.
+            for task in self._stays:
+                task.cancel()
         left = max(deadline - time.monotonic(), _FAREWELL_SECONDS)
         await _within(left / 2, self._commit_all())
         unlock = [self._locks.unlock(self._assignment.held)] if self._locking else []

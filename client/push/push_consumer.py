@@ -8,6 +8,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -268,26 +270,42 @@ class PushConsumer(ClientBase):
         From inside the listener it returns at once, since the call that runs cannot be waited for: it ends like any
         other, what it answers counts, and the rest is done behind it. `wait` tells when.
         """
-        arguments.duration("timeout", timeout)
+        self.begin_close(arguments.duration("timeout", timeout))()
+
+    def begin_close(self, timeout: float) -> Callable[[], None]:
+        """As any client's: it stops at once, and what is returned waits for the end of it."""
         with self._ending:
             self._closed = True
             consuming, self._consuming = self._consuming, None
-        if consuming is not None:
-            self._last_consuming = consuming
-            if self.is_calling:
-                name = f"raymq-shutdown-{self.group}"
-                threading.Thread(target=self._stop, args=(consuming, timeout), name=name).start()
-            else:
-                self._stop(consuming, timeout)
-        elif self._runner is None:  # it was never started
+        if consuming is None:
+            return partial(self._wait_for_other, timeout)
+        self._last_consuming = consuming
+        wait = partial(self._wait_for_stop, self._begin_stop(consuming, timeout), timeout + _STOP_SECONDS)
+        if not self.is_calling:
+            return wait
+        threading.Thread(target=wait, name=f"raymq-shutdown-{self.group}").start()
+        return partial(self._wait_for_other, timeout)
+
+    def _wait_for_other(self, timeout: float) -> None:
+        """Somebody else shuts it down, or has, or it was never started."""
+        if self._runner is None:
             self._has_ended()
-        elif self._runner is not None and not self._runner.is_caller:
+        elif not self._runner.is_caller:
             self._ended.wait(timeout)
 
-    def _stop(self, consuming: Consuming, timeout: float) -> None:
+    def _begin_stop(self, consuming: Consuming, timeout: float) -> Future[None]:
         try:
-            self._mq.run(consuming.stop(timeout), timeout + _STOP_SECONDS)
+            return self._mq.submit(consuming.stop(timeout))
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            stopping: Future[None] = Future()
+            stopping.set_exception(error)
+            return stopping
+
+    def _wait_for_stop(self, stopping: Future[None], timeout: float) -> None:
+        try:
+            self._mq.wait(stopping, timeout)
         finally:
+            stopping.cancel()
             if self._runner is not None:
                 self._runner.close()
             self._mq.let_go(self)
