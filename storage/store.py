@@ -108,6 +108,9 @@ class Store:
         #: `State.dispatched_to` of the last checkpoint.
         self._saved_to = 0
         self._shorten_at = _LEAST_DELETIONS_BYTES
+        #: Deletions up to these places are not told by the newest state, by the settled journal of deletions,
+        #: and by both of them: no start will ask whether a table knows of these.
+        self._state_tells_from = self._settled_tells_from = self._untold_before = 0
         self._remover = Remover(self._checkpointing)
         self._flusher = Flusher(
             log.flush,
@@ -275,6 +278,10 @@ class Store:
         deletions, deleted = self._parts.deletions, self._parts.deleted_topics
         for known in [known for known, end in deleted.items() if end <= self._log.min_offset]:
             del deleted[known]  # all that it had has expired
+        if self._untold_before:
+            self._parts.progress.forget_deletions(self._untold_before)
+            self.in_flight.forget_deletions(self._untold_before)
+            self._untold_before = 0
         self._shorten_deletions()
         deletions.append((topic, log_end))
         with self._deleting:  # never held while the disk works
@@ -323,6 +330,7 @@ class Store:
                 with contextlib.suppress(StoreFull, StoreBusy):  # nothing is lost, and the next call tries again
                     told = self._parts.deletions.settle(list(self._parts.deleted_topics.items()))
                     self._shorten_at = max(_LEAST_DELETIONS_BYTES, 2 * told)
+                    self._untold_before = min(self._state_tells_from, self._settled_tells_from)
 
     def _shorten_deletions(self) -> None:
         """Have the journal of deletions say in less what it says, once much of that is said again later or has expired.
@@ -331,9 +339,11 @@ class Store:
         """
         deletions = self._parts.deletions
         # A state of before what has expired was deleted still tells of its queues.
-        if deletions.length >= self._shorten_at and self._saved_to >= self._log.min_offset:
+        log_min = self._log.min_offset
+        if deletions.length >= self._shorten_at and self._saved_to >= log_min and not deletions.is_diverted:
             with contextlib.suppress(StoreFull, StoreBusy):  # the next deletion tries again
                 deletions.divert()
+                self._settled_tells_from = log_min
 
     def incarnation(self, topic: str) -> int:
         """Rises when a topic of that name is deleted: what is made anew is another topic. 0 if none ever was.
@@ -621,7 +631,7 @@ class Store:
             walk_from = self._log.walk_start.before(to)
             state = State(to, index.end_physical, index, queues, deleted, geometry, boot_id(), walk_from)
             state.save(self._parts.paths.state)
-            self._saved_to = to
+            self._saved_to, self._state_tells_from = to, log_min
             failpoint("checkpoint.after_state")
 
     def close(self) -> None:

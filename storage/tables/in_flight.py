@@ -148,6 +148,12 @@ class InFlight:
             self._owed[topic] = log_end
             self._forget_topic(topic)
 
+    def forget_deletions(self, before: int) -> None:
+        """No start will hear any more that topics were deleted at or before that place of the log."""
+        forgotten = self._forgotten or {}
+        for topic in [topic for topic, place in forgotten.items() if place <= before]:
+            del forgotten[topic]
+
     def _know(self, deleted: Mapping[str, int]) -> None:
         # In place: there may be very many, and another thread may be about to copy them.
         if self._forgotten is None:

@@ -221,6 +221,12 @@ class Progress:
             self._owed[topic] = log_end
             self._forget_topic(topic)
 
+    def forget_deletions(self, before: int) -> None:
+        """No start will hear any more that topics were deleted at or before that place of the log."""
+        forgotten = self.forgotten or {}
+        for topic in [topic for topic, place in forgotten.items() if place <= before]:
+            del forgotten[topic]
+
     def _make_sure(self) -> None:
         """The copies that were delivered before a level's commit are on disk once the log is, up to there."""
         flushed = self._flushed_offset()

@@ -351,3 +351,32 @@ def test_deleted_topics_are_remembered_until_all_that_they_had_has_expired(tmp_p
             store.delete_expired(asked=True)
         store.delete_topic("late")
         assert list(store._parts.deleted_topics) == ["late"]
+
+
+def test_what_groups_had_in_deleted_topics_is_remembered_no_longer_than_the_deletions(tmp_path: Path) -> None:
+    """The tables beside the log remembered all deletions of a broker's life, until the next start."""
+    clock = Clock()
+    store = filled(tmp_path, clock)
+    tables = store._parts.progress, store.in_flight
+    for number in range(50):
+        store.delete_topic(f"early-{number}")
+    while max(store._parts.deleted_topics.values()) > store._log.min_offset:
+        append(store, *(make_record(b"x" * 500) for _ in range(20)))
+        store.flush()
+        clock.now_ms += 73 * HOUR
+        store.delete_expired(asked=True)
+    assert len(tables[0].forgotten or {}) == len(tables[1]._forgotten or {}) == 50
+    store.delete_topic("late")
+    assert len(tables[0].forgotten or {}) == 51, "a start would still hear of them"
+    store._save_checkpoint()
+    store._shorten_at = 0
+    store.delete_topic("later")
+    store.delete_topic("last")
+    assert list(tables[0].forgotten or {}) == list(tables[1]._forgotten or {}) == ["late", "later", "last"]
+    store.consumer_offsets.commit("g", "early-7", 0, 0)
+    tables[0].fold()
+    store._flusher.stop()
+    store._abandon()
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.consumer_offsets.get("g", "early-7", 0) == 0
+        assert set(store._parts.progress.forgotten or {}) <= {"late", "later", "last"}
