@@ -76,11 +76,19 @@ class QueueData:
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Where a topic lives. `addresses` maps a broker's name to its master's "host:port"."""
+    """Where a topic lives. `addresses` maps a broker's name to its master's "host:port".
+
+    `body_limits` maps it to the longest body that the broker takes, its `max_message_bytes`, where it has said so.
+    """
 
     topic: str
     queues: tuple[QueueData, ...]
     addresses: dict[str, str] = field(default_factory=dict)
+    body_limits: dict[str, int] = field(default_factory=dict)
+
+    def max_body_bytes(self, broker: str | None = None) -> int | None:
+        """The longest body that `broker` takes, or each broker of the topic; None if nobody has said."""
+        return min(self.body_limits.values(), default=None) if broker is None else self.body_limits.get(broker)
 
     def readable(self) -> list[MessageQueue]:
         """Every queue that may be read, sorted."""

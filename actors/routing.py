@@ -64,7 +64,7 @@ class Routes:
             return known
         now = boottime()
         cached = self._cached.get(topic)
-        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true", "raymqLimits": "true"}
         try:
             command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
             answer = await self.ask(command, timeout, patient=cached is None)

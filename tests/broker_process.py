@@ -1,7 +1,8 @@
 """Brokers without Ray in processes of their own: for benchmarks, and for faults that only a process can have.
 
-As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. It prints the
-name server's address once it listens, and then obeys lines on its standard input until that is closed:
+As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. The settings of
+its store are JSON in the environment's BROKER_STORE, if that is there. It prints the name server's address once it
+listens, and then obeys lines on its standard input until that is closed:
 
     slow SECONDS    let every append wait for so long, all at the same time, as on a long way
     stall SECONDS   let every append hold the broker up for so long, as a slow disk would
@@ -15,14 +16,16 @@ Where the environment has LOOP_WATCH, it is the file in which `loop_watch` tells
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from raymq.actors.broker.core.topics import TopicChange
@@ -45,13 +48,20 @@ APPENDS = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEN
 class BrokerProcess:
     """One such process. `stop()` ends it cleanly, `kill()` does not; `start()` brings it back."""
 
-    def __init__(self, name: str, directory: Path, name_server: str = "") -> None:
+    def __init__(
+        self, name: str, directory: Path, name_server: str = "", *, store: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self._arguments = [name, str(directory / name), *([name_server] if name_server else [])]
+        self._environment = os.environ | {"BROKER_STORE": json.dumps(dict(store))}
         self.start()
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
         )
         assert self._process.stdout is not None
         self.name_server = self._process.stdout.readline().strip()
@@ -83,7 +93,9 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
     if name_server is None:
         own = await NameServerService.start(NameServerSpec(0, str(directory.parent), "127.0.0.1", 0))
         name_server = own.address
-    broker = await BrokerService.start(BrokerSpec(name, "test", str(directory), "127.0.0.1", (name_server,)), "node")
+    settings = json.loads(os.environ.get("BROKER_STORE", "{}"))
+    spec = BrokerSpec(name, "test", str(directory), "127.0.0.1", (name_server,), store=settings)
+    broker = await BrokerService.start(spec, "node")
     keep_collections_short()
     handlers = dict(broker._server.handlers)
     store = {name: getattr(broker.store, name) for name in ("append", "append_one")}

@@ -63,8 +63,12 @@ class Registration:
         broker: str,
         address: str,
         topics: Topics,
+        *,
+        max_message_bytes: int | None = None,
     ) -> None:
+        """`max_message_bytes` is the longest body that the broker takes, for clients that ask for a route."""
         self._pool = pool
+        self._max_message_bytes = max_message_bytes
         self._who = (cluster, broker, MASTER_ID, address)
         self._topics = topics
         self._peers = [_Peer(name_server) for name_server in name_servers]
@@ -140,7 +144,8 @@ class Registration:
 
     async def _tell_all(self, peer: _Peer) -> None:
         version, topics = self._topics.version, self._topics.announced()
-        command = await _encoded(RegisterBroker(*self._who), version, topics)
+        header = RegisterBroker(*self._who, raymq_max_message_bytes=self._max_message_bytes)
+        command = await _encoded(header, version, topics)
         try:
             await self._pool.request(peer.address, command, patience_seconds(len(topics), peer.times_too_long))
         except Timeout:

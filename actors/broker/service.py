@@ -150,7 +150,13 @@ class BrokerService:
         self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])
         self.statistics = Statistics()
         self._registration = Registration(
-            self._pool, spec.name_servers, spec.cluster, spec.name, self.address, self.core.topics
+            self._pool,
+            spec.name_servers,
+            spec.cluster,
+            spec.name,
+            self.address,
+            self.core.topics,
+            max_message_bytes=store.config.max_message_bytes,
         )
         context = BrokerContext(
             core=self.core,

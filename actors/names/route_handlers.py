@@ -13,7 +13,7 @@ from raymq.actors.naming import check_topic
 from raymq.actors.protocol import QueueData
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.route import MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
+from raymq.actors.wire.commands.route import BODY_LIMIT, MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Command
 from raymq.actors.wire.headers.route import (
     AddWritePermission,
@@ -97,6 +97,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
                 topics,
                 version,
                 connection,
+                max_body_bytes=_body_limit(header.raymq_max_message_bytes),
             )
         return request.response(ResponseCode.SUCCESS, {"changed": not accepted})
 
@@ -125,6 +126,12 @@ def _queue_data(broker: str, name: str, told: Mapping[str, Any]) -> tuple[str, Q
     """One topic of a registration."""
     reads, writes = (_number(name, told, field, MAX_ROUTE_QUEUES) for field in ("readQueueNums", "writeQueueNums"))
     return check_topic(name), QueueData(broker, reads, writes, _number(name, told, "perm", MAX_ROUTE_PERM))
+
+
+def _body_limit(told: int | None) -> int | None:
+    if told is not None and told < 1:
+        raise InvalidInput("raymqMaxMessageBytes", "1 or more", told)
+    return told
 
 
 def _number(topic: str, told: Mapping[str, Any], field: str, most: int) -> int:
@@ -157,10 +164,15 @@ def _permission(table: RouteTable) -> dict[int, Handler]:
 
 def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
     def route(_: ServerConnection, request: Command) -> Command:
-        found = table.route(GetRouteInfo.read(request).topic)
+        header = GetRouteInfo.read(request)
+        found = table.route(header.topic)
+        limits = found.body_limits if header.raymq_limits else {}
         brokers = table.view().brokers
         body = {
-            "brokerDatas": [_broker_object(name, *brokers[name]) for name in found.addresses],
+            "brokerDatas": [
+                _broker_object(name, *brokers[name]) | ({BODY_LIMIT: limits[name]} if name in limits else {})
+                for name in found.addresses
+            ],
             "filterServerTable": {},
             "queueDatas": [
                 {

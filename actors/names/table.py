@@ -36,6 +36,8 @@ class _Registration:
     cluster: str
     address: str
     topics: dict[str, QueueData]
+    #: The longest body that it takes; None if it has not said.
+    max_body_bytes: int | None
     #: Of the broker's topic table; None once something here no longer agrees with it.
     version: DataVersion | None
     connection: object
@@ -71,10 +73,13 @@ class RouteTable:
         topics: Mapping[str, QueueData],
         version: DataVersion | None = None,
         connection: object = None,
+        *,
+        max_body_bytes: int | None = None,
     ) -> None:
         """All that a broker has, replacing what it said before.
 
         Args:
+            max_body_bytes: the longest body that it takes; None where it does not say.
             connection: what it came on; see `connection_closed`.
 
         Raises:
@@ -89,7 +94,7 @@ class RouteTable:
         self._count_topics(len(topics) - (0 if known is None else len(known.topics)))
         self._count += known is None
         self._brokers.setdefault(broker, {})[replica] = _Registration(
-            cluster, address, dict(topics), version, connection, self.clock(), self.expiry_seconds
+            cluster, address, dict(topics), max_body_bytes, version, connection, self.clock(), self.expiry_seconds
         )
 
     def _check_new(self, broker: str, connection: object) -> None:
@@ -181,17 +186,20 @@ class RouteTable:
         """
         queues: list[QueueData] = []
         addresses: dict[str, str] = {}
+        limits: dict[str, int] = {}
         for broker, replicas in sorted(self._brokers.items()):
             master = min(replicas)
             data = replicas[master].topics.get(topic)
             if data is not None:
                 queues.append(replace(data, perm=data.perm & ~PERM_WRITE) if broker in self._read_only else data)
                 addresses[broker] = replicas[master].address
+                if (limit := replicas[master].max_body_bytes) is not None:
+                    limits[broker] = limit
         if not queues and self.clock() - self._started < LEARNING_SECONDS:
             raise ServerBusy("the name server has just started and has not heard from all brokers yet")
         if not queues:
             raise TopicNotFound(f"No topic route info in name server for the topic: {topic}")
-        return TopicRoute(topic, tuple(queues), addresses)
+        return TopicRoute(topic, tuple(queues), addresses, limits)
 
     def topics(self, cluster: str | None = None) -> list[str]:
         """The names of all topics, or of those that a cluster has, sorted."""

@@ -21,9 +21,11 @@ from raymq.actors.errors import (
     BrokerUnavailable,
     BufferFull,
     ClientClosed,
+    InvalidInput,
     NotStored,
     OutcomeUnknown,
     PermissionDenied,
+    RayMQError,
     ServerBusy,
     TopicNotFound,
 )
@@ -32,7 +34,8 @@ from raymq.actors.sending.sender import Sends, Terms, queue_of_sharding_key
 from raymq.actors.sending.topic_creation import make_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
-from raymq.client.produce.encoding import encode_messages, packed_host
+from raymq.client.produce.body_limits import BodyLimits, too_long_ones
+from raymq.client.produce.encoding import Sizes, encode_messages, packed_host
 from raymq.client.produce.message_batch import Delivery, MakeOutcomes, MessageBatch, Outcome
 from raymq.client.produce.sent_results import results_of
 
@@ -44,6 +47,8 @@ _OVERHEAD_BYTES: Final = 192
 _UNTOUCHED: Final = 0.99
 
 _Key = str | tuple[str, Terms]
+#: The messages' key numbers, records and sizes.
+_Encoded = tuple[Sequence[str | int], bytearray, Sizes]
 
 
 class Batcher:
@@ -72,6 +77,7 @@ class Batcher:
         self._linger = linger
         self._buffer_bytes = buffer_bytes
         self._batch_bytes = min(BATCH_BYTES, buffer_bytes)
+        self._limits = BodyLimits(mq)
         self._block = when_full == "block"
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
@@ -201,18 +207,55 @@ class Batcher:
         Args:
             deadline: where `terms` fix a queue: the monotonic time until which they may wait and be sent.
         """
-        numbers = key_numbers(messages)
-        records, sizes = encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
+        encoded = self._encode(messages)
         queue = terms.queue
         if queue is None:
-            sent = await self._sends.send(messages[0].topic, records, sizes, terms)
-        else:
-            async with self._turn(queue, deadline):
-                left = max(0.0, deadline - time.monotonic())
-                if left < _UNTOUCHED * terms.timeout:  # else they stay equal to others', which travel together
-                    terms = replace(terms, timeout=left)
-                sent = await self._sends.send(messages[0].topic, records, sizes, terms)
-        return lambda: results_of(sent, numbers)
+            return await self._store(messages, encoded, terms)
+        async with self._turn(queue, deadline):
+            left = max(0.0, deadline - time.monotonic())
+            if left < _UNTOUCHED * terms.timeout:  # else they stay equal to others', which travel together
+                terms = replace(terms, timeout=left)
+            return await self._store(messages, encoded, terms)
+
+    def _encode(self, messages: Sequence[Message]) -> _Encoded:
+        numbers = key_numbers(messages)
+        return numbers, *encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
+
+    async def _store(self, messages: Sequence[Message], encoded: _Encoded, terms: Terms) -> MakeOutcomes:
+        """`_send_together` when it is their turn. Bodies that are too long for the brokers fail alone."""
+        numbers, records, sizes = encoded
+        topic, queue = messages[0].topic, terms.queue
+        limit = self._limits.known(topic, queue)
+        long = {} if limit is None or int(sizes.max()) <= limit else too_long_ones(messages, limit)
+        began = time.monotonic()
+        if not long:
+            try:
+                sent = await self._sends.send(topic, records, sizes, terms)
+            except InvalidInput:  # by a broker whose limit was not known, or is another one by now
+                if len(messages) > 1:
+                    limit = await self._limits.learn(topic, queue, _left(terms, began), fresh=True)
+                    long = {} if limit is None else too_long_ones(messages, limit)
+                if not long:
+                    raise
+            else:
+                return lambda: results_of(sent, numbers)
+        places = [place for place in range(len(messages)) if place not in long]
+        if not places:
+            return lambda: list(long.values())
+        others = [messages[place] for place in places]
+        terms = replace(terms, timeout=_left(terms, began))
+        stored: MakeOutcomes | RayMQError
+        try:
+            stored = await self._store(others, self._encode(others), terms)
+        except RayMQError as error:
+            stored = error
+
+        def outcomes() -> list[Outcome]:
+            results = [stored] * len(places) if isinstance(stored, RayMQError) else stored()
+            all_of_them: dict[int, Outcome] = {**long, **dict(zip(places, results, strict=True))}
+            return [all_of_them[place] for place in range(len(messages))]
+
+        return outcomes
 
     @asynccontextmanager
     async def _turn(self, queue: MessageQueue, deadline: float) -> AsyncIterator[None]:
@@ -269,3 +312,8 @@ class Batcher:
             for index, result in zip(indices, results, strict=True):
                 outcomes[index] = result
         batch.finish(lambda: outcomes)
+
+
+def _left(terms: Terms, began: float) -> float:
+    """What is left of a send's time that began then, seconds."""
+    return max(0.0, terms.timeout - (time.monotonic() - began))

@@ -78,20 +78,40 @@ def encode_messages(
     return bytearray().join(encoded), np.fromiter(map(len, encoded), np.int32, len(encoded))
 
 
-def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> Iterator[Part]:
-    """Encode messages of one topic part by part, each when it is asked for; the arguments are `encode_messages`'s."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one call, each encoded when it is asked for.
+
+    Known before: how many bytes the longest of all their bodies has, and whether there are several parts.
+    """
+
+    longest_body: int
+    are_several: bool
+    parts: Iterator[Part]
+
+    def __iter__(self) -> Iterator[Part]:
+        return self.parts
+
+
+def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> Parts:
+    """Encode messages of one topic part by part; the arguments are `encode_messages`'s."""
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
+    longest = int(sizes.max())
     sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
     sizes += MIN_RECORD_BYTES + len(messages[0].topic) + PAIR_BYTES
-    for which, _ in cut_parts(sizes):
-        records, exact = encode_messages(messages[which], key_numbers[which], born_host)
-        yield Part(which, records, exact)
+
+    def encoded() -> Iterator[Part]:
+        for which, _ in cut_parts(sizes):
+            records, exact = encode_messages(messages[which], key_numbers[which], born_host)
+            yield Part(which, records, exact)
+
+    return Parts(longest, _are_several(sizes), encoded())
 
 
 def table_parts(
     table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
-) -> Iterator[Part]:
-    """Check all rows of a table, then encode them part by part, each when it is asked for.
+) -> Parts:
+    """Check all rows of a table, then encode them part by part.
 
     Raises:
         InvalidInput: by the call itself, as `records_from_table`; no part was made.
@@ -100,10 +120,13 @@ def table_parts(
     count = rows_of_a_part(table, topic)
     check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
     steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
+    longest = max(rows.longest_body for _, rows in steps)
+    several = len(steps) > 1 or _are_several(steps[0][1].record_sizes(topic))
     if pa.types.is_struct(table.column(body).type):  # what these are packed into would be a second table in memory
         starts = [start for start, _ in steps]
-        return _encoded(((start, check(table.slice(start, count))) for start in starts), topic, host)
-    return _encoded(iter(steps), topic, host)
+        steps_again = ((start, check(table.slice(start, count))) for start in starts)
+        return Parts(longest, several, _encoded(steps_again, topic, host))
+    return Parts(longest, several, _encoded(iter(steps), topic, host))
 
 
 def rows_of_a_part(table: pa.Table, topic: str) -> int:
@@ -134,6 +157,11 @@ def cut_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
         end = int(ends[last - 1])
         yield slice(first, last), slice(begin, end)
         first, begin = last, end
+
+
+def _are_several(sizes: npt.NDArray[np.int64]) -> bool:
+    """Whether records of these sizes are cut into several parts."""
+    return len(sizes) > MAX_MESSAGES or int(sizes.sum()) > MAX_PART_BYTES
 
 
 def key_texts(numbers: Sequence[str | int]) -> list[str]:

@@ -31,7 +31,8 @@ from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.batcher import Batcher
-from raymq.client.produce.encoding import Part, encode_messages, message_parts, packed_host, table_parts
+from raymq.client.produce.body_limits import BodyLimits
+from raymq.client.produce.encoding import Part, Parts, encode_messages, message_parts, packed_host, table_parts
 from raymq.client.produce.message_batch import Delivery
 from raymq.client.produce.options import SendDefaults, SendOptions, checked_timeout
 from raymq.client.produce.outbox import OutboxSends
@@ -114,6 +115,7 @@ class Producer(ClientBase):
         if when_full not in ("block", "raise"):
             raise InvalidInput("when_full", '"block" or "raise"', when_full)
         super().__init__(mq)
+        self._limits = BodyLimits(mq)
         self._isolation = isolation
         self._linger = linger
         self._idempotent = idempotent
@@ -200,7 +202,8 @@ class Producer(ClientBase):
         raised, and other parts stay stored.
 
         Raises:
-            InvalidInput: no message, several topics, or a delayed one among them.
+            InvalidInput: no message, several topics, a delayed one among them, or a body longer than the brokers'
+                `max_message_bytes`; nothing was sent.
             As `send` besides.
         """
         terms = self._batch_terms(messages, options)
@@ -402,8 +405,9 @@ class Producer(ClientBase):
     def _born_host(self) -> bytes:
         return packed_host(self._mq.pool.local_host)
 
-    def _send_parts(self, topic: str, parts: Iterator[Part], terms: Terms) -> Iterator[tuple[Part, Sent]]:
+    def _send_parts(self, topic: str, parts: Parts, terms: Terms) -> Iterator[tuple[Part, Sent]]:
         """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""
+        terms = self._limits.check(topic, parts, terms)
         ahead = 1 if terms.queue is not None or terms.sharding_key is not None else _PARTS_AHEAD
         under_way: deque[tuple[Part, Callable[[], Sent]]] = deque()
         try:
@@ -428,8 +432,9 @@ class Producer(ClientBase):
 
     async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
-        parts = message_parts(messages, numbers, self._born_host())
-        sent = [await self._sends.send(messages[0].topic, part.records, part.sizes, terms) for part in parts]
+        topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())
+        terms = await self._limits.acheck(topic, parts, terms)
+        sent = [await self._sends.send(topic, part.records, part.sizes, terms) for part in parts]
         return BatchResults(sent, numbers)
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:

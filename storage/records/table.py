@@ -191,6 +191,11 @@ class Rows:
     bodies: pa.Array
     texts: pa.Array | pa.Scalar | None
 
+    @property
+    def longest_body(self) -> int:
+        """Its bytes; 0 where there is no row."""
+        return int(lengths_of(self.bodies).max()) if len(self.bodies) else 0
+
     def slice(self, start: int, stop: int) -> Rows:
         """The rows from `start` to `stop` (not included), not copied."""
         count = stop - start

@@ -18,6 +18,10 @@ MAX_ROUTE_QUEUES: Final = 128 * 1024
 MAX_ROUTE_BROKERS: Final = 10_000
 #: RocketMQ's four bits: read, write, inherit, priority.
 MAX_ROUTE_PERM: Final = 15
+#: Ours, of each broker in a route whose asker wants to know: the longest body that it takes.
+BODY_LIMIT: Final = "raymqMaxMessageBytes"
+#: A body's length is an i4 in its record.
+_MAX_BODY_LIMIT: Final = 0x7FFFFFFF
 #: Of a broker's name and address, in characters.
 _MAX_NAME: Final = 512
 #: Replica ids are Java's long.
@@ -34,9 +38,13 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
     """
     told = _object(body)
     addresses: dict[str, str] = {}
+    limits: dict[str, int] = {}
     for broker in _brokers(told, "brokerDatas", list):
         if replicas := _replicas(broker):
-            addresses[_text(broker, "brokerName")] = replicas[min(replicas)]
+            name = _text(broker, "brokerName")
+            addresses[name] = replicas[min(replicas)]
+            if BODY_LIMIT in broker:
+                limits[name] = _number(broker, BODY_LIMIT, _MAX_BODY_LIMIT)
     queues: dict[str, QueueData] = {}
     reads = writes = 0
     for data in _brokers(told, "queueDatas", list):
@@ -50,7 +58,7 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
         queues[name] = QueueData(name, read, write, _number(data, "perm", MAX_ROUTE_PERM))
     if queues and not addresses:
         raise ProtocolError(f"no broker in the route of {topic} has an address")
-    return TopicRoute(topic, tuple(data for name, data in queues.items() if name in addresses), addresses)
+    return TopicRoute(topic, tuple(data for name, data in queues.items() if name in addresses), addresses, limits)
 
 
 def read_view(body: Buffer) -> ClusterView:

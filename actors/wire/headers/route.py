@@ -10,7 +10,10 @@ from raymq.actors.wire.headers.base import Header, Long
 
 @dataclass(frozen=True, slots=True)
 class RegisterBroker(Header):
-    """All topics of a broker; with `raymq_since` (a DataVersion) only what changed after it."""
+    """All topics of a broker; with `raymq_since` (a DataVersion) only what changed after it.
+
+    `raymq_max_message_bytes` is the longest body that the broker takes.
+    """
 
     CODE = RequestCode.REGISTER_BROKER
     cluster_name: str
@@ -20,6 +23,7 @@ class RegisterBroker(Header):
     ha_server_addr: str = ""
     compressed: bool = False
     raymq_since: str | None = None
+    raymq_max_message_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,12 @@ class QueryDataVersion(Header):
 
 @dataclass(frozen=True, slots=True)
 class GetRouteInfo(Header):
-    """Where a topic lives."""
+    """Where a topic lives; with `raymq_limits` also the longest body that each of its brokers takes."""
 
     CODE = RequestCode.GET_ROUTEINFO_BY_TOPIC
     topic: str
     accept_standard_json_only: bool = False
+    raymq_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,19 @@ def test_a_route_is_read() -> None:
     assert read_route("t", b'{"queueDatas":[],"brokerDatas":[]}') == TopicRoute("t", (), {})
 
 
+def test_a_route_tells_the_longest_body_of_those_brokers_that_say_it() -> None:
+    told = b"""{"queueDatas":[],"brokerDatas":[
+        {"brokerName":"a","brokerAddrs":{"0":"h:1"},"raymqMaxMessageBytes":1024},
+        {"brokerName":"b","brokerAddrs":{"0":"h:2"},"raymqMaxMessageBytes":4096},
+        {"brokerName":"old","brokerAddrs":{"0":"h:3"}}]}"""
+    route = read_route("t", told)
+    assert [route.max_body_bytes(broker) for broker in (None, "a", "b", "old")] == [1024, 1024, 4096, None]
+    assert TopicRoute("t", (), {"old": "h:3"}).max_body_bytes() is None
+    for wrong in (b"-1", b'"1024"', b"2147483648", b"1.5", b"true"):
+        with pytest.raises(ProtocolError):
+            read_route("t", told.replace(b"4096", wrong))
+
+
 def test_queues_without_an_address_are_left_out() -> None:
     nowhere = BROKER | {"brokerName": "broker-b", "brokerAddrs": {}}
     found = read_route("t", body([QUEUES | {"brokerName": "broker-b"}, QUEUES], [BROKER, nowhere]))
