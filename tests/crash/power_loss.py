@@ -101,7 +101,9 @@ class Disk(FileCalls):
     def _hold(self, path: Path) -> int:
         number = path.stat().st_ino
         if number not in self._held:
-            self._held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if self._held.setdefault(number, fd) != fd:  # another thread was quicker
+                os.close(fd)
         return number
 
     def after_power_loss(self, target: Path, random_: random.Random, luck: float) -> None:

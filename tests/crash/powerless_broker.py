@@ -86,6 +86,7 @@ class PowerlessBroker:
             yield
             self._lives += 1
             self.store._parts.progress._wait()
+            self.store._parts.in_flight._wait()
             self.directory = self._root / str(self._lives)
             disk.after_power_loss(self.directory, self._random, self._random.choice((0.0, 0.3, 0.7, 1.0)))
             self.store._flusher.stop()
