@@ -375,6 +375,7 @@ def test_what_groups_had_in_deleted_topics_is_remembered_no_longer_than_the_dele
     assert list(tables[0].forgotten or {}) == list(tables[1]._forgotten or {}) == ["late", "later", "last"]
     store.consumer_offsets.commit("g", "early-7", 0, 0)
     tables[0].fold()
+    assert store.wait_for_removals(60)
     store._flusher.stop()
     store._abandon()
     with Store.open(tmp_path, SMALL) as store:
