@@ -34,24 +34,9 @@ from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.broker.group_commit import GroupCommit
 from raymq.actors.broker.handlers import (
-    admin,
-    append,
-    append_one,
-    assignment,
-    dead_letters,
-    fetch,
-    group,
-    lock,
-    offset,
     pop,
-    pull,
-    query,
-    recall,
-    reply,
-    send,
-    send_back,
-    staging,
 )
+from raymq.actors.broker.handlers.families import all_handlers
 from raymq.actors.broker.registration import Registration
 from raymq.actors.filter import sql_filter
 from raymq.actors.naming import check_name
@@ -177,27 +162,8 @@ class BrokerService:
             notify_group=self._notify_group,
             status=self.status,
         )
-        families = (
-            append,
-            append_one,
-            staging,
-            send,
-            send_back,
-            reply,
-            pull,
-            fetch,
-            pop,
-            assignment,
-            group,
-            lock,
-            offset,
-            query,
-            admin,
-            recall,
-            dead_letters,
-        )
         self._server = Server(
-            {code: h for family in families for code, h in family.handlers(context).items()},
+            all_handlers(context),
             tls=None if spec.tls is None else server_context(spec.tls),
         )
         self._door = InvokeDoor(self._server)
