@@ -144,14 +144,7 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
         resources.callback(in_flight.close, rewrite=False)
         if not read_only:
             StagedRecords(directory).clamp(remains)
-        topic_configs = TopicConfigs(
-            paths.topics, writable=not read_only, journal=paths.changed_topics, on_failure=health.fail
-        )
-        resources.callback(topic_configs.close)
-        group_configs = GroupConfigs(
-            paths.groups, writable=not read_only, journal=paths.changed_groups, on_failure=health.fail
-        )
-        resources.callback(group_configs.close)
+        topic_configs, group_configs = _open_settings(paths, health, resources, writable=not read_only)
         return Parts(
             paths,
             config,
@@ -172,6 +165,17 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             RequestModes(paths.request_modes, writable=not read_only),
             resources.pop_all(),
         )
+
+
+def _open_settings(
+    paths: layout_of.Paths, health: Health, resources: ExitStack, *, writable: bool
+) -> tuple[TopicConfigs, GroupConfigs]:
+    """The tables of topics and groups; `resources` closes them."""
+    topics = TopicConfigs(paths.topics, writable=writable, journal=paths.changed_topics, on_failure=health.fail)
+    resources.callback(topics.close)
+    groups = GroupConfigs(paths.groups, writable=writable, journal=paths.changed_groups, on_failure=health.fail)
+    resources.callback(groups.close)
+    return topics, groups
 
 
 def _remains(log: CommitLog, dispatcher: Dispatcher, deleted: Mapping[str, int], *, memory_lost: bool) -> Remains:
