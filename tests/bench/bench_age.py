@@ -121,14 +121,22 @@ def grow_old(directory: Path, age: Age) -> None:
 
 
 async def probe_a_loop() -> None:
-    """A loop with nothing to do, until standard input ends; prints its longest stop in milliseconds."""
+    """A loop with nothing to do, until standard input ends; prints what a broker would tell every ten seconds.
+
+    The last line is the longest stop of all. All are milliseconds.
+    """
     loop, stops = asyncio.get_running_loop(), LoopStops(time.monotonic)
 
     def beat() -> None:
         stops.beat()
         loop.call_later(PROBE_SECONDS, beat)
 
+    def tell() -> None:
+        print(1000 * stops.recent)
+        loop.call_later(WINDOW_SECONDS, tell)
+
     beat()
+    loop.call_later(WINDOW_SECONDS, tell)
     await asyncio.to_thread(sys.stdin.read)
     print(1000 * stops.longest, flush=True)
 
@@ -164,13 +172,13 @@ def another_client(name_server: str, found: list[float]) -> Iterator[None]:
 
 @contextmanager
 def idle_loop(found: list[float]) -> Iterator[None]:
-    """Probe a loop of another process meanwhile."""
+    """Probe a loop of another process meanwhile: `found` gets what `probe_a_loop` prints."""
     probe = subprocess.Popen([sys.executable, __file__, "--probe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield
     finally:
         out, _ = probe.communicate(timeout=60)
-        found.append(float(out))
+        found.extend(map(float, out.split()))
 
 
 class Broker:
@@ -267,8 +275,12 @@ def mixed_work(broker: Broker, age: Age, mq: Connection) -> Iterator[Row]:
             time.sleep(min(10.0, max(0.1, ends - time.monotonic())))
             stops.append(broker.recent_stop_ms())
         work.stop()
-    yield Row("longest stop of the loop", max(stops), "ms", f"goal < 20; an idle loop beside it: {idle[0]:.1f}")
-    yield Row("longest stop, median of ten seconds", float(np.median(stops)), "ms", "goal < 20")
+    # The machine stops every process now and then: what a broker adds to that is what its users wait for.
+    typical = float(np.median(stops)), float(np.median(idle))
+    yield Row("longest stop of the loop", max(stops), "ms", f"goal < 20 more than an idle loop: {idle[-1]:.1f}")
+    yield Row(
+        "longest stop, median of ten seconds", typical[0], "ms", f"goal < 20 more than an idle loop: {typical[1]:.1f}"
+    )
     for name in work.seconds:
         if name != "bulk":
             yield Row(f"{name}, p99", work.p99_ms(name), "ms", f"{len(work.seconds[name])} calls")
@@ -294,7 +306,7 @@ def first_messages(broker: Broker, age: Age, mq: Connection) -> Iterator[Row]:
     yield Row(f"{count:,} first messages", took, "s", f"goal < {10 * count / 10_000:.1f}")
     yield Row("first messages that failed", failed, "", "goal 0")
     yield Row("another client's send meanwhile, p99", p99_ms[0], "ms", "goal < 10")
-    yield Row("longest stop of the loop meanwhile", broker.recent_stop_ms(), "ms", f"an idle loop: {idle[0]:.1f}")
+    yield Row("longest stop of the loop meanwhile", broker.recent_stop_ms(), "ms", f"an idle loop: {idle[-1]:.1f}")
 
 
 def copy(source: Path, target: Path) -> None:
