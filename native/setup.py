@@ -5,7 +5,7 @@ from __future__ import annotations
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-HEADERS = ["raymq_native/crc32.h", "raymq_native/octets.h"]
+HEADERS = ["raymq_native/crc32.h", "raymq_native/octets.h", "raymq_native/layout.pxi"]
 
 setup(
     ext_modules=cythonize(

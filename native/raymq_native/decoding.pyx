@@ -10,22 +10,10 @@ from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32, load_i64
 
 crc32_prepare()
 
+include "layout.pxi"
+
 cdef enum:
-    AT_BODY_CRC = 8
-    AT_QUEUE_ID = 12
-    AT_QUEUE_OFFSET = 20
-    AT_PHYSICAL_OFFSET = 28
-    AT_BORN_TIMESTAMP = 40
-    AT_STORE_TIMESTAMP = 56
-    AT_STORE_HOST = 64
-    HEADER_BYTES = 88
-    BORN_IPV6 = 0x10
-    IPV6_SHIFT = 12
-    STORE_HOST_BYTES = 8
     ID_DIGITS = 32
-    CRC_MASK = 0x7FFFFFFF
-    NAME_END = 1
-    PAIR_END = 2
 
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
@@ -92,7 +80,7 @@ def gather_bodies(const uint8_t[::1] records not None, const int64_t[::1] starts
     offsets[0] = 0
     with nogil:
         for i in range(count):
-            check_slice(starts[i] + HEADER_BYTES, body_at[i] + lengths[i], records.shape[0])
+            check_slice(starts[i] + AT_BODY, body_at[i] + lengths[i], records.shape[0])
             check_slice(starts[i], body_at[i], body_at[i] + lengths[i])
             total += lengths[i]
             if total > result.shape[0] or total > 0x7FFFFFFF:
@@ -124,8 +112,8 @@ def heads(const uint8_t[::1] records not None, const int64_t[::1] starts not Non
         raise ValueError("arrays of different lengths")
     with nogil:
         for i in range(count):
-            check_slice(starts[i], starts[i] + HEADER_BYTES + IPV6_SHIFT if sys_flags[i] & BORN_IPV6
-                        else starts[i] + HEADER_BYTES, records.shape[0])
+            check_slice(starts[i], starts[i] + AT_BODY + IPV6_SHIFT if sys_flags[i] & BORN_IPV6
+                        else starts[i] + AT_BODY, records.shape[0])
             at = &records[starts[i]]
             late = at + IPV6_SHIFT if sys_flags[i] & BORN_IPV6 else at
             queue_ids[i] = load_i32(at + AT_QUEUE_ID)
@@ -237,8 +225,8 @@ def bodies(const uint8_t[::1] records not None, const int64_t[::1] starts not No
         raise ValueError("arrays of different lengths")
     cdef list found = PyList_New(count)
     for i in range(count):
-        check_slice(starts[i] + HEADER_BYTES, body_at[i] + lengths[i], records.shape[0])
-        check_slice(starts[i] + HEADER_BYTES, body_at[i], records.shape[0])
+        check_slice(starts[i] + AT_BODY, body_at[i] + lengths[i], records.shape[0])
+        check_slice(starts[i] + AT_BODY, body_at[i], records.shape[0])
         body = PyBytes_FromStringAndSize(<const char *>begin + body_at[i], lengths[i])
         Py_INCREF(body)
         PyList_SET_ITEM(found, i, body)

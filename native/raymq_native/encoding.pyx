@@ -13,15 +13,10 @@ from raymq_native.octets cimport crc32_of, crc32_prepare, store_i32, store_i64
 
 crc32_prepare()
 
+include "layout.pxi"
+
 cdef enum:
-    AT_BODY_CRC = 8
-    AT_BORN_TIMESTAMP = 40
-    AT_BODY_LENGTH = 84
-    HEADER_BYTES = 88
-    CRC_MASK = 0x7FFFFFFF
-    MOST_PROPERTIES = 32767
     NUMBER_DIGITS = 12
-    PAIR_END = 2
 
 cdef int64_t MOST_BYTES = 0x7FFFFFFF
 
@@ -40,7 +35,7 @@ cdef inline int64_t size_of(Frame *frame, int64_t body_bytes, int64_t properties
     cdef int64_t properties = frame.key_bytes + NUMBER_DIGITS + 1 + properties_bytes
     if properties > MOST_PROPERTIES:
         return 0
-    return HEADER_BYTES + body_bytes + frame.topic_bytes + 2 + properties
+    return AT_BODY + body_bytes + frame.topic_bytes + 2 + properties
 
 
 cdef uint8_t *put(uint8_t *to, Frame *frame, int64_t size, const uint8_t *body, int64_t body_bytes, int64_t number,
@@ -48,11 +43,11 @@ cdef uint8_t *put(uint8_t *to, Frame *frame, int64_t size, const uint8_t *body, 
     """Write one record; the place behind it."""
     cdef int64_t length = frame.key_bytes + NUMBER_DIGITS + 1 + properties_bytes
     cdef int digit
-    memcpy(to, frame.header, HEADER_BYTES)
+    memcpy(to, frame.header, AT_BODY)
     store_i32(to, <int32_t>size)
     store_i32(to + AT_BODY_CRC, <int32_t>(crc32_of(body, body_bytes) & CRC_MASK))
     store_i32(to + AT_BODY_LENGTH, <int32_t>body_bytes)
-    to += HEADER_BYTES
+    to += AT_BODY
     memcpy(to, body, body_bytes)
     to += body_bytes
     memcpy(to, frame.topic, frame.topic_bytes)
@@ -72,8 +67,8 @@ cdef uint8_t *put(uint8_t *to, Frame *frame, int64_t size, const uint8_t *body, 
 
 cdef Frame frame_of(bytes header, bytes topic, bytes key):
     cdef Frame frame
-    if len(header) != HEADER_BYTES:
-        raise ValueError(f"a header of {len(header)} bytes, not {HEADER_BYTES}")
+    if len(header) != AT_BODY:
+        raise ValueError(f"a header of {len(header)} bytes, not {AT_BODY}")
     frame.header = <const uint8_t *>PyBytes_AS_STRING(header)
     frame.topic, frame.topic_bytes = <const uint8_t *>PyBytes_AS_STRING(topic), len(topic)
     frame.key, frame.key_bytes = <const uint8_t *>PyBytes_AS_STRING(key), len(key)

@@ -14,31 +14,12 @@ from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32, load_u16, st
 
 crc32_prepare()
 
-# Where the fields of a record with IPv4 hosts lie, and what they say: RocketMQ's MessageDecoder.
+include "layout.pxi"
+
 cdef enum:
-    AT_MAGIC = 4
-    AT_BODY_CRC = 8
-    AT_QUEUE_ID = 12
-    AT_QUEUE_OFFSET = 20
-    AT_PHYSICAL_OFFSET = 28
-    AT_SYS_FLAG = 36
-    AT_STORE_TIMESTAMP = 56
-    AT_STORE_HOST = 64
-    AT_BODY_LENGTH = 84
-    AT_BODY = 88
-    LEAST_TAIL = 3
-    MAGIC_V1 = -626843481
-    MAGIC_V2 = -626843477
-    BORN_IPV6 = 0x10
-    STORE_IPV6 = 0x20
-    IPV6_SHIFT = 12
-    CRC_MASK = 0x7FFFFFFF
-    PAIR_END = 2
     BLANK = 0x20
     HASH_SIGN = 0x23
-    UNUSUAL_FLAGS = 0x34  # a prepared transaction (its bit is a rolled back one's, too), IPv6 hosts
-    MOST_PROPERTIES = 32767
-    SECTOR = 512
+    UNUSUAL_FLAGS = PREPARED | BORN_IPV6 | STORE_IPV6  # the first is a bit of a rolled back transaction's, too
 
 cdef struct Parts:
     int64_t body_at

@@ -25,35 +25,11 @@ TOPIC_PATTERN = re.compile(rb"[%|a-zA-Z0-9_-]+")
 LONG_TOPIC_PREFIXES = (b"%RETRY%", b"%DLQ%")
 
 #: The fields of a header with IPv4 hosts that are read or stamped here.
-_HEADER = np.dtype(
-    {
-        "names": [
-            "size",
-            "magic",
-            "body_crc",
-            "queue_id",
-            "queue_offset",
-            "physical_offset",
-            "sys_flag",
-            "store_timestamp",
-            "store_host",
-            "body_length",
-        ],
-        "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", ">i4"],
-        "offsets": [
-            layout.OFFSET_SIZE,
-            layout.OFFSET_MAGIC,
-            layout.OFFSET_BODY_CRC,
-            layout.OFFSET_QUEUE_ID,
-            layout.OFFSET_QUEUE_OFFSET,
-            layout.OFFSET_PHYSICAL_OFFSET,
-            layout.OFFSET_SYS_FLAG,
-            layout.OFFSET_STORE_TIMESTAMP,
-            layout.OFFSET_STORE_HOST,
-            layout.OFFSET_BODY_LENGTH,
-        ],
-        "itemsize": layout.HEADER.size,
-    }
+_HEADER = layout.header_dtype(
+    (
+        *("size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+        *("store_timestamp", "store_host", "body_length"),
+    )
 )
 _EITHER_IPV6 = layout.SYS_FLAG_BORN_IPV6 | layout.SYS_FLAG_STORE_IPV6
 #: Topic length and properties length.

@@ -26,26 +26,9 @@ from raymq.storage.records.unique_keys import KEY_CHARACTERS, UniqueKeys
 #: Records, one behind the other, and the size of each.
 Joined = tuple[bytearray, npt.NDArray[np.int32]]
 
-#: The header as NumPy fields, of records with IPv4 hosts: the same fields as `record.HEADER`.
-HEADER: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_length", ">i4"),
-    ]
-)
+_HEADER: Final = record.header_dtype()
+#: Of the packed form of an IPv4 address and a port.
+_HOST_BYTES: Final = 8
 
 
 def join_records(
@@ -125,14 +108,14 @@ def _in_common(
     name = topic.encode()
     if not 0 < len(name) <= record.MAX_TOPIC_BYTES:
         raise InvalidInput("topic", f"1 to {record.MAX_TOPIC_BYTES} bytes", topic)
-    if len(born_host) != HEADER["born_host"].itemsize:
+    if len(born_host) != _HOST_BYTES:
         raise InvalidInput("born_host", "an IPv4 address and a port", born_host)
     version_2 = len(name) > record.MAX_TOPIC_BYTES_V1
-    common = np.zeros((), HEADER)
+    common = np.zeros((), _HEADER)
     common["magic"] = record.MAGIC_V2 if version_2 else record.MAGIC_V1
     common["queue_id"] = queue_id
     common["born_timestamp"] = born_timestamp_ms
-    common["born_host"] = np.void(born_host)
+    common["born_host"] = int.from_bytes(born_host, "big", signed=True)
     return common, len(name).to_bytes(2 if version_2 else 1, "big") + name
 
 
@@ -144,7 +127,7 @@ def _join(
     longest = int(property_lengths.max())
     if longest > record.MAX_PROPERTIES_BYTES:
         raise InvalidInput("properties", f"at most {record.MAX_PROPERTIES_BYTES} bytes", longest)
-    sizes = body_lengths + property_lengths + (HEADER.itemsize + len(middle) + 2)
+    sizes = body_lengths + property_lengths + (_HEADER.itemsize + len(middle) + 2)
     total = int(sizes.sum())
     if total >= 1 << 31:
         raise InvalidInput("records", "less than 2 GiB of records at a time", total)
@@ -174,15 +157,15 @@ def _rows(
 ) -> bytearray:
     """Records of one size: `common` is the header of all, their CRCs apart."""
     count, body_bytes = bodies.shape
-    body_end = HEADER.itemsize + body_bytes
+    body_end = _HEADER.itemsize + body_bytes
     before = middle + properties.shape[1].to_bytes(2, "big")
     properties_at = body_end + len(before)
     size = properties_at + properties.shape[1]
     records = bytearray(count * size)
     rows = np.frombuffer(records, np.uint8).reshape(count, size)
-    rows[:, : HEADER.itemsize] = common.reshape(1).view(np.uint8)
-    np.ndarray((count,), HEADER, records, strides=(size,))["body_crc"] = crcs
-    rows[:, HEADER.itemsize : body_end] = bodies
+    rows[:, : _HEADER.itemsize] = common.reshape(1).view(np.uint8)
+    np.ndarray((count,), _HEADER, records, strides=(size,))["body_crc"] = crcs
+    rows[:, _HEADER.itemsize : body_end] = bodies
     rows[:, body_end:properties_at] = np.frombuffer(before, np.uint8)
     rows[:, properties_at:] = properties
     return records

@@ -63,6 +63,21 @@ def _chosen(fields: Collection[str]) -> struct.Struct:
     return struct.Struct(">" + "".join(codes))
 
 
+def header_dtype(fields: Collection[str] | None = None) -> np.dtype[np.void]:
+    """These fields of a header with IPv4 hosts, or all, as NumPy's; "born_host" and "store_host" are 8 bytes each."""
+    if fields is None:
+        fields = [name.replace("_address", "_host") for name, _ in _FIELDS if not name.endswith("_port")]
+    codes = {**dict(_FIELDS), "born_host": "q", "store_host": "q"}
+    return np.dtype(
+        {
+            "names": list(fields),
+            "formats": [f">{codes[name]}" for name in fields],
+            "offsets": [_offset(name.replace("_host", "_address")) for name in fields],
+            "itemsize": HEADER.size,
+        }
+    )
+
+
 def _header(born_address: str, store_address: str) -> struct.Struct:
     formats = {"born_address": born_address, "store_address": store_address}
     return struct.Struct(">" + "".join(formats.get(name, code) for name, code in _FIELDS))

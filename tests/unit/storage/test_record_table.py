@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.records import columns as record_columns
 from raymq.storage.records import compression, record
 from raymq.storage.records import property_names as names
 from raymq.storage.records import table as record_table
@@ -92,17 +91,6 @@ def table_of(records: list[bytes]) -> pa.Table:
 def split(buffer: memoryview, sizes: np.ndarray[Any, Any]) -> list[bytes]:
     ends = np.cumsum(sizes).tolist()
     return [bytes(buffer[end - size : end]) for end, size in zip(ends, sizes.tolist(), strict=True)]
-
-
-def test_header_fields_are_those_of_the_scalar_codec() -> None:
-    fields = record_columns.HEADER.fields
-    assert fields is not None
-    assert record_columns.HEADER.itemsize == record.HEADER.size == record.OFFSET_BODY
-    for name in ("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag"):
-        assert fields[name][1] == getattr(record, f"OFFSET_{name.upper()}")
-    for name in ("born_timestamp", "born_host", "store_timestamp", "store_host", "reconsume_times", "body_length"):
-        assert fields[name][1] == getattr(record, f"OFFSET_{name.upper()}")
-    assert fields["prepared_transaction_offset"][1] == record.OFFSET_PREPARED_TRANSACTION_OFFSET
 
 
 @settings(deadline=None)
