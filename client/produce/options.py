@@ -25,6 +25,7 @@ class SendOptions(TypedDict, total=False):
     retries: int | None
 
 
+NO_OPTIONS = SendOptions()
 _NAMES = frozenset(SendOptions.__annotations__)
 
 

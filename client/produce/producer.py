@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
@@ -19,24 +18,20 @@ from raymq.actors.errors import InvalidInput, OutcomeUnknown, QueueNotFound, Ray
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
-from raymq.actors.sending.direct import DirectSender, size_of
-from raymq.actors.sending.direct_idempotent import DirectIdempotentSender
-from raymq.actors.sending.idempotent import IdempotentSender
-from raymq.actors.sending.isolation import STRATEGIES
-from raymq.actors.sending.sender import Sender, Sends, Sent, Terms, make_sender
+from raymq.actors.sending.direct import size_of
+from raymq.actors.sending.sender import Sent, Terms
 from raymq.client import arguments
 from raymq.client.callbacks import CallbackFuture
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.message import Message, key_numbers
-from raymq.client.produce.batcher import Batcher
 from raymq.client.produce.body_limits import BodyLimits
 from raymq.client.produce.encoding import Part, Parts, encode_messages, message_parts, packed_host, table_parts
 from raymq.client.produce.message_batch import Delivery
-from raymq.client.produce.options import SendDefaults, SendOptions, checked_timeout
-from raymq.client.produce.outbox import OutboxSends
+from raymq.client.produce.options import NO_OPTIONS, SendDefaults, SendOptions, checked_timeout
 from raymq.client.produce.outbox_file import OutboxFile
+from raymq.client.produce.paths import OUTBOX_SECONDS, PathOptions, Paths
 from raymq.client.produce.recalling import encode_handles, handles_of, recall
 from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of
 from raymq.client.results import SendResult, TableResult
@@ -47,9 +42,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
-_NO_OPTIONS: Final = SendOptions()
-#: What a producer that is closed may take to write into its outbox.
-_OUTBOX_SECONDS: Final = 5.0
 _topic = attrgetter("topic")
 _is_delayed = attrgetter("is_delayed")
 
@@ -103,37 +95,22 @@ class Producer(ClientBase):
     ) -> None:
         self.group = check_group(group)
         self._defaults = SendDefaults(timeout, retries, async_retry, retry_another_broker_when_not_store_ok)
-        if isolation not in STRATEGIES:
-            raise InvalidInput("isolation", f"one of {', '.join(map(repr, STRATEGIES))}", isolation)
-        within = f"0 to the timeout ({timeout}) seconds"
-        arguments.number("linger", linger, within, least=0.0, most=timeout)
-        arguments.whole("buffer_bytes", buffer_bytes, 1, arguments.MOST_OFFSET)
-        arguments.flag("idempotent", idempotent)
-        arguments.flag("shared", shared)
-        if outbox is not None and not isinstance(outbox, str | os.PathLike):
-            raise InvalidInput("outbox", "None, or the path of a file", outbox)
-        if when_full not in ("block", "raise"):
-            raise InvalidInput("when_full", '"block" or "raise"', when_full)
+        self._options = PathOptions(group, linger, idempotent, isolation, shared, buffer_bytes, when_full, outbox)
+        self._options.check(timeout)
         super().__init__(mq)
         self._limits = BodyLimits(mq)
-        self._isolation = isolation
-        self._linger = linger
-        self._idempotent = idempotent
-        self._shared = shared
-        self._buffer_bytes = buffer_bytes
-        self._when_full = when_full
-        self._outbox = outbox
-        self._plain_terms = self._defaults.terms("", _NO_OPTIONS)
+        self._plain_terms = self._defaults.terms("", NO_OPTIONS)
         #: Held by who closes it, until nothing is on its way any more.
         self._closing = threading.Lock()
         self._ended = False
         #: Sends that nobody waits for.
         self._under_way: set[Future[Any]] = set()
-        self._usual_terms = self._defaults.terms("", _NO_OPTIONS, in_background=True)
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
-        # Made here, where no other thread can make a second one.
-        self._sends, self._batcher, self._direct, self._one_by_one  # noqa: B018
+        #: None in a forked child that has sent nothing.
+        self._made: Paths | None = None
+        self._making = threading.Lock()
+        self._make_paths()
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
 
@@ -150,7 +127,7 @@ class Producer(ClientBase):
             arguments.instance("message", message, Message)
         delayed = message.is_delayed
         terms = self._terms(message, options) if options or delayed else self._plain_terms
-        direct, mq = self._one_by_one, self._mq
+        direct, mq = self._paths.one_by_one, self._mq
         if direct is None or mq.is_on_loop:
             return mq.run(self._send_one(message, terms))
         record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
@@ -161,7 +138,7 @@ class Producer(ClientBase):
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
         arguments.instance("message", message, Message)
-        if self._batcher is not None and not message.is_delayed:
+        if self._options.linger and not message.is_delayed:
             sent = self.send_async(message, **options)
             return await (asyncio.wrap_future(sent) if not isinstance(sent, Delivery) else _outcome(sent))
         return await self._mq.arun(self._send_one(message, self._terms(message, options)))
@@ -173,7 +150,7 @@ class Producer(ClientBase):
         """
         if type(message) is not Message:
             arguments.instance("message", message, Message)
-        batcher = self._batcher
+        batcher = self._paths.batcher
         if batcher is None or message.is_delayed:
             return self._in_background(self._send_one(message, self._terms(message, options, in_background=True)))
         if not options:
@@ -285,7 +262,8 @@ class Producer(ClientBase):
         False if `timeout` seconds were not enough.
         """
         deadline = time.monotonic() + arguments.duration("timeout", timeout)
-        answered = self._batcher is None or self._batcher.flush(timeout)
+        batcher = self._paths.batcher
+        answered = batcher is None or batcher.flush(timeout)
         left = wait(list(self._under_way), max(0.0, deadline - time.monotonic())).not_done
         return answered and not left
 
@@ -301,7 +279,7 @@ class Producer(ClientBase):
         """
         arguments.duration("timeout", timeout)
         self._closed = True
-        if self._closing.acquire(timeout=timeout + 2 * _OUTBOX_SECONDS):
+        if self._closing.acquire(timeout=timeout + 2 * OUTBOX_SECONDS):
             try:
                 if not self._ended:
                     self._end(timeout)
@@ -312,76 +290,35 @@ class Producer(ClientBase):
     def begin_close(self, timeout: float) -> Callable[[], None]:
         """As any client's: what was gathered is on its way at once."""
         self._closed = True
-        batcher = self.__dict__.get("_batcher")
-        if batcher is not None:
-            batcher.begin_close()
+        if self._made is not None and self._made.batcher is not None:
+            self._made.batcher.begin_close()
         return super().begin_close(timeout)
 
     def _end(self, timeout: float) -> None:
-        made = self.__dict__  # a forked child that has sent nothing has made nothing, and begins with nothing now
+        paths = self._made  # a forked child that has sent nothing has made nothing, and begins with nothing now
         deadline = time.monotonic() + timeout
-        if made.get("_batcher") is not None:
-            made["_batcher"].close(timeout)
-        left = max(0.0, deadline - time.monotonic())
-        wait(list(self._under_way), left)
-        sends = made.get("_sends")
-        if isinstance(sends, OutboxSends):
-            left = max(0.0, deadline - time.monotonic())
-            with contextlib.suppress(TimeoutError):  # its file is locked by another process
-                self._mq.run(sends.close(), left + _OUTBOX_SECONDS)
+        if paths is not None and paths.batcher is not None:
+            paths.batcher.close(timeout)
+        wait(list(self._under_way), max(0.0, deadline - time.monotonic()))
+        if paths is not None:
+            paths.close_outbox(self._mq, max(0.0, deadline - time.monotonic()))
 
-    @cached_property
-    def _sends(self) -> Sends:
-        sends: Sends
-        if self._shared:
-            from raymq.client.produce.shared_producer import SharedSends
+    @property
+    def _paths(self) -> Paths:
+        """The ways of what is sent, made anew by the first send after a fork."""
+        return self._made or self._make_paths()
 
-            sends = SharedSends(self._mq, self.group, self._isolation, idempotent=self._idempotent)
-        else:
-            sender = make_sender(self._mq.pool, self._mq.routes, self._isolation)
-            sends = IdempotentSender(sender) if self._idempotent else sender
-        return sends if self._outbox is None else self._mq.run(self._with_outbox(sends, OutboxFile(self._outbox)))
-
-    @cached_property
-    def _direct(self) -> DirectSender | None:
-        """The quick way, where nobody numbers, keeps or forwards what is sent."""
-        return self._direct_of(self._sends) if isinstance(self._sends, Sender) else None
-
-    @cached_property
-    def _one_by_one(self) -> DirectSender | DirectIdempotentSender | None:
-        """The quick way of single messages, where nobody keeps or forwards what is sent."""
-        mq, sends = self._mq, self._sends
-        if isinstance(sends, IdempotentSender):
-            return DirectIdempotentSender(sends, self._direct_of(sends.plain), mq.channels, mq.run)
-        return self._direct
-
-    def _direct_of(self, sender: Sender) -> DirectSender:
-        mq = self._mq
-        return DirectSender(sender, mq.routes, mq.channels, mq.run)
-
-    async def _with_outbox(self, sends: Sends, file: OutboxFile) -> OutboxSends:
-        return OutboxSends(sends, file, self._plain_terms, owner=self)
-
-    @cached_property
-    def _batcher(self) -> Batcher | None:
-        if not self._linger:
-            return None
-        return Batcher(
-            self._mq,
-            self._sends,
-            self._usual_terms,
-            linger=self._linger,
-            buffer_bytes=self._buffer_bytes,
-            when_full=self._when_full,
-            owner=self,
-        )
+    def _make_paths(self) -> Paths:
+        with self._making:  # a second thread would make ways that nobody closes
+            if self._made is None:
+                self._made = Paths.make(self._mq, self._options, self._defaults, owner=self)
+            return self._made
 
     def _begin_anew(self) -> None:
         """In a forked child: what was gathered is the parent's to send."""
-        leave_to_parent(self.__dict__.pop("_sends", None))  # of which the outbox's file is open
-        self.__dict__.pop("_batcher", None)
-        self.__dict__.pop("_direct", None)
-        self.__dict__.pop("_one_by_one", None)
+        leave_to_parent(self._made)  # of which an outbox's file is open
+        self._made = None
+        self._making = threading.Lock()
         self._under_way = set()
         self._closing = threading.Lock()
         self._mq.adopt(self)
@@ -426,15 +363,16 @@ class Producer(ClientBase):
 
     def _begin(self, topic: str, part: Part, terms: Terms) -> Callable[[], Sent]:
         """Send a part; returns what waits for its outcome."""
-        if self._direct is None or terms.insist_on_ok:
-            return self._mq.submit(self._sends.send(topic, part.records, part.sizes, terms)).result
-        return partial(self._direct.finish, self._direct.begin(topic, part.records, part.sizes, terms))
+        sends, direct = self._paths.sends, self._paths.direct
+        if direct is None or terms.insist_on_ok:
+            return self._mq.submit(sends.send(topic, part.records, part.sizes, terms)).result
+        return partial(direct.finish, direct.begin(topic, part.records, part.sizes, terms))
 
     async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
         topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())
         terms = await self._limits.acheck(topic, parts, terms)
-        sent = [await self._sends.send(topic, part.records, part.sizes, terms) for part in parts]
+        sent = [await self._paths.sends.send(topic, part.records, part.sizes, terms) for part in parts]
         return BatchResults(sent, numbers)
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
@@ -459,7 +397,7 @@ class Producer(ClientBase):
 
     async def _send_one(self, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], [message.unique_key], self._born_host())
-        return _result(message, await self._sends.send(message.topic, records, sizes, terms))
+        return _result(message, await self._paths.sends.send(message.topic, records, sizes, terms))
 
     async def _check_queue(self, queue: MessageQueue, timeout: float) -> None:
         """QueueNotFound where the routes, asked anew if need be, say so; other trouble is the send's own."""

@@ -93,7 +93,7 @@ class Load:
         self._stop = threading.Event()
         self._producers = [Producer(self.mq, "load", timeout=BUDGET_SECONDS) for _ in range(PRODUCERS)]
         for producer in self._producers:
-            sender = producer._sends
+            sender = producer._paths.sends
             assert isinstance(sender, Sender)
             assert isinstance(sender._picker.isolation, Shared)
             sender._picker.isolation = Watched(sender._picker.isolation, self.tries)

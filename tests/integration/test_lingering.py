@@ -395,9 +395,9 @@ def test_nothing_is_taken_that_nobody_sends_any_more(services: Services, admin: 
             begun.wait()
         for thread in threads:
             thread.join(10)
-        assert producer._batcher is not None
+        assert producer._paths.batcher is not None
         with pytest.raises(ClientClosed):  # of a thread that had found the producer open
-            producer._batcher.add(Message("t", b"x"))
+            producer._paths.batcher.add(Message("t", b"x"))
     assert not wait(taken, 10).not_done
 
 
@@ -409,7 +409,7 @@ def test_waiting_for_what_is_sent_to_the_same_queue_counts_for_the_budget(
     options: Any = {by: MessageQueue("t", "broker-a", 0) if by == "queue" else "k"}
     with Producer(mq, "p", linger=0.001, timeout=1.0) as producer:
         producer.send_async(Message("t", b"x"), **options).result(10)
-        batcher = producer._batcher
+        batcher = producer._paths.batcher
         assert batcher is not None
         release = threading.Event()
         services.loop.loop.call_soon_threadsafe(release.wait, 60.0)  # the brokers stand still

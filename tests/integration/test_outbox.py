@@ -250,7 +250,7 @@ def test_closing_keeps_what_is_on_its_way(
     waiting = threading.Thread(target=send)
     waiting.start()
     future = producer.send_async(Message("t", b"2"))
-    sends = producer._sends
+    sends = producer._paths.sends
     assert isinstance(sends, OutboxSends)
     poll_until(lambda: sends._busy == 2, what="both are on their way")
     producer.close(0.1)
