@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from raymq.storage.errors import StoreError
 from raymq.storage.files import json_file
-from raymq.storage.tables.journal import ignore_failure
 from raymq.storage.tables.settings_table import SettingsTable
 
 
@@ -29,7 +26,7 @@ class GroupConfig:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, name: str, raw: Mapping[str, Any]) -> GroupConfig:
+    def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
         """From RocketMQ's object."""
         known = cls(
             name=name,
@@ -68,23 +65,9 @@ class GroupConfig:
 class GroupConfigs(SettingsTable[GroupConfig]):
     """All groups; see `SettingsTable`."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        writable: bool,
-        journal: Path | None = None,
-        on_failure: Callable[[StoreError], None] = ignore_failure,
-    ) -> None:
-        super().__init__(
-            path,
-            "subscriptionGroupTable",
-            GroupConfig.from_json,
-            writable=writable,
-            defaults={"forbiddenTable": {}},
-            journal=journal,
-            on_failure=on_failure,
-        )
+    SETTING = GroupConfig
+    KEY = "subscriptionGroupTable"
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"forbiddenTable": {}}
 
     @property
     def forbidden(self) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.files import json_file
@@ -38,6 +38,10 @@ class Setting(Protocol):
     def name(self) -> str:
         """By which it is found."""
 
+    @classmethod
+    def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
+        """From RocketMQ's object."""
+
     def to_json(self) -> dict[str, Any]:
         """RocketMQ's object."""
 
@@ -54,22 +58,24 @@ class SettingsTable(Generic[S]):
     change: the table is as before then, unless it is `sync` that failed.
     """
 
+    #: What a line is.
+    SETTING: type[S]
+    #: Where the table stands in the file's object; what stands beside it is kept as it is.
+    KEY: ClassVar[str]
+    #: What stands beside it in a new file.
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+
     def __init__(
         self,
         path: Path,
-        key: str,
-        from_json: Callable[[str, Mapping[str, Any]], S],
         *,
         writable: bool,
-        defaults: Mapping[str, Any] | None = None,
         journal: Path | None = None,
         on_failure: Callable[[StoreError], None] = ignore_failure,
     ) -> None:
         """Read the file, and the journal of what was changed since it was written.
 
         Args:
-            key: where the table stands in the file's object; what stands beside it is kept as it is.
-            defaults: what stands beside it in a new file.
             journal: where; beside the file if None.
             on_failure: as in `Journal`.
 
@@ -77,13 +83,11 @@ class SettingsTable(Generic[S]):
             StoreCorrupt: neither the file nor the one before it can be read.
         """
         self._path = path
-        self._key = key
-        self._from_json = from_json
         self._writable = writable
         self._on_failure = on_failure
         #: `version` counts the changes; another object after each.
         self.version, beside, self._table = json_file.load_as(path, self._read)
-        self._beside = dict(defaults or {}) | beside
+        self._beside = dict(self.DEFAULTS) | beside
         #: Each setting as it stands in the file, so that a change of one costs what one costs.
         self._lines: dict[str, tuple[S, str]] = {}
         self._last_saved: bytes | None = None
@@ -217,7 +221,7 @@ class SettingsTable(Generic[S]):
 
     def _replay(self, kind: str, rest: Sequence[Any]) -> None:
         if kind == _PUT:
-            self._table |= {name: self._from_json(name, json_file.parse(told)) for name, told in rest[0]}
+            self._table |= {name: self.SETTING.from_json(name, json_file.parse(told)) for name, told in rest[0]}
         elif kind == _DELETED:
             self._table.pop(rest[0], None)
         elif kind == _BESIDE:
@@ -225,9 +229,9 @@ class SettingsTable(Generic[S]):
 
     def _read(self, raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, Any], dict[str, S]]:
         """What the file says: its version, what stands beside the table, and the table."""
-        beside = {name: value for name, value in raw.items() if name not in ("dataVersion", self._key)}
-        table: Mapping[str, Any] = raw.get(self._key) or {}
-        settings = {name: self._from_json(name, each) for name, each in table.items()}
+        beside = {name: value for name, value in raw.items() if name not in ("dataVersion", self.KEY)}
+        table: Mapping[str, Any] = raw.get(self.KEY) or {}
+        settings = {name: self.SETTING.from_json(name, each) for name, each in table.items()}
         return DataVersion.from_json(raw.get("dataVersion")), beside, settings
 
     def _note(self, names: Iterable[str]) -> None:
@@ -263,5 +267,5 @@ class SettingsTable(Generic[S]):
         heads = {"dataVersion": version.to_json(), **beside}
         parts = [f"{json_file.encode(name)}:{json_file.encode(value)}" for name, value in heads.items()]
         rows = ",\n".join([line for _, line in lines.values()])
-        parts.append(f"{json_file.encode(self._key)}:{{\n{rows}\n}}")
+        parts.append(f"{json_file.encode(self.KEY)}:{{\n{rows}\n}}")
         return ("{\n" + ",\n".join(parts) + "\n}").encode()

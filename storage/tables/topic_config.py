@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from raymq.storage.errors import StoreError
 from raymq.storage.files import json_file
-from raymq.storage.tables.journal import ignore_failure
 from raymq.storage.tables.settings_table import SettingsTable
 
 PERM_READ = 4
@@ -35,7 +32,7 @@ class TopicConfig:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, name: str, raw: Mapping[str, Any]) -> TopicConfig:
+    def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
         """From RocketMQ's object."""
         known = cls(
             name=name,
@@ -65,19 +62,5 @@ class TopicConfig:
 class TopicConfigs(SettingsTable[TopicConfig]):
     """All topics; see `SettingsTable`."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        writable: bool,
-        journal: Path | None = None,
-        on_failure: Callable[[StoreError], None] = ignore_failure,
-    ) -> None:
-        super().__init__(
-            path,
-            "topicConfigTable",
-            TopicConfig.from_json,
-            writable=writable,
-            journal=journal,
-            on_failure=on_failure,
-        )
+    SETTING = TopicConfig
+    KEY = "topicConfigTable"
