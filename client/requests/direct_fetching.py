@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from operator import attrgetter
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.filter.wanted import Wanted
@@ -15,8 +16,8 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.channel import Channel
 from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched
 from raymq.client.connection import Connection
+from raymq.client.requests.ahead import Ahead
 from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS
-from raymq.client.requests.read_ahead import MOST_QUEUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,15 @@ class _Asked:
 
     channel: Channel
     number: int
-    offset: int
-    max_messages: int
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its answer can come."""
+        return self.channel.is_open
+
+    def give_up(self) -> None:
+        """Nobody waits for its answer."""
+        self.channel.forget(self.number)
 
 
 class DirectFetching:
@@ -39,7 +47,7 @@ class DirectFetching:
         self._session = session
         #: By the broker's name.
         self._channels: dict[str, Channel] = {}
-        self._ahead: dict[MessageQueue, _Asked] = {}
+        self._ahead = Ahead(_Asked.give_up, attrgetter("is_usable"))
 
     def reaches(self, queue: MessageQueue) -> bool:
         """Whether there is a way to the queue's broker, as far as can be told without asking anybody."""
@@ -62,16 +70,14 @@ class DirectFetching:
             if self._epochs.get(queue) == known:
                 break
         if part is not None and part.error is None and part.next_offset < part.max_offset:
-            if len(self._ahead) >= MOST_QUEUES:
-                self.forget(next(iter(self._ahead)))
-            self._ahead[queue] = self._ask(queue, part.next_offset, max_messages, 0.0)
+            self._ahead.make_room(queue)
+            asked = self._ask(queue, part.next_offset, max_messages, 0.0)
+            self._ahead.put(queue, part.next_offset, max_messages, asked)
         return part
 
     def forget(self, queue: MessageQueue) -> None:
         """Give up what was asked for early, if anything."""
-        asked = self._ahead.pop(queue, None)
-        if asked is not None:
-            asked.channel.forget(asked.number)
+        self._ahead.forget(queue)
 
     def close(self) -> None:
         """Give up everything."""
@@ -82,13 +88,9 @@ class DirectFetching:
 
     def _taken(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetched | None:
         """What was asked for early, if it is this; None also if it brought nothing: then it has to be asked for now."""
-        asked = self._ahead.get(queue)
+        asked = self._ahead.take(queue, offset, max_messages)
         if asked is None:
             return None
-        if (asked.offset, asked.max_messages) != (offset, max_messages) or not asked.channel.is_open:
-            self.forget(queue)
-            return None
-        del self._ahead[queue]
         part = self._answer(queue, asked, 0.0)
         return None if part is None or part.error is not None else part
 
@@ -96,7 +98,7 @@ class DirectFetching:
         wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self._epochs.get(queue, 0))]
         command = fetch_command(self._session, wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
         channel = self._channel(queue)
-        return _Asked(channel, channel.write(command, ANSWER_SECONDS), offset, max_messages)
+        return _Asked(channel, channel.write(command, ANSWER_SECONDS))
 
     def _answer(self, queue: MessageQueue, asked: _Asked, wait_seconds: float) -> Fetched | None:
         answer = asked.channel.read(wait_seconds + ANSWER_SECONDS, asked.number)

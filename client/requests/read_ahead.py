@@ -1,32 +1,16 @@
-"""The next fetch of a queue, under way while its reader looks at what the last one brought.
-
-Records never change, so what was fetched early is what a fetch would bring now. Runs on the connection's event loop.
-"""
+"""The next fetch of a queue, under way while its reader looks at what the last one brought; on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched
+from raymq.client.requests.ahead import Ahead
 
-#: So many queues' answers are held at most, the latest ones; each is as large as a fetch may be.
-MOST_QUEUES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    offset: int
-    max_messages: int
-    task: asyncio.Task[list[Fetched]]
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process began it; after a fork it is the parent's."""
-        return self.task.get_loop() is asyncio.get_running_loop()
+_Task = asyncio.Task[list[Fetched]]
 
 
 class ReadAhead:
@@ -34,49 +18,50 @@ class ReadAhead:
 
     def __init__(self, fetch: Callable[[MessageQueue, int, int], Coroutine[None, None, list[Fetched]]]) -> None:
         self._fetch = fetch
-        self._begun: dict[MessageQueue, _Begun] = {}
+        self._ahead: Ahead[_Task] = Ahead(_give_up, _is_ours)
 
     def begin(self, queue: MessageQueue, offset: int, max_messages: int) -> None:
         """Fetch what comes next; instead of what was begun before for this queue, or for the one longest ago."""
-        self.forget(queue)
-        if len(self._begun) >= MOST_QUEUES:
-            self.forget(next(iter(self._begun)))
+        self._ahead.make_room(queue)
         task = asyncio.get_running_loop().create_task(self._fetch(queue, offset, max_messages))
         task.add_done_callback(_look_at)
-        self._begun[queue] = _Begun(offset, max_messages, task)
+        self._ahead.put(queue, offset, max_messages, task)
 
     async def take(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetched | None:
         """What was begun for this very fetch; None if nothing was, or it brought nothing or failed: fetch now."""
-        begun = self._begun.get(queue)
-        if begun is None:
+        task = self._ahead.take(queue, offset, max_messages)
+        if task is None:
             return None
-        if (begun.offset, begun.max_messages) != (offset, max_messages) or not begun.is_ours:
-            self.forget(queue)
-            return None
-        del self._begun[queue]
         try:
-            parts = await begun.task
+            parts = await task
         except RayMQError:
             return None
         return parts[0] if parts and parts[0].error is None else None
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether something was begun for a queue. Any thread."""
-        return queue in self._begun
+        return queue in self._ahead
 
     def forget(self, queue: MessageQueue) -> None:
         """Give up what was begun for a queue, if anything."""
-        begun = self._begun.pop(queue, None)
-        if begun is not None and begun.is_ours:
-            begun.task.cancel()
+        self._ahead.forget(queue)
 
     def clear(self) -> None:
         """Give up everything."""
-        for queue in list(self._begun):
-            self.forget(queue)
+        self._ahead.clear()
 
 
-def _look_at(task: asyncio.Task[list[Fetched]]) -> None:
+def _is_ours(task: _Task) -> bool:
+    """Whether this process began it; after a fork it is the parent's."""
+    return task.get_loop() is asyncio.get_running_loop()
+
+
+def _give_up(task: _Task) -> None:
+    if _is_ours(task):
+        task.cancel()
+
+
+def _look_at(task: _Task) -> None:
     """A failure that nobody came for is none: who comes asks again."""
     if not task.cancelled():
         task.exception()

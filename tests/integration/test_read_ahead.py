@@ -14,7 +14,7 @@ import pytest
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
-from raymq.client.requests.read_ahead import MOST_QUEUES
+from raymq.client.requests.ahead import MOST_QUEUES
 from tests.integration.conftest import Services
 from tests.integration.pulling import before_messages
 from tests.polling import poll_until
@@ -121,7 +121,7 @@ def test_few_queues_are_held_and_none_when_it_is_closed(
     consumer: PullConsumer, mq: Connection, admin: Admin, offsets: Offsets
 ) -> None:
     queues = [MessageQueue(f"t{number}", "broker-a", 0) for number in range(MOST_QUEUES + 2)]
-    begun = consumer._direct._ahead if offsets is by_thread else consumer._pulling._ahead._begun
+    begun = consumer._direct._ahead if offsets is by_thread else consumer._pulling._ahead._ahead
     for queue in queues:
         admin.create_topic(queue.topic, queues=1)
         with Producer(mq, "p") as producer:
