@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from raymq.actors.broker.core.appending.admission import cause_of
+from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.askers import Askers
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.errors import InvalidInput, RayMQError, WriteUnknown
+from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import BrokerInfo, SendStatus, TopicRoute
 from raymq.actors.server_settings import Settings
 from raymq.actors.wire.frame import Command
@@ -40,35 +40,25 @@ class BrokerContext:
     status: Callable[[], BrokerInfo]
     askers: Askers = field(default_factory=Askers)
 
-    def append(self, octets: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
+    def append_under_way(self, size: int) -> AppendUnderWay:
+        """What an append of so many bytes is stored within."""
+        return AppendUnderWay(self.core.store, self.core.admission, self.statistics, size)
+
+    def append(self, size: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
         """Take on an append of so many bytes: `store` stores it and returns what makes the answer, see `when_settled`.
 
         Raises:
-            ServerBusy: the broker has more to do than it may have; nothing was stored.
-            WriteUnknown: `store` failed, and the log has grown. Else whatever `store` raises: nothing was stored.
+            ServerBusy, WriteUnknown: as `AppendUnderWay`. Else whatever `store` raises: nothing was stored.
         """
-        admission = self.core.admission
         known = self.core.store.topic_configs.version
-        log_end = self.core.store.max_physical_offset
-        try:
-            admission.enter(octets)
-            try:
-                answer = store()
-            except BaseException as error:
-                admission.leave(octets)
-                if isinstance(error, Exception) and self.core.store.max_physical_offset != log_end:
-                    raise WriteUnknown(f"half done: {type(error).__name__}: {error}") from error
-                raise
-        except RayMQError as error:
-            self.statistics.refused(cause_of(error))
-            raise
-        settled = self.when_settled(answer, new_topic=self.core.store.topic_configs.version is not known)
-        if isinstance(settled, Command):
-            admission.leave(octets)
-            return settled
-        # A task of its own: it goes on, and the append stays under way, if the connection is lost meanwhile.
-        task = asyncio.ensure_future(settled)
-        task.add_done_callback(lambda _: admission.leave(octets))
+        with self.append_under_way(size) as under_way:
+            settled = self.when_settled(store(), new_topic=self.core.store.topic_configs.version is not known)
+            if isinstance(settled, Command):
+                return settled
+            # A task of its own: it goes on, and the append stays under way, if the connection is lost meanwhile.
+            task = asyncio.ensure_future(settled)
+            leave = under_way.stay()
+            task.add_done_callback(lambda _: leave())
         return asyncio.shield(task)
 
     def when_settled(

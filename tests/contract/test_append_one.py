@@ -13,7 +13,15 @@ import pytest
 from raymq.actors.broker.core.appending import producer_history
 from raymq.actors.broker.core.delay.timers import TIMER_TOPIC
 from raymq.actors.broker.service import BrokerService
-from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, ServerBusy, TopicNotFound
+from raymq.actors.errors import (
+    InvalidInput,
+    PermissionDenied,
+    QueueNotFound,
+    SequenceGap,
+    ServerBusy,
+    TopicNotFound,
+    WriteUnknown,
+)
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import BrokerSpec, SendStatus
@@ -79,7 +87,7 @@ def start(request: pytest.FixtureRequest, loop: EventLoopThread, tmp_path: Path)
         loop.run(broker.stop())
 
 
-def one(topic: str = "t", body: bytes = b"x", queue_id: int = 0, **told: str) -> Command:
+def one(topic: str = "t", body: bytes = b"x", queue_id: int = 0, **told: str | int) -> Command:
     record = Message(topic, body, **told).encode(1, HOST)  # type: ignore[arg-type]
     struct.pack_into(">i", record, OFFSET_QUEUE_ID, queue_id)
     return Command(RequestCode.APPEND_ONE, body=bytes(record), serialization=Serialization.MSGPACK)
@@ -199,17 +207,17 @@ def test_with_sync_flush_it_is_on_disk(start: Start) -> None:
         assert broker.store.flushed_offset > physical_offset
 
 
-def numbered(first: int, epoch: int = 0, body: bytes = b"x", count: int = 1) -> Command:
-    command = one(body=body)
+def numbered(first: int, epoch: int = 0, body: bytes = b"x", count: int = 1, **told: int) -> Command:
+    command = one(body=body, **told)
     record = bytearray(command.body)
     stamp_first(record, ProducerSequence("p" * 16, epoch, first, count))
     return Command(RequestCode.APPEND_ONE_SEQUENCED, body=bytes(record), serialization=Serialization.MSGPACK)
 
 
-def as_a_batch(command: Command) -> Command:
+def as_a_batch(command: Command, *, delayed: bool = False) -> Command:
     """The same record as the loop's tries have it."""
     sizes = np.array([len(command.body)], np.int32)
-    return append_command("t", 0, command.body, sizes, sequenced=True)
+    return append_command("t", 0, command.body, sizes, delayed=delayed, sequenced=True)
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
@@ -244,6 +252,40 @@ def test_gaps_are_refused_and_a_new_epoch_begins_at_0(start: Start) -> None:
         assert isinstance(error_of(door.ask(wrong)), InvalidInput)
     assert read_place(door.ask(numbered(1, epoch=2)).body)[1] == 3
     assert fetched(door) == 4
+
+
+def test_a_number_is_of_a_delayed_message_or_of_one_that_is_not(start: Start) -> None:
+    door, broker = start()
+    assert door.ask(numbered(0)).code == ResponseCode.SUCCESS
+    assert door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)).code == ResponseCode.SUCCESS
+    end = broker.store.max_physical_offset
+    for other in (
+        as_a_batch(numbered(0, delay_level=1), delayed=True),
+        as_a_batch(numbered(1)),
+        numbered(1),
+    ):
+        assert isinstance(error_of(door.ask(other)), SequenceGap)
+    assert broker.store.max_physical_offset == end
+    assert read_appended(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)))[1].topic != "t"
+
+
+def test_what_fails_when_bytes_were_written_is_an_unknown_outcome(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each way: nobody may say that it is not stored."""
+    door, broker = start()
+    door.ask(one())
+
+    def breaks(*_: object) -> None:
+        raise KeyError("t")
+
+    monkeypatch.setattr(type(broker.polls), "offer", breaks)  # before the quick way's answer
+    monkeypatch.setattr(broker.core, "on_arrival", breaks)  # before the others'
+    assert isinstance(error_of(door.ask(one())), WriteUnknown)
+    monkeypatch.undo()
+    assert sum(broker.statistics.refusals.values()) == 1
+    assert broker.core.admission.appends_under_way == 0
+    assert read_place(door.ask(one()).body)[1] == 2
 
 
 def test_after_a_restart_what_is_here_is_known(start: Start) -> None:

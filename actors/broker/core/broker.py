@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from raymq.actors.broker.core.appending.admission import Admission, AdmissionLimits
 from raymq.actors.broker.core.appending.foreign_send import Accepting
+from raymq.actors.broker.core.appending.idempotence import Lane as ProducerLane
 from raymq.actors.broker.core.appending.idempotence import ProducerTable, StoredBatch
 from raymq.actors.broker.core.appending.inbound_message import Kind
 from raymq.actors.broker.core.appending.staging import Staging
@@ -50,7 +51,8 @@ from raymq.storage.log.retention import Deleted
 from raymq.storage.log.writing import Stored
 from raymq.storage.records import producer_sequence
 from raymq.storage.records import property_names as names
-from raymq.storage.records.record import Record, decode
+from raymq.storage.records.producer_sequence import ProducerSequence
+from raymq.storage.records.record import Buffer, Record, decode
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.tables.group_config import GroupConfig
@@ -225,16 +227,11 @@ class BrokerCore:
         Raises:
             SequenceGap: the batch does not follow the last one of its producer in this queue. As `append` besides.
         """
-        sequence = producer_sequence.read(records)
-        if sequence.count != len(sizes):
-            raise InvalidInput("records", f"the {sequence.count} of their sequence", len(sizes))
-        lane = (sequence.producer, topic, queue_id)
-        stored = self.producers.check(lane, sequence)
-        if stored is not None:
-            place = stored.topic, stored.queue_id, stored.offset
-            physical, _, _ = self.store.entries(*place, stored.count, written=True)
-            queue_ids = np.full(stored.count, stored.queue_id, np.int32)
-            return Placed(stored.topic, queue_ids, stored.offset + np.arange(stored.count), physical)
+        lane, sequence, known = self._numbered(records, len(sizes), (topic, queue_id), delayed=delayed)
+        if known is not None:
+            queue_ids = np.full(known.count, known.queue_id, np.int32)
+            queue_offsets = known.offset + np.arange(known.count)
+            return Placed(known.topic, queue_ids, queue_offsets, self._physical_offsets(known))
         placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
         first = StoredBatch(placed.topic, int(placed.queue_ids[0]), int(placed.queue_offsets[0]), len(sizes))
         self.producers.remember(lane, sequence, first)
@@ -246,32 +243,48 @@ class BrokerCore:
         Args:
             stored: told the place also of a record that is here already.
         """
-        sequence = producer_sequence.read(single.record)
-        if sequence.count != 1:
-            raise InvalidInput("records", f"the {sequence.count} of their sequence", 1)
-        topic, queue_id = single.lane
-        lane = (sequence.producer, topic, queue_id)
-        known = self.producers.check(lane, sequence)
-        if known is None:
-
-            def told(queue_offset: int, physical_offset: int) -> None:
-                try:
-                    assert stored is not None
-                    stored(queue_offset, physical_offset)
-                except BaseException:  # it is stored, whether its producer comes to know it or not
-                    self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
-                    raise
-
-            place = self.append_one(single, told if stored is not None else None)
-            self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
+        lane, sequence, known = self._numbered(single.record, 1, single.lane, delayed=False)
+        if known is not None:
+            place = known.offset, int(self._physical_offsets(known)[0])
+            if stored is not None:
+                stored(*place)
             return place
-        if (known.topic, known.queue_id) != single.lane:
-            raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is delayed, this one is not")
-        physical, _, _ = self.store.entries(topic, queue_id, known.offset, 1, written=True)
-        place = known.offset, int(physical[0])
-        if stored is not None:
-            stored(*place)
+        topic, queue_id = single.lane
+
+        def told(queue_offset: int, physical_offset: int) -> None:
+            try:
+                assert stored is not None
+                stored(queue_offset, physical_offset)
+            except BaseException:  # it is stored, whether its producer comes to know it or not
+                self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, queue_offset, 1))
+                raise
+
+        place = self.append_one(single, told if stored is not None else None)
+        self.producers.remember(lane, sequence, StoredBatch(topic, queue_id, place[0], 1))
         return place
+
+    def _numbered(
+        self, records: Buffer, count: int, queue: tuple[str, int], *, delayed: bool
+    ) -> tuple[ProducerLane, ProducerSequence, StoredBatch | None]:
+        """The lane and the number of a batch of an idempotent producer, and where it lies if it is here already.
+
+        Raises:
+            InvalidInput: its number is none, or of another count.
+            SequenceGap: it does not follow the last one, or it is delayed and the one of that number was not.
+        """
+        sequence = producer_sequence.read(records)
+        if sequence.count != count:
+            raise InvalidInput("records", f"the {sequence.count} of their sequence", count)
+        lane = (sequence.producer, *queue)
+        known = self.producers.check(lane, sequence)
+        if known is not None and ((known.topic, known.queue_id) != queue) is not delayed:
+            was, this = ("not delayed", "is") if delayed else ("delayed", "is not")
+            raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is {was}, this one {this}")
+        return lane, sequence, known
+
+    def _physical_offsets(self, batch: StoredBatch) -> npt.NDArray[np.int64]:
+        """Where a batch's messages lie in the log."""
+        return self.store.entries(batch.topic, batch.queue_id, batch.offset, batch.count, written=True)[0]
 
     def _forget_topic(self, topic: str) -> None:
         """The topic was deleted, and with it what the store has of it."""

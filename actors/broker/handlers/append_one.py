@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.appending.admission import cause_of
-from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append_one import PLACE, STATUSES
@@ -53,23 +51,16 @@ class _AppendOne(PromptHandler):
     def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
         if not self._prompt:
             return False
-        core, admission, polls, octets = self._core, self._core.admission, self._context.polls, len(body)
+        core, polls, size = self._core, self._context.polls, len(body)
 
         def stored(queue_offset: int, physical_offset: int) -> None:
-            polls.offer(single.lane, queue_offset, physical_offset, octets)
+            polls.offer(single.lane, queue_offset, physical_offset, size)
             answer(PLACE.pack(_SEND_OK, queue_offset, physical_offset))
 
-        try:
-            admission.enter(octets)
-            try:
-                single = core.store.check_one(body)
-                if not core.is_open(single.lane):  # a topic to be made and told to the name servers, or a refusal
-                    return False
-                self._append(single, stored)
-            finally:
-                admission.leave(octets)
-        except RayMQError as error:
-            self._statistics.refused(cause_of(error))
-            raise
-        self._statistics.put(single.lane[0], 1, octets)
+        with self._context.append_under_way(size):
+            single = core.store.check_one(body)
+            if not core.is_open(single.lane):  # a topic to be made and told to the name servers, or a refusal
+                return False
+            self._append(single, stored)
+        self._statistics.put(single.lane[0], 1, size)
         return True
