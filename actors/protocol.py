@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,14 +128,17 @@ class ClusterView:
         return {name: replicas[MASTER_ID] for name, (_, replicas) in self.brokers.items() if MASTER_ID in replicas}
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+#: Numbers of some records: an array, or for one record, of which many are sent, what costs less to make.
+Numbers = npt.NDArray[np.int32] | npt.NDArray[np.int64] | tuple[int, ...]
+
+
+class Placed(NamedTuple):  # as `Sent`, and nothing is made quicker
     """Where appended records lie, one entry each. Delayed ones lie in the schedule topic: `topic` says so."""
 
     topic: str
-    queue_ids: npt.NDArray[np.int32]
-    queue_offsets: npt.NDArray[np.int64]
-    physical_offsets: npt.NDArray[np.int64]
+    queue_ids: Numbers
+    queue_offsets: Numbers
+    physical_offsets: Numbers
 
 
 @dataclass(frozen=True, slots=True)

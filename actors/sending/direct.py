@@ -19,7 +19,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
 from raymq.actors.sending.send_plan import SendPlan, try_seconds
-from raymq.actors.sending.sender import Sender, Sent, SentOne, Sizes, Terms, Tried, address_one
+from raymq.actors.sending.sender import Sender, Sent, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool
 from raymq.actors.wire.codes import RequestCode
 
@@ -62,10 +62,10 @@ class DirectSender:
         """As `Sender.send`; blocks, and must not be called on the loop."""
         return self.finish(self.begin(topic, records, sizes, terms))
 
-    def send_one(self, topic: str, record: bytearray, terms: Terms) -> SentOne:
+    def send_one(self, topic: str, record: bytearray, terms: Terms) -> Sent:
         """`send` of one record that is not delayed."""
         if len(record) > SMALL_BYTES:
-            return only(self.send(topic, record, size_of(record), terms))
+            return self.send(topic, record, size_of(record), terms)
         began = time.monotonic()
         tried: Tried | None = None
         chosen = self.chosen(topic, terms)
@@ -78,7 +78,7 @@ class DirectSender:
                     return self._sender.answered_one(queue, address, answer, time.monotonic() - began)
             except RayMQError as error:
                 tried = Tried(queue, error, time.monotonic() - began)
-        return only(self._go_on(began, tried, topic, record, size_of(record), terms))
+        return self._go_on(began, tried, topic, record, size_of(record), terms)
 
     def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Begun:
         """Write the first try; raises nothing that a send may raise. `finish` must follow, and waits for the outcome.
@@ -130,12 +130,6 @@ class DirectSender:
 def size_of(record: bytearray) -> Sizes:
     """The sizes of one record."""
     return np.array((len(record),), np.int32)
-
-
-def only(sent: Sent) -> SentOne:
-    """The outcome of a send of one record."""
-    placed = sent.placed
-    return sent.status, sent.queue, sent.address, int(placed.queue_offsets[0]), int(placed.physical_offsets[0])
 
 
 def first_share(terms: Terms) -> float:

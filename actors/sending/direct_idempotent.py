@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from raymq.actors.errors import RayMQError
-from raymq.actors.sending.direct import DirectSender, first_share, only, size_of
+from raymq.actors.sending.direct import DirectSender, first_share, size_of
 from raymq.actors.sending.idempotent import IdempotentSender
 from raymq.actors.sending.queue_turn import QueueTurn
 from raymq.actors.sending.send_plan import SendPlan
-from raymq.actors.sending.sender import Sent, SentOne, Sizes, Terms, Tried, address_one
+from raymq.actors.sending.sender import Sent, Sizes, Terms, Tried, address_one
 from raymq.actors.sending.sequencing import SequenceLane
 from raymq.actors.wire.channel import SMALL_BYTES, ChannelPool
 from raymq.actors.wire.codes import RequestCode
@@ -44,12 +44,12 @@ class DirectIdempotentSender:
         """As `IdempotentSender.send`; blocks, and must not be called on the loop."""
         return self._run(self._sender.send(topic, records, sizes, terms))
 
-    def send_one(self, topic: str, record: bytearray, terms: Terms) -> SentOne:
+    def send_one(self, topic: str, record: bytearray, terms: Terms) -> Sent:
         """`send` of one record that is not delayed."""
         began = time.monotonic()
         free = self._free(topic, terms) if len(record) <= SMALL_BYTES else None
         if free is None:
-            return only(self.send(topic, record, size_of(record), terms))
+            return self.send(topic, record, size_of(record), terms)
         turn, lane, address = free
         queue = lane.queue
         tried: Tried | None = None
@@ -72,9 +72,9 @@ class DirectIdempotentSender:
                     lane.begin_epoch()
                 turn.release()
         if tried is None:
-            return only(self.send(topic, record, size_of(record), terms))
+            return self.send(topic, record, size_of(record), terms)
         plan = SendPlan(time.monotonic, began + terms.timeout - time.monotonic(), terms.retries)
-        return only(self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms)))
+        return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms))
 
     def _free(self, topic: str, terms: Terms) -> tuple[QueueTurn, SequenceLane, str] | None:
         """A queue whose turn is taken, and its broker's address; None: the send has to wait, or is the loop's."""

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,7 @@ Address = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
 _QUEUE_ID = struct.Struct(">i")
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """The outcome of a send: `queue` is where it was sent, `placed` where it lies (delayed: the schedule topic).
 
     `doubtful` are other brokers that may hold it, too, because a try there was left unanswered.
@@ -64,11 +63,6 @@ class Sent:
     address: str
     placed: Placed
     doubtful: tuple[str, ...] = ()
-
-
-#: The outcome of the send of one message that is not delayed: status, the queue that it was sent to and lies in, its
-#: broker's address, queue offset, physical offset.
-SentOne = tuple[SendStatus, MessageQueue, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +211,7 @@ class Sender:
             again = plan.not_ok(queue, sent.status, time.monotonic() - began)
             if again is not None:
                 return Failed(queue, again, 0.0)
-        return replace(sent, doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
+        return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
 
     def addressed(
         self,
@@ -232,11 +226,12 @@ class Sender:
         _address_to(records, sizes, queue.queue_id)
         return append_command(queue.topic, queue.queue_id, records, sizes, delayed=terms.delayed, sequenced=sequenced)
 
-    def answered_one(self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float) -> SentOne:
+    def answered_one(self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float) -> Sent:
         """`answered` of APPEND_ONE. Any thread."""
         status, queue_offset, physical_offset = read_place(answer)
         self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
-        return status, queue, host_and_port, queue_offset, physical_offset
+        placed = Placed(queue.topic, (queue.queue_id,), (queue_offset,), (physical_offset,))
+        return Sent(status, queue, host_and_port, placed)
 
     def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, elapsed: float) -> Sent:
         """What an answer says that took `elapsed` seconds. Any thread."""

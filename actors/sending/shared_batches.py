@@ -107,7 +107,7 @@ class PooledSends:
                 placed.topic, placed.queue_ids[mine], placed.queue_offsets[mine], placed.physical_offsets[mine]
             )
             if not entry.done.done():
-                entry.done.set_result(replace(sent, placed=places))
+                entry.done.set_result(sent._replace(placed=places))
 
 
 def _fail(entries: list[_Entry], error: RayMQError) -> None:

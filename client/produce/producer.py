@@ -127,7 +127,7 @@ class Producer(ClientBase):
             arguments.instance("message", message, Message)
         delayed = message.is_delayed
         terms = self._terms(message, options) if options or delayed else self._plain_terms
-        direct, mq = self._paths.one_by_one, self._mq
+        direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
         if direct is None or mq.is_on_loop:
             return mq.run(self._send_one(message, terms))
         record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))

@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import Sent, SentOne
+from raymq.actors.sending.sender import Sent
 from raymq.client import unique_key
 from raymq.client.produce.encoding import FEW, key_texts, strings
 from raymq.client.results import SendResult
@@ -23,25 +23,32 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
     """The result of each message of `sent`, whose unique keys are `key_numbers`."""
     placed = sent.placed
     if len(key_numbers) == 1:
-        return [_result_of_one(sent, key_numbers[0])]
-    ids = placed.queue_ids.tolist()
+        return [result_of_one(sent, key_numbers[0])]
+    ids = np.asarray(placed.queue_ids).tolist()
     queues = {queue_id: MessageQueue(placed.topic, sent.queue.broker, queue_id) for queue_id in set(ids)}
     columns = zip(
         repeat(sent.status),
         _message_ids(sent),
         key_texts(key_numbers),
         map(queues.__getitem__, ids),
-        placed.queue_offsets.tolist(),
+        np.asarray(placed.queue_offsets).tolist(),
         repeat(None),
         repeat(None),
     )
     return list(map(SendResult._make, columns))
 
 
-def result_of_one(sent: SentOne, unique_key: str) -> SendResult:
+def result_of_one(sent: Sent, key_number: str | int) -> SendResult:
     """The result of a message that was sent alone."""
-    status, queue, address, queue_offset, physical_offset = sent
-    return SendResult(status, f"{_id_prefix(address)}{physical_offset:016X}", unique_key, queue, queue_offset)
+    status, queue, address, placed, _ = sent
+    (queue_id,), (queue_offset,), (physical_offset,) = placed.queue_ids, placed.queue_offsets, placed.physical_offsets
+    return SendResult(
+        status,
+        f"{_id_prefix(address)}{int(physical_offset):016X}",
+        key_number if isinstance(key_number, str) else unique_key.text(key_number),
+        queue if placed.topic == queue.topic else MessageQueue(placed.topic, queue.broker, int(queue_id)),
+        int(queue_offset),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -91,25 +98,13 @@ class BatchResults(Sequence[SendResult]):
         return results
 
 
-def _result_of_one(sent: Sent, key_number: str | int) -> SendResult:
-    """The same without columns, for sends of single messages."""
-    placed = sent.placed
-    host, _, port = sent.address.rpartition(":")
-    return SendResult(
-        sent.status,
-        message_id.encode(host.strip("[]"), int(port), int(placed.physical_offsets[0])),
-        key_number if isinstance(key_number, str) else unique_key.text(key_number),
-        MessageQueue(placed.topic, sent.queue.broker, int(placed.queue_ids[0])),
-        int(placed.queue_offsets[0]),
-    )
-
-
 def _message_ids(sent: Sent) -> list[str]:
     host, _, port = sent.address.rpartition(":")
     host = host.strip("[]")
-    offsets = sent.placed.physical_offsets
+    offsets = np.asarray(sent.placed.physical_offsets)
     if len(offsets) <= FEW or ":" in host:
-        return [message_id.encode(host, int(port), offset) for offset in offsets.tolist()]
+        prefix = _id_prefix(sent.address)
+        return [f"{prefix}{offset:016X}" for offset in offsets.tolist()]
     rows = np.empty((len(offsets), 16), np.uint8)
     rows[:, :8] = np.frombuffer(pack_host(host, int(port)), np.uint8)
     rows[:, 8:] = offsets.astype(">i8").view(np.uint8).reshape(len(offsets), 8)

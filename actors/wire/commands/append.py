@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.protocol import Placed, SendStatus
+from raymq.actors.protocol import Numbers, Placed, SendStatus
 from raymq.actors.request_limits import MAX_MESSAGES, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Buffer, Command, Serialization
@@ -61,9 +61,9 @@ def appended_answer(request: Command, status: SendStatus, placed: Placed) -> Com
     return request.response(ResponseCode.SUCCESS, fields)
 
 
-def pack(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], dtype: np.dtype[Any]) -> bytes:
+def pack(numbers: Numbers, dtype: np.dtype[Any]) -> bytes:
     """Numbers as a field has them."""
-    return array.astype(dtype, copy=False).tobytes()
+    return np.asarray(numbers, dtype).tobytes()
 
 
 def read_sizes(request: Command) -> npt.NDArray[np.int32]:
