@@ -80,7 +80,7 @@ class Settings:
             raise
         self._changed |= wanted
         self.version = self.version.next()
-        json_file.save(self._path, {"dataVersion": self.version.to_json(), "settings": self._changed})
+        json_file.save(self._path, {"dataVersion": self.version.to_json(), "settings": self._changed}, _read)
 
     def _apply(self, name: str, value: str) -> None:
         _, change = self._changeable.get(name, ("", _ignore))

@@ -197,7 +197,7 @@ def _place(directory: Path, brokers: int, hosts: Sequence[tuple[str, str]]) -> d
                 )
             placed[name] = resources[0]  # the one machine that there was and is has another name now
     try:
-        json_file.save(file, {"brokers": {**known, **placed}})
+        json_file.save(file, {"brokers": {**known, **placed}}, _brokers)
     except (OSError, RayMQError) as error:
         raise InvalidInput("root", "a folder that can be written", f"{directory}: {error}") from error
     return placed

@@ -1,8 +1,8 @@
 """Tables of a store directory that cannot be read, and neither can their spare copies: what can be made anew of them.
 
-Where one of these files is broken its spare copy (`.bak`) is taken without a word. This is for the rest: each such file
-is set aside, and in its place comes what else in the directory says of it. The journals of what was changed since the
-file was written are untouched: the next opening replays them over it, as it does always.
+Where one of these files is broken its spare copy (`.bak`) is taken, and the log tells so. This is for the rest: each
+such file is set aside, and in its place comes what else in the directory says of it. The journals of what was changed
+since the file was written are untouched: the next opening replays them over it, as it does always.
 """
 
 from __future__ import annotations

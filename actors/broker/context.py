@@ -16,6 +16,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import BrokerInfo, SendStatus, TopicRoute
 from raymq.actors.server_settings import Settings
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.stepwise import InOrder
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class BrokerContext:
     notify_group: Callable[[str], None]
     status: Callable[[], BrokerInfo]
     askers: Askers = field(default_factory=Askers)
+    #: What clients change of their membership and their locks.
+    in_order: InOrder = field(default_factory=InOrder)
 
     def append_under_way(self, size: int) -> AppendUnderWay:
         """What an append of so many bytes is stored within."""

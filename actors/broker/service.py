@@ -60,11 +60,10 @@ from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
-from raymq.storage.files import json_file
 from raymq.storage.files.ballast import Ballast
 from raymq.storage.paths import Paths
 from raymq.storage.store import Store
-from raymq.storage.tables.broker_identity import read_identity
+from raymq.storage.tables.broker_identity import read_identity, write_identity
 
 _POLL_SWEEP_SECONDS = 0.1
 _POP_SWEEP_SECONDS = 0.05
@@ -218,9 +217,12 @@ class BrokerService:
         config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
         store = Store.open(spec.directory, config, due_from_ms=steady.next_ms)
         try:
-            json_file.save(
+            write_identity(
                 Path(spec.directory) / "raymq" / "broker.json",
-                {"name": spec.name, "cluster": spec.cluster, "port": identity.port, "epoch": identity.epoch},
+                name=spec.name,
+                cluster=spec.cluster,
+                port=identity.port,
+                epoch=identity.epoch,
             )
         except BaseException:
             _abandon(store)

@@ -58,7 +58,7 @@ class KeyValues:
         return dict(values)
 
     def _save(self, table: dict[str, dict[str, str]]) -> None:
-        json_file.save(self._path, {"configTable": table})
+        json_file.save(self._path, {"configTable": table}, _read)
         self._table = table
 
 

@@ -27,9 +27,8 @@ from raymq.actors.wire.headers.route import (
 )
 from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server import Answer, Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.files.json_file import DataVersion
-from raymq.storage.steps import Steps, mapped
+from raymq.storage.steps import Steps, finish, mapped
 
 #: A broker with 100,000 topics tells five values of each.
 _MAX_REGISTERED_VALUES = 600_000
@@ -37,8 +36,9 @@ _MAX_REGISTERED_VALUES = 600_000
 _TABLE_DEPTH = 3
 #: Of so many topics is read before others have their turn.
 _TOPICS_AT_ONCE = 200
-#: A longer registration waits until those before it are read.
-_SHORT_BYTES = 50_000
+#: A longer registration waits until those before it are read. One that is not is read at once, as a whole, some 500
+#: topics at most: nothing that the broker says later comes between.
+_SHORT_BYTES = 25_000
 
 
 def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
@@ -66,7 +66,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         if len(request.body) > _SHORT_BYTES:
             return long.add(replica, connection, read(connection, request))
         long.drop(replica)
-        return read_short(connection, request)
+        return finish(read(connection, request))
 
     def read(connection: ServerConnection, request: Command) -> Steps[Command]:
         header = RegisterBroker.read(request)
@@ -114,7 +114,6 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         table.unregister(header.broker_name, header.broker_id)
         return request.response(ResponseCode.SUCCESS)
 
-    read_short = in_steps(read)
     return {
         RequestCode.REGISTER_BROKER: register,
         RequestCode.QUERY_DATA_VERSION: heartbeat,

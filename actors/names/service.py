@@ -61,7 +61,7 @@ class NameServerService:
     def finish(self) -> None:
         """The start that made this actor is through; its restarts know it."""
         known = json_file.load(self._identity_file)
-        json_file.save(self._identity_file, {**known, "finished": self._spec.start_id})
+        json_file.save(self._identity_file, {**known, "finished": self._spec.start_id}, _kept)
         self.is_finished = True
 
     @classmethod
@@ -76,7 +76,7 @@ class NameServerService:
             service = cls(spec, port)
             service.is_finished = bool(spec.start_id) and finished == spec.start_id
             # Before it listens: a start that fails must not leave a server on the port that the next one comes back to.
-            json_file.save(file, {"host": spec.host, "port": port, "finished": finished})
+            json_file.save(file, {"host": spec.host, "port": port, "finished": finished}, _kept)
             await service._server.start(bound)
         except BaseException:
             bound.close()

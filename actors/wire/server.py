@@ -149,6 +149,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         return frozenset(self._tasks)
 
     @property
+    def is_gone(self) -> bool:
+        """Whether nobody reads an answer any more; what it had brought may still be carried out."""
+        return self._transport is None
+
+    @property
     def writable(self) -> asyncio.Event:
         """Set while the peer reads its answers, and once it is gone."""
         return self._writable

@@ -1,16 +1,31 @@
-"""Long work on a server's loop: between two steps of it others have their turn.
+"""Long work on a server's loop: between two steps of it others have their turn, and it ends where nobody wants it.
 
 How much work a request asks for, its peer decides: by a list in it, or by what was made before, such as topics. So
-whatever grows with either is a generator of steps (`raymq.storage.steps`), and `in_steps` makes a handler of it. A
-request that is done with the first step, as nearly all are, is served like any other: at once, in the order in which
-its connection's requests arrived. What takes longer goes on in further turns of the loop, and the long works of all
-requests together have one step of each turn.
+whatever grows with either is a generator of steps (`raymq.storage.steps`), and this file makes a handler of it. A
+request that is done with the first step, as nearly all are, is served like any other: at once, in the order in
+which its connection's requests arrived. What takes longer goes on in further turns of the loop, and the long works of
+all requests together have one step of each turn.
+
+While a work goes on its asker may lose patience, ask again, go, or say something newer. So each kind of request says
+what its work is for:
+
+* `question`: for its answer. It ends with the last connection that waits for it, and who asks the same meanwhile waits
+  for the next pass together with all others who do: of one question, however many ask it how often, one pass is under
+  way and one waits. An answer is never older than its question.
+* `InOrder`: a change of what the broker knows of the client. Those of one connection are made one after another as they
+  came, so that an older one never overwrites a newer one, and one that is repeated while it waits is made once. A claim
+  (a heartbeat, a lock) ends with its connection; what gives something back is carried out all the same.
+* `in_steps`: a change of its own, such as an append, whose outcome matters whoever waits for it. It is carried out.
+
+A generator is ended by closing it, where it has yielded: so between two yields a change is whole, or takes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -20,34 +35,50 @@ from raymq.actors.wire.server import Handler, ServerConnection
 from raymq.storage.steps import Steps
 
 T = TypeVar("T")
+#: A handler that serves a request in steps.
+Serve = Callable[[ServerConnection, Command], Steps[Command | Awaitable[Command]]]
+_Aside = Callable[[], None]
 
 #: Of each loop: who holds it does a step.
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-async def stepwise(steps: Steps[T]) -> T:
-    """The result of `steps`; what belongs to no thread is done beside the loop."""
+class NobodyWaits(Exception):
+    """A work has ended between two steps, for nobody wants it any more."""
+
+
+async def stepwise(steps: Steps[T], is_wanted: Callable[[], bool] = lambda: True) -> T:
+    """The result of `steps`; what belongs to no thread is done beside the loop.
+
+    However it ends, the steps are closed.
+
+    Raises:
+        NobodyWaits: it was not wanted any more, which is asked before each step.
+    """
     loop = asyncio.get_running_loop()
     turn = _turns.get(loop)
     if turn is None:
         turn = _turns[loop] = asyncio.Lock()
-    while True:
-        async with turn:
-            try:
-                aside = next(steps)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            if aside is None:
-                await asyncio.sleep(0)  # the next one who has long work begins after it
-        if aside is not None:
-            await asyncio.to_thread(aside)
+    try:
+        while True:
+            async with turn:
+                if not is_wanted():
+                    raise NobodyWaits
+                try:
+                    aside = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                if aside is None:
+                    await asyncio.sleep(0)  # the next one who has long work begins after it
+            if aside is not None:
+                await asyncio.to_thread(aside)
+    finally:
+        steps.close()
 
 
-def in_steps(
-    serve: Callable[[ServerConnection, Command], Steps[Command | Awaitable[Command]]],
-) -> Handler:
-    """The handler of a generator that serves a request in steps, the first of them at once."""
+def in_steps(serve: Serve) -> Handler:
+    """The handler of a generator that serves a request in steps, the first of them at once. It is carried out."""
 
     def handle(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         steps = serve(connection, request)
@@ -61,7 +92,210 @@ def in_steps(
     return handle
 
 
-async def _goes_on(steps: Steps[Command | Awaitable[Command]], aside: Callable[[], None] | None) -> Command:
-    await (asyncio.sleep(0) if aside is None else asyncio.to_thread(aside))
+async def _goes_on(steps: Steps[Command | Awaitable[Command]], aside: _Aside | None) -> Command:
+    await _after(aside)
     result = await stepwise(steps)
     return await result if isawaitable(result) else result
+
+
+async def _after(aside: _Aside | None) -> None:
+    """What has to be between a step and the next one."""
+    await (asyncio.sleep(0) if aside is None else asyncio.to_thread(aside))
+
+
+def _says(request: Command) -> object:
+    """Equal for two requests that say the same."""
+    said = repr(sorted(request.fields.items())), bytes(request.body)
+    return request.code, request.serialization, request.language, request.version, said
+
+
+# -- questions -----------------------------------------------------------------------------------------------------
+
+
+def question(serve: Serve) -> Handler:
+    """The handler of a question, which is answered in steps; see this file's first lines."""
+    questions = _Questions(serve)
+
+    def handle(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        return questions.ask(connection, request)
+
+    handle.waits = True  # type: ignore[attr-defined]
+    return handle
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One time that a question is worked on."""
+
+    connection: ServerConnection
+    request: Command
+    askers: list[tuple[Command, asyncio.Future[Command]]] = field(default_factory=list)
+    following: _Pass | None = None
+    task: asyncio.Task[None] | None = None
+
+    def join(self, request: Command) -> asyncio.Future[Command]:
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self.askers.append((request, future))
+        future.add_done_callback(self._left)
+        return future
+
+    @property
+    def is_wanted(self) -> bool:
+        return not all(future.done() for _, future in self.askers)
+
+    def end(self, answer: Command | None, error: Exception | None) -> None:
+        for request, future in self.askers:
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            elif answer is not None:
+                future.set_result(replace(answer, opaque=request.opaque))
+
+    def _left(self, future: asyncio.Future[Command]) -> None:
+        if future.cancelled() and self.task is not None and not self.is_wanted:
+            self.task.cancel()
+
+
+class _Questions:
+    """Of one handler: what is asked at the moment. Used on one loop."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._passes: dict[object, _Pass] = {}
+
+    def ask(self, connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+        known = self._passes.get(_says(request)) if self._passes else None
+        if known is not None:
+            if known.following is None or not known.following.is_wanted:
+                known.following = _Pass(connection, request)
+            return known.following.join(request)
+        steps = self._serve(connection, request)
+        try:
+            aside = next(steps)
+        except StopIteration as end:
+            result: Command | Awaitable[Command] = end.value
+            return result
+        begun = _Pass(connection, request)
+        answer = begun.join(request)
+        self._begin(_says(request), begun, steps, aside)
+        return answer
+
+    def _begin(
+        self, key: object, begun: _Pass, steps: Steps[Command | Awaitable[Command]], aside: _Aside | None
+    ) -> None:
+        self._passes[key] = begun
+        begun.task = asyncio.get_running_loop().create_task(self._work(begun, steps, aside))
+        begun.task.add_done_callback(lambda _: self._next(key, begun))
+
+    async def _work(self, begun: _Pass, steps: Steps[Command | Awaitable[Command]], aside: _Aside | None) -> None:
+        try:
+            await _after(aside)
+            result = await stepwise(steps)
+            answer = await result if isawaitable(result) else result
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            begun.end(None, error)
+        else:
+            begun.end(answer, None)
+        finally:
+            steps.close()
+
+    def _next(self, key: object, ended: _Pass) -> None:
+        following = ended.following
+        if following is None or not following.is_wanted:
+            del self._passes[key]
+        else:
+            self._begin(key, following, self._serve(following.connection, following.request), None)
+
+
+# -- changes of one client -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """One that waits, or is made."""
+
+    says: object
+    is_claim: bool
+    steps: Steps[Command | Awaitable[Command]]
+    #: What its steps lead to: the answer, or what will be it.
+    result: asyncio.Future[Command | asyncio.Future[Command]]
+
+
+class InOrder:
+    """The handlers of changes that one connection's requests make in order; used on one loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[ServerConnection, deque[_Change]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def claim(self, serve: Serve) -> Handler:
+        """The handler of a change that ends with its connection."""
+        return self._handler(serve, is_claim=True)
+
+    def release(self, serve: Serve) -> Handler:
+        """The handler of a change that gives something back: it is carried out whoever waits for it."""
+        return self._handler(serve, is_claim=False)
+
+    def _handler(self, serve: Serve, *, is_claim: bool) -> Handler:
+        def handle(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+            waiting = self._waiting.get(connection)
+            if waiting is not None:
+                says = _says(request)
+                if not waiting or waiting[-1].says != says:
+                    waiting.append(self._change(says, serve(connection, request), is_claim=is_claim))
+                return _answer(request, waiting[-1].result)
+            steps = serve(connection, request)
+            try:
+                aside = next(steps)
+            except StopIteration as end:
+                result: Command | Awaitable[Command] = end.value
+                return result
+            begun = self._change(_says(request), steps, is_claim=is_claim)
+            self._waiting[connection] = deque()
+            task = asyncio.get_running_loop().create_task(self._make(connection, begun, aside))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return _answer(request, begun.result)
+
+        return handle
+
+    def _change(self, says: object, steps: Steps[Command | Awaitable[Command]], *, is_claim: bool) -> _Change:
+        return _Change(says, is_claim, steps, asyncio.get_running_loop().create_future())
+
+    async def _make(self, connection: ServerConnection, begun: _Change, aside: _Aside | None) -> None:
+        waiting, change = self._waiting[connection], begun
+        try:
+            await _after(aside)
+            while True:
+                await self._make_one(connection, change)
+                if not waiting:
+                    return
+                change = waiting.popleft()
+        finally:
+            del self._waiting[connection]
+            for left in (change, *waiting):
+                left.steps.close()
+                left.result.cancel()
+
+    async def _make_one(self, connection: ServerConnection, change: _Change) -> None:
+        def is_wanted() -> bool:
+            return not (change.is_claim and connection.is_gone)
+
+        try:
+            made = await stepwise(change.steps, is_wanted)
+        except NobodyWaits:
+            change.result.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            if not change.result.done():
+                change.result.set_exception(error)
+        else:
+            if not change.result.done():
+                change.result.set_result(made if isinstance(made, Command) else asyncio.ensure_future(made))
+
+
+async def _answer(request: Command, result: asyncio.Future[Command | asyncio.Future[Command]]) -> Command:
+    """To one of those who asked for a change."""
+    made = await asyncio.shield(result)
+    answer = made if isinstance(made, Command) else await asyncio.shield(made)
+    return replace(answer, opaque=request.opaque)

@@ -7,6 +7,7 @@ ones as well. So we read both and write quoted ones.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 
+_log = logging.getLogger(__name__)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
@@ -70,7 +72,7 @@ def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:
 
 def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
     """What `interpret` makes of the object in `path`, or in its `.bak` if that is missing or broken; of {} if neither
-    exists.
+    exists. That a `.bak` is taken, which is older, the log tells.
 
     Raises:
         StoreCorrupt: what exists is broken, or has another form; with what to do.
@@ -80,14 +82,19 @@ def load_as(path: Path, interpret: Callable[[dict[str, Any]], T]) -> T:
     for candidate in (path, spare_of(path)):
         try:
             text = fileutil.read_whole(candidate).decode("utf-8")
-            if text.strip():
-                return read(text, interpret)
-            raise ValueError("empty")
+            if not text.strip():
+                raise ValueError("empty")
+            made = read(text, interpret)
         except FileNotFoundError:
             continue
         except ValueError as error:
             where, reason = getattr(error, "pos", 0), f"not readable: {error}"
             problem = problem or StoreCorrupt(str(candidate), where, reason, remedy=remedy_for(path))
+        else:
+            if candidate != path:
+                reason = "missing" if problem is None else problem.reason
+                _log.warning("%s: %s; what it said before its last change is taken, from %s", path, reason, candidate)
+            return made
     if problem is not None:
         raise problem
     return interpret({})
@@ -115,22 +122,27 @@ def encode(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-def save(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` durably and keep what was there as `.bak`, unless that is broken: then the `.bak` stays.
+def save(path: Path, content: Mapping[str, Any], interpret: Callable[[dict[str, Any]], object]) -> None:
+    """Write `content` durably and keep what was there as `.bak`, unless that cannot be read: then the `.bak` stays.
+
+    Args:
+        interpret: what reads the file (`load_as`). What it raises for is as good as broken.
 
     With the first content there is a `.bak` of it, too: a file that is found empty later keeps no broker down.
 
     Raises:
         StoreFull, StoreFailed: not written; what was there stays.
     """
-    save_encoded(path, encode(content).encode())
+    save_encoded(path, encode(content).encode(), interpret)
 
 
-def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) -> None:
+def save_encoded(
+    path: Path, content: bytes, interpret: Callable[[dict[str, Any]], object], last_saved: bytes | None = None
+) -> None:
     """`save` of what is JSON already.
 
     Args:
-        last_saved: what the caller wrote last. If it is what is there, it is whole, and needs not be parsed to know it.
+        last_saved: what the caller wrote last. If it is what is there, it is whole, and needs not be read to know it.
     """
     fileutil.make_folder(path.parent)
     try:
@@ -138,7 +150,7 @@ def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) ->
     except FileNotFoundError:
         before = b""
     spare = spare_of(path)
-    is_whole = bool(before) and (before == last_saved or _is_readable(before))
+    is_whole = bool(before) and (before == last_saved or _is_readable(before, interpret))
     if is_whole or not spare.exists():
         failpoint("settings.before_backup")
         fileutil.replace(spare, before if is_whole else content)
@@ -146,9 +158,9 @@ def save_encoded(path: Path, content: bytes, last_saved: bytes | None = None) ->
     fileutil.replace(path, content)
 
 
-def _is_readable(content: bytes) -> bool:
+def _is_readable(content: bytes, interpret: Callable[[dict[str, Any]], object]) -> bool:
     try:
-        parse(content.decode("utf-8"))
+        read(content.decode("utf-8"), interpret)
     except ValueError:
         return False
     return True

@@ -69,7 +69,7 @@ class DelayTables:
             self._told = kept
             self._index()
             if writable:
-                json_file.save(self._path, {"tables": [list(each) for each in kept]})
+                json_file.save(self._path, {"tables": [list(each) for each in kept]}, _tables)
         self._is_new = False
 
     @property

@@ -18,6 +18,11 @@ def read_identity(path: Path) -> tuple[int, int]:
     return json_file.load_as(path, _identity)
 
 
+def write_identity(path: Path, *, name: str, cluster: str, port: int, epoch: int) -> None:
+    """Keep a broker's identity; raises as `json_file.save`."""
+    json_file.save(path, {"name": name, "cluster": cluster, "port": port, "epoch": epoch}, _identity)
+
+
 def _identity(raw: Mapping[str, Any]) -> tuple[int, int]:
     port, epoch = int(raw.get("port", 0)), int(raw.get("epoch", 0))
     if not 0 <= port < 1 << 16 or epoch < 0:

@@ -58,7 +58,8 @@ class Journal:
         self._beside = path.with_name(path.name + ".beside")
         self._base = path.with_name(path.name + ".base")
         self._has_base = False
-        self._unsynced_name = False
+        #: How many times a name was given to a file, and how many of these are on disk for sure.
+        self._names = self._synced_names = 0
         if writable:
             fileutil.make_folder(path.parent)
         self.entries: list[tuple[Any, ...]] = []
@@ -101,7 +102,7 @@ class Journal:
             fd = fileutil.open_for_append(self._beside)
             with self._descriptor:
                 self._before, self._fd = self._fd, fd
-                self._unsynced_name = True
+                self._names += 1
             self.length, self._torn = 0, False
 
     def settle(self, entries: Iterable[tuple[Any, ...]] | None = None) -> int:
@@ -125,7 +126,7 @@ class Journal:
         fileutil.move(self._beside, self._path)
         with self._descriptor:
             before, self._before = self._before, -1
-            self._unsynced_name = True
+            self._names += 1
         fileutil.close(before)
         try:
             fileutil.sync_directory(self._path.parent)
@@ -218,6 +219,8 @@ class Journal:
             with self._descriptor:
                 old, self._fd = self._fd, fd
                 before, self._before = self._before, -1
+                self._names += 1
+                names = self._names
             failpoint("journal.after_rename")
             fileutil.close(old)
             self.entries, self.length, self._torn, self._owed = [], len(content), False, b""
@@ -230,31 +233,30 @@ class Journal:
                 self._failure = error
                 self._on_failure(error)
                 raise
+            self._know_synced(names)
 
     def sync(self) -> None:
-        """Wait until the frames are on disk; StoreFailed if they may not be. Any thread."""
+        """Wait until the frames are on disk; StoreFailed if they may not be. Any thread, several at a time."""
+        self.check()
         # Beside the lock, for who appends must not wait for the disk.
         fds: list[int] = []
         try:
             with self._descriptor:
                 # If one cannot be had, those before it are in the list, and closed.
                 fds.extend(fileutil.duplicate(fd, self._path) for fd in (self._before, self._fd) if fd >= 0)
-                name, self._unsynced_name = self._unsynced_name, False
+                names, are_synced = self._names, self._names == self._synced_names
             for fd in fds:
                 fileutil.fdatasync(fd, self._path)
-            if name:
-                self._sync_name()
+            if not are_synced:  # Whoever else is about to sync them may fail, or not be done yet.
+                fileutil.sync_directory(self._path.parent)
+                self._know_synced(names)
         finally:
             for fd in fds:
                 fileutil.close(fd)
 
-    def _sync_name(self) -> None:
-        try:
-            fileutil.sync_directory(self._path.parent)
-        except StoreError:
-            with self._descriptor:
-                self._unsynced_name = True  # the next one has to do it
-            raise
+    def _know_synced(self, names: int) -> None:
+        with self._descriptor:
+            self._synced_names = max(self._synced_names, names)
 
     def close(self) -> None:
         """Let go of the file. May be called again."""

@@ -41,15 +41,16 @@ class DelayTable:
 
 def read_consumers(path: Path) -> ConsumerTable:
     """The file, or its spare copy; empty where there is none. StoreCorrupt: neither can be read."""
-    return json_file.load_as(path, _consumers)
+    return json_file.load_as(path, consumers_of)
 
 
 def read_delays(path: Path) -> DelayTable:
     """As `read_consumers`."""
-    return json_file.load_as(path, _delays)
+    return json_file.load_as(path, delays_of)
 
 
-def _consumers(raw: Mapping[str, Any]) -> ConsumerTable:
+def consumers_of(raw: Mapping[str, Any]) -> ConsumerTable:
+    """What the object of the first file says."""
     offsets: dict[str, dict[str, dict[int, int]]] = {}
     for key, queues in (raw.get("offsetTable") or {}).items():
         topic, _, group = key.partition("@")
@@ -62,7 +63,8 @@ def _consumers(raw: Mapping[str, Any]) -> ConsumerTable:
     return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten, bool(raw))
 
 
-def _delays(raw: Mapping[str, Any]) -> DelayTable:
+def delays_of(raw: Mapping[str, Any]) -> DelayTable:
+    """What the object of the second file says."""
     offsets = {int(level): int(offset) for level, offset in (raw.get("offsetTable") or {}).items()}
     version = DataVersion.from_json(raw.get("dataVersion"))
     return DelayTable(version, offsets, int(raw.get("raymqLogEnd") or 0))

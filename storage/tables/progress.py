@@ -19,7 +19,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import json_file
 from raymq.storage.tables.journal import Journal, ignore_failure
-from raymq.storage.tables.offset_tables import read_consumers, read_delays
+from raymq.storage.tables.offset_tables import consumers_of, delays_of, read_consumers, read_delays
 from raymq.storage.tables.remains import EVERYTHING, Remains
 
 _FOLD_BYTES: Final = 4 << 20
@@ -265,11 +265,11 @@ class Progress:
         }
         # After a loss of power the journal must not say less than these files, or it would take offsets back.
         self.journal.sync()
-        json_file.save_encoded(self._consumer_path, content, self._last_saved)
+        json_file.save_encoded(self._consumer_path, content, consumers_of, self._last_saved)
         self._last_saved = content
         self._fold_at = max(_FOLD_BYTES, 2 * len(content))
         failpoint("fold.before_delays")
-        json_file.save(self._delay_path, delay_content)
+        json_file.save(self._delay_path, delay_content, delays_of)
         failpoint("fold.before_clear")
 
     def _encoded_consumers(self) -> bytes:

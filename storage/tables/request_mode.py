@@ -64,7 +64,7 @@ class RequestModes:
         table: dict[str, dict[str, Any]] = {}
         for each in modes.values():
             table.setdefault(each.topic, {})[each.group] = each.to_json()
-        json_file.save(self._path, {_TABLE: table})
+        json_file.save(self._path, {_TABLE: table}, _read)
         self._modes = modes
 
 

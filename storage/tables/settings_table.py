@@ -248,7 +248,7 @@ class SettingsTable(Generic[S]):
                 content = self._content(table, beside, version)
                 # After a loss of power the journal must not say less than the file, or it would take changes back.
                 self.sync()
-                json_file.save_encoded(self._path, content, self._last_saved)
+                json_file.save_encoded(self._path, content, self._read, self._last_saved)
                 self._last_saved, self._saved = content, version.counter
             if self._journal.is_diverted and self._saved >= self._diverted_at:
                 self._journal.settle()

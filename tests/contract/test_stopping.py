@@ -59,7 +59,7 @@ def test_two_that_save_one_file_at_the_same_time_do_not_meet(tmp_path: Path) -> 
 
     def save(content: dict[str, int]) -> None:
         try:
-            json_file.save(path, content)
+            json_file.save(path, content, dict)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the test tells it
             errors.append(error)
 

@@ -14,7 +14,7 @@ from raymq.actors.wire.headers.admin import (
     UpdateAndGetGroupForbidden,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps
 
 
@@ -72,7 +72,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: update,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: update_many,
         RequestCode.DELETE_SUBSCRIPTIONGROUP: delete,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: in_steps(all_configs),
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: question(all_configs),
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config,
         RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: forbidden,
     }

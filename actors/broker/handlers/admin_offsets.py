@@ -24,7 +24,7 @@ from raymq.actors.wire.headers.admin import (
     ResetOffset,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps
 
 #: So much is one step of work: groups, and queues of one of them.
@@ -113,8 +113,8 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
         return json_body.answer(request, {"consumeTimeSpanSet": spans})
 
     return {
-        RequestCode.GET_CONSUME_STATS: in_steps(of_group),
-        RequestCode.GET_BROKER_CONSUME_STATS: in_steps(of_broker),
+        RequestCode.GET_CONSUME_STATS: question(of_group),
+        RequestCode.GET_BROKER_CONSUME_STATS: question(of_broker),
         RequestCode.QUERY_CONSUME_TIME_SPAN: time_spans,
     }
 

@@ -15,7 +15,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.actors.wire.stepwise import question, stepwise
 from raymq.storage.steps import Steps
 
 #: Topics or groups that one request changes.
@@ -104,7 +104,7 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, {"offsetTable": table, "topicPutTps": rate})
 
     return {
-        RequestCode.GET_ALL_TOPIC_CONFIG: in_steps(all_configs),
+        RequestCode.GET_ALL_TOPIC_CONFIG: question(all_configs),
         RequestCode.GET_TOPIC_CONFIG: config,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system,
         RequestCode.GET_TOPIC_STATS_INFO: stats,

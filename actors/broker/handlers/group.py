@@ -9,7 +9,7 @@ from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.clients import Consumer, GroupTable
-from raymq.actors.errors import GroupNotFound, InvalidInput
+from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy
 from raymq.actors.filter.subscription import ALL, TAG, Subscription
 from raymq.actors.naming import check_group
 from raymq.actors.wire import faults
@@ -19,7 +19,7 @@ from raymq.actors.wire.headers.group import GetConsumerListByGroup, HeartBeat, U
 from raymq.actors.wire.json_body import answer, read_object
 from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps, mapped
 
 #: What every heartbeat is answered with: the second heartbeat form is understood, and bodies without subscriptions are
@@ -58,7 +58,8 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
     def heartbeat(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         return _heartbeat(context, connection, request)
 
-    def unregister(_: ServerConnection, request: Command) -> Command:
+    def unregister(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        yield from ()
         header = UnregisterClient.read(request)
         if header.producer_group is not None:
             groups.stop_producing(header.client_id, header.producer_group)
@@ -69,8 +70,8 @@ def _membership(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {
-        RequestCode.HEART_BEAT: in_steps(heartbeat),
-        RequestCode.UNREGISTER_CLIENT: unregister,
+        RequestCode.HEART_BEAT: context.in_order.claim(heartbeat),
+        RequestCode.UNREGISTER_CLIENT: context.in_order.release(unregister),
     }
 
 
@@ -87,36 +88,54 @@ def _heartbeat(
     consumers = yield from mapped(lambda each: _consumer(each, data), told, _CONSUMERS_AT_ONCE)
     producers = [str(told.get("groupName") or "") for told in _objects(data, "producerDataSet")]
     greet(groups, client_id, connection, request)
-    for number, group in enumerate(filter(None, producers)):
-        if number and number % _PRODUCERS_AT_ONCE == 0:
-            yield None
-        groups.produce(client_id, group)
-    new_retry_topics = []
-    for number, consumer in enumerate(consumers, 1):
-        if number % _CONSUMERS_AT_ONCE == 0:
-            yield None
-        is_new = core.ensure_group(consumer.group)  # first: a group that may not be has no members
-        changed = groups.consume(client_id, consumer, strict=strict)
-        if is_new:
-            new_retry_topics.append(consumer.group)
-            if len(new_retry_topics) % _NEW_GROUPS_AT_ONCE == 0:
+    newest = groups.connection_of(client_id)
+    new_retry_topics: list[str] = []
+    try:
+        for number, group in enumerate(filter(None, producers)):
+            if number and number % _PRODUCERS_AT_ONCE == 0:
                 yield None
-        elif changed:
-            context.notify_group(consumer.group)
+                _check_newest(groups, client_id, newest)
+            groups.produce(client_id, group)
+        for number, consumer in enumerate(consumers, 1):
+            if number % _CONSUMERS_AT_ONCE == 0:
+                yield None
+                _check_newest(groups, client_id, newest)
+            is_new = core.ensure_group(consumer.group)  # first: a group that may not be has no members
+            changed = groups.consume(client_id, consumer, strict=strict)
+            if is_new:
+                new_retry_topics.append(consumer.group)
+                if len(new_retry_topics) % _NEW_GROUPS_AT_ONCE == 0:
+                    yield None
+                    _check_newest(groups, client_id, newest)
+            elif changed:
+                context.notify_group(consumer.group)
+    finally:
+        _notify_later(context, new_retry_topics)  # of those that were made, if it ends here
     done = request.response(ResponseCode.SUCCESS, dict(_HEARTBEAT_FORMS))
-    return _announced(context, new_retry_topics, done) if new_retry_topics else done
+    return _announced(context, done) if new_retry_topics else done
 
 
-async def _announced(context: BrokerContext, new_retry_topics: Sequence[str], done: Command) -> Command:
+def _check_newest(groups: GroupTable, client_id: str, newest: object | None) -> None:
+    """ServerBusy: while a heartbeat was carried out its client has greeted over a newer connection."""
+    if groups.connection_of(client_id) is not newest:
+        raise ServerBusy(f"{client_id} has said something newer over another connection")
+
+
+def _notify_later(context: BrokerContext, new_retry_topics: Sequence[str]) -> None:
+    """Hurry the members of groups that are new; see `_LATE_NOTICES_SECONDS`."""
+
     def notify(names: Iterable[str]) -> None:
         for name in names:
             context.notify_group(name)
 
-    await context.announce()
     for number, first in enumerate(range(0, len(new_retry_topics), _NOTICES_AT_ONCE)):
         some = new_retry_topics[first : first + _NOTICES_AT_ONCE]
         for seconds in _LATE_NOTICES_SECONDS:
             asyncio.get_running_loop().call_later(seconds + number * _NOTICES_SECONDS, notify, some)
+
+
+async def _announced(context: BrokerContext, done: Command) -> Command:
+    await context.announce()
     return done
 
 
@@ -145,7 +164,7 @@ def _questions(context: BrokerContext) -> dict[int, Handler]:
 
     return {
         RequestCode.GET_CONSUMER_LIST_BY_GROUP: members,
-        RequestCode.CHECK_CLIENT_CONFIG: in_steps(check_client),
+        RequestCode.CHECK_CLIENT_CONFIG: question(check_client),
     }
 
 

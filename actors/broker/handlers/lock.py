@@ -16,7 +16,6 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.json_body import answer, queue_object, read_object
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps, stepwise
 from raymq.storage.steps import Steps, mapped
 
 #: So many queues are one step of work.
@@ -35,30 +34,21 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         # A lock falls with the client's last connection, so the broker has to know the one that this came over.
         greet(context.groups, client_id, connection, request)
 
-        def give() -> Steps[Command]:
-            granted: list[MessageQueue] = []
-            terms: list[int] = []
-            for at in range(0, len(queues), _AT_ONCE):
-                if at:
-                    yield None
-                piece = queues[at : at + _AT_ONCE]
-                known = [(q.topic, q.queue_id) for q in piece if context.core.has_queue(q.topic, q.queue_id)]
-                held = locks.lock(group, client_id, known)
-                granted += [queue for queue in piece if (queue.topic, queue.queue_id) in held]
-                terms += [held[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
-            body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
-            if asked.get("raymqTerms"):
-                body["raymqTerms"] = terms
-            return answer(request, body)
-
-        async def give_later() -> Command:
-            await asyncio.sleep(locks.rest_seconds)
-            return await stepwise(give())
-
-        if locks.rest_seconds > 0:
-            return give_later()
-        given = yield from give()
-        return given
+        granted: list[MessageQueue] = []
+        terms: list[int] = []
+        for at in range(0, len(queues), _AT_ONCE):
+            if at:
+                yield None
+            piece = queues[at : at + _AT_ONCE]
+            known = [(q.topic, q.queue_id) for q in piece if context.core.has_queue(q.topic, q.queue_id)]
+            held = locks.lock(group, client_id, known)
+            granted += [queue for queue in piece if (queue.topic, queue.queue_id) in held]
+            terms += [held[queue.topic, queue.queue_id] for queue in granted[len(terms) :]]
+        body: dict[str, Any] = {"lockOKMQSet": [queue_object(queue) for queue in granted]}
+        if asked.get("raymqTerms"):
+            body["raymqTerms"] = terms
+        told = answer(request, body)
+        return told if not locks.rest_seconds else _tell_later(told, locks.rest_seconds)
 
     def unlock(_: ServerConnection, request: Command) -> Steps[Command]:
         group, client_id, queues = yield from _reading(read_object(request.body, max_values=_MAX_VALUES))
@@ -68,7 +58,16 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             locks.unlock(group, client_id, [(q.topic, q.queue_id) for q in queues[at : at + _AT_ONCE]])
         return request.response(ResponseCode.SUCCESS)
 
-    return {RequestCode.LOCK_BATCH_MQ: in_steps(lock), RequestCode.UNLOCK_BATCH_MQ: in_steps(unlock)}
+    return {
+        RequestCode.LOCK_BATCH_MQ: context.in_order.claim(lock),
+        RequestCode.UNLOCK_BATCH_MQ: context.in_order.release(unlock),
+    }
+
+
+async def _tell_later(told: Command, seconds: float) -> Command:
+    """Whoever locked a queue in an earlier life of this broker may work on it for so long."""
+    await asyncio.sleep(seconds)
+    return told
 
 
 def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue]]]:

@@ -21,7 +21,7 @@ from raymq.actors.wire.headers.query import (
     ViewMessageById,
 )
 from raymq.actors.wire.server import Handler, ServerConnection
-from raymq.actors.wire.stepwise import in_steps, stepwise
+from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps
 
 MAX_RESULTS = 10_000
@@ -37,11 +37,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 def _messages(context: BrokerContext) -> dict[int, Handler]:
     core = context.core
 
-    async def query(_: ServerConnection, request: Command) -> Command:
+    def query(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = QueryMessage.read(request)
         limit = min(MAX_RESULTS, max(1, header.max_num))
         window = header.begin_timestamp, header.end_timestamp
-        found = await stepwise(core.search(header.topic, header.key, *window, limit, _MAX_RESULT_BYTES))
+        found = yield from core.search(header.topic, header.key, *window, limit, _MAX_RESULT_BYTES)
         body = bytearray()
         for record in found:
             if record.physical_offset >= core.store.min_physical_offset:  # else it expired meanwhile
@@ -69,7 +69,7 @@ def _messages(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, {"maxQueueIndex": high, "minQueueIndex": low, "queueData": listed})
 
     return {
-        RequestCode.QUERY_MESSAGE: query,
+        RequestCode.QUERY_MESSAGE: question(query),
         RequestCode.VIEW_MESSAGE_BY_ID: view,
         RequestCode.QUERY_CONSUME_QUEUE: entries,
     }
@@ -108,7 +108,7 @@ def _places(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"timestamp": stored_ms or -1})
 
     return {
-        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: in_steps(by_time),
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: question(by_time),
         RequestCode.GET_MAX_OFFSET: newest,
         RequestCode.GET_MIN_OFFSET: oldest,
         RequestCode.GET_EARLIEST_MSG_STORETIME: earliest,

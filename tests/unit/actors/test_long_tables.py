@@ -25,6 +25,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import HeartBeat
 from raymq.actors.wire.headers.route import RegisterBroker
 from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.stepwise import InOrder
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
@@ -32,6 +33,8 @@ from tests.unit.actors.clock import FakeClock
 
 class Connection:
     """What a handler asks of one."""
+
+    is_gone = False
 
     def at_end(self, _: object) -> None:
         pass
@@ -106,6 +109,7 @@ async def test_a_heartbeat_of_many_new_groups_makes_few_at_a_time(
         "groups": GroupTable(bench.clock),
         "announce": announce,
         "notify_group": told.append,
+        "in_order": InOrder(),
     }
     heartbeat: Any = group.handlers(BrokerContext(**fields))[RequestCode.HEART_BEAT]
     consumers = [{"groupName": f"g{n}", "subscriptionDataSet": []} for n in range(600)]

@@ -12,12 +12,14 @@ from click.testing import CliRunner
 
 from raymq.cluster.cli import main_group
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFull, StoreLocked
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreError, StoreFull, StoreLocked
 from raymq.storage.files import json_file
-from raymq.storage.files.file_calls import replaced
+from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
 from raymq.storage.table_repair import find_broken, repair
+from raymq.storage.tables.broker_identity import read_identity, write_identity
 from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.request_mode import RequestMode
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers import state as timer_state
 from tests.faulty_calls import FaultyCalls
@@ -43,11 +45,11 @@ def directory(tmp_path: Path) -> Path:
 def test_the_first_version_of_a_file_has_a_spare_copy(tmp_path: Path) -> None:
     """Fault 14.19: an empty consumerOffset.json kept a broker down, since the spare came with the second writing."""
     path = tmp_path / "config" / "a.json"
-    json_file.save(path, {"n": 1})
+    json_file.save(path, {"n": 1}, dict)
     path.write_bytes(b"")
     assert json_file.load(path) == {"n": 1}
-    json_file.save(path, {"n": 2})
-    json_file.save(path, {"n": 3})
+    json_file.save(path, {"n": 2}, dict)
+    json_file.save(path, {"n": 3}, dict)
     path.write_bytes(b"")
     assert json_file.load(path) == {"n": 2}
 
@@ -140,6 +142,45 @@ def test_a_table_of_another_form_is_read_from_its_spare(directory: Path, name: s
     file.write_bytes(UNREADABLE[name])
     assert find_broken(directory) == []
     Store.open(directory, CONFIG).close()
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_of_another_form_never_takes_the_place_of_its_spare(
+    directory: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was a JSON object, so the next writing made the spare of it: a crash then left two that nobody can read."""
+    file = directory / name
+    spare = json_file.spare_of(file)
+    write(directory, name)
+    good = spare.read_bytes()
+    file.write_bytes(UNREADABLE[name])
+
+    class DiesBeforeReplacing(FileCalls):
+        def rename(self, source: Path, target: Path) -> None:
+            if target == file:
+                raise OSError(errno.EIO, "injected", str(target))
+            super().rename(source, target)
+
+    with caplog.at_level("WARNING", "raymq"), replaced(DiesBeforeReplacing()), contextlib.suppress(StoreError):
+        write(directory, name)
+    assert spare.read_bytes() == good
+    assert [record for record in caplog.records if name.rsplit("/", 1)[-1] + ".bak" in record.getMessage()]
+    assert find_broken(directory) == []
+    Store.open(directory, CONFIG).close()
+
+
+def write(directory: Path, name: str) -> None:
+    """Have a file written once more."""
+    if name == "raymq/broker.json":
+        port, epoch = read_identity(directory / name)
+        write_identity(directory / name, name="b", cluster="c", port=port, epoch=epoch + 1)
+        return
+    with Store.open(directory, CONFIG) as store:
+        store.topic_configs.put(TopicConfig("more", 1, 1))
+        store.group_configs.put(GroupConfig("more"))
+        store.consumer_offsets.commit("billing", "orders", 1, 2)
+        store.delay_progress.commit(3, 0, 0)
+        store.request_modes.put(RequestMode("orders", "billing"))
 
 
 @pytest.mark.parametrize("name", ["epochs.json", "state.json", "delay_levels.json"])

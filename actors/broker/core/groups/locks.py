@@ -6,8 +6,8 @@ when the client gives it back, leaves its group or is forgotten by the broker.
 Each time a lock passes to a client it has a term, a number that it never had before. A client that is given its lock
 again, and sees another term, knows that somebody else may have had the queue meanwhile.
 
-Locks are kept in memory. A broker that was here before may have given some that are still trusted, so nobody is given
-one until they have run out (`rest`).
+Locks are kept in memory. A broker that was here before may have given some that are still trusted, so nobody may be
+told of one until they have run out (`rest`). Who comes first has it meanwhile.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class QueueLocks:
     _look_at: float = 0.0
 
     def rest(self, seconds: float) -> None:
-        """Give no lock for so long: those of an earlier life of this broker may be trusted until then."""
+        """Tell nobody of a lock for so long: those of an earlier life of this broker may be trusted until then."""
         self._rests_until = self.clock() + seconds
 
     @property
     def rest_seconds(self) -> float:
-        """How long who asks for a lock has to wait; 0: not at all."""
+        """How long the answer to who asks for a lock has to wait; 0: not at all."""
         return max(0.0, self._rests_until - self.clock())
 
     def lock(self, group: str, client_id: str, queues: Collection[Queue]) -> dict[Queue, int]:

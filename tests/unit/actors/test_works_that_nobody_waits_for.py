@@ -1,0 +1,430 @@
+"""Long works end where nobody waits for them any more, and do not add up where they are asked for again.
+
+And an older word of a client never overwrites a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from raymq.actors.broker.context import BrokerContext
+from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.broker.handlers import admin_groups, admin_topics, group, lock, query
+from raymq.actors.errors import InvalidInput, RayMQError, TopicNotFound
+from raymq.actors.names import route_handlers
+from raymq.actors.names.table import LEARNING_SECONDS, RouteTable
+from raymq.actors.protocol import QueueData
+from raymq.actors.wire import faults
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.registration import register_command, topics_json
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.group import HeartBeat, UnregisterClient
+from raymq.actors.wire.headers.route import RegisterBroker, UnregisterBroker
+from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.stepwise import InOrder, question
+from raymq.storage.files.json_file import DataVersion
+from raymq.storage.steps import Steps
+from tests.served import Peer, serving
+from tests.unit.actors.bench import Bench
+from tests.unit.actors.clock import FakeClock
+
+ASK, CLAIM, RELEASE = 900_001, 900_002, 900_003
+
+
+class Worker:
+    """Serves in as many steps as the request says; knows what it did."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.begun = 0
+        self.closed = 0
+        self.answered = 0
+        self.may_end = True
+
+    def serve(self, _: ServerConnection, request: Command) -> Steps[Command]:
+        self.begun += 1
+        begun = self.begun
+        try:
+            for _step in range(int(request.fields["steps"])):
+                yield None
+                self.steps.append(str(request.fields.get("name", "")))
+            while not self.may_end:
+                yield None
+            if request.fields.get("fails"):
+                raise TopicNotFound("none")
+            self.answered += 1
+            return request.response(0, {"pass": begun})
+        finally:
+            self.closed += 1
+
+
+def ask(steps: int, opaque: int, code: int = ASK, **fields: object) -> Command:
+    return Command(code, {"steps": str(steps), **fields}, opaque=opaque)
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(predicate: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not predicate():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+# -- questions -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_question_ends_with_who_asked_it() -> None:
+    """A client that had gone was worked for until the end."""
+    worker = Worker()
+    async with serving({ASK: question(worker.serve)}) as (server, address):
+        peer = await Peer.connect(address)
+        peer.say(ask(1_000_000, 1))
+        await until(lambda: len(worker.steps) > 10)
+        peer.close()
+        await until(lambda: worker.closed == 1)
+        done = len(worker.steps)
+        await turns(100)
+        assert len(worker.steps) == done
+        assert worker.answered == 0
+        await until(lambda: not server.connections)
+
+
+async def test_a_question_that_is_repeated_is_answered_by_two_passes_however_often_it_was_asked() -> None:
+    worker = Worker()
+    async with serving({ASK: question(worker.serve)}) as (_, address):
+        peers = [await Peer.connect(address) for _ in range(3)]
+        for peer in peers:
+            peer.say(*(ask(300, opaque) for opaque in range(1, 11)))
+        told = [(number, await peer.hear()) for number, peer in enumerate(peers) for _ in range(10)]
+        assert {(number, answer.opaque) for number, answer in told} == {(n, o) for n in range(3) for o in range(1, 11)}
+        assert worker.begun == 2
+        assert sorted(int(answer.fields["pass"]) for _, answer in told) == [1] + [2] * 29, (
+            "none older than its question"
+        )
+        for peer in peers:
+            peer.close()
+
+
+async def test_another_question_has_a_pass_of_its_own() -> None:
+    worker = Worker()
+    async with serving({ASK: question(worker.serve)}) as (_, address):
+        peer = await Peer.connect(address)
+        peer.say(ask(50, 1, name="a"), ask(50, 2, name="b"), Command(ASK, {"steps": "50"}, b"body", opaque=3))
+        answers = {(await peer.hear()).opaque for _ in range(3)}
+        assert answers == {1, 2, 3}
+        assert worker.begun == 3
+        peer.close()
+
+
+async def test_who_still_waits_is_answered_when_the_others_go() -> None:
+    worker = Worker()
+    worker.may_end = False
+    async with serving({ASK: question(worker.serve)}) as (server, address):
+        first, second, third = [await Peer.connect(address) for _ in range(3)]
+        for opaque, peer in enumerate((first, second, third), 1):
+            peer.say(ask(1, opaque))
+        await until(lambda: sum(len(each.tasks) for each in server.connections) == 3)
+        first.close()
+        second.close()
+        await until(lambda: len(server.connections) == 1)
+        worker.may_end = True
+        answer = await third.hear()
+        assert answer.opaque == 3
+        assert worker.answered == 1, "a pass ends with the last one who waits for it"
+        third.close()
+
+
+async def test_what_a_question_raises_all_are_told_who_asked() -> None:
+    worker = Worker()
+    async with serving({ASK: question(worker.serve)}) as (_, address):
+        peer = await Peer.connect(address)
+        peer.say(*(ask(20, opaque, fails="1") for opaque in (1, 2, 3)))
+        codes = {(await peer.hear()).code for _ in range(3)}
+        assert codes == {ResponseCode.TOPIC_NOT_EXIST}
+        peer.say(ask(20, 4))
+        assert (await peer.hear()).code == 0
+        peer.close()
+
+
+# -- changes -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_changes_of_a_connection_are_made_as_they_came_and_one_that_is_repeated_once() -> None:
+    worker, in_order = Worker(), InOrder()
+    handlers = {CLAIM: in_order.claim(worker.serve), RELEASE: in_order.release(worker.serve)}
+    async with serving(handlers) as (_, address):
+        peer, other = await Peer.connect(address), await Peer.connect(address)
+        peer.say(ask(30, 1, CLAIM, name="a"), *(ask(30, opaque, CLAIM, name="b") for opaque in range(2, 12)))
+        peer.say(ask(1, 12, RELEASE, name="c"), ask(0, 13, RELEASE))
+        other.say(ask(0, 1, CLAIM))
+        assert (await other.hear()).opaque == 1, "others do not wait for it"
+        assert [(await peer.hear()).opaque for _ in range(13)] == list(range(1, 14))
+        assert worker.steps == ["a"] * 30 + ["b"] * 30 + ["c"]
+        peer.close()
+        other.close()
+
+
+async def test_a_claim_ends_with_its_connection_and_what_is_given_back_is_given_back() -> None:
+    worker, in_order = Worker(), InOrder()
+    handlers = {CLAIM: in_order.claim(worker.serve), RELEASE: in_order.release(worker.serve)}
+    async with serving(handlers) as (server, address):
+        peer = await Peer.connect(address)
+        peer.say(ask(1_000_000, 1, CLAIM, name="a"), ask(10, 2, CLAIM, name="b"), ask(10, 3, RELEASE, name="c"))
+        await until(lambda: len(worker.steps) > 10)
+        peer.close()
+        await until(lambda: worker.answered)
+        await until(lambda: not server.connections)
+        assert set(worker.steps) == {"a", "c"}
+        assert worker.steps[-10:] == ["c"] * 10
+        peer = await Peer.connect(address)
+        peer.say(ask(3, 1, CLAIM, name="d"))
+        assert (await peer.hear()).opaque == 1
+        assert not in_order._waiting
+        peer.close()
+
+
+async def test_a_change_that_fails_is_answered_and_the_next_one_is_made() -> None:
+    worker, in_order = Worker(), InOrder()
+    async with serving({CLAIM: in_order.claim(worker.serve)}) as (_, address):
+        peer = await Peer.connect(address)
+        peer.say(ask(5, 1, CLAIM, fails="1"), ask(5, 2, CLAIM))
+        assert [(await peer.hear()).code for _ in range(2)] == [ResponseCode.TOPIC_NOT_EXIST, 0]
+        peer.close()
+
+
+# -- a broker's ----------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """What a broker's handlers ask of one."""
+
+    peer = "127.0.0.1:1"
+    is_gone = False
+
+    def __init__(self) -> None:
+        self.ends: list[Callable[[], None]] = []
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        self.ends.append(call)
+
+    def end(self) -> None:
+        self.is_gone = True
+        for call in self.ends:
+            call()
+
+
+class Broker:
+    """A broker's handlers over a core."""
+
+    def __init__(self, bench: Bench) -> None:
+        async def nothing() -> None:
+            pass
+
+        self.core = bench.core
+        self.groups = GroupTable(bench.clock)
+        fields = dict.fromkeys(BrokerContext.__dataclass_fields__, cast("Any", None)) | {
+            "core": bench.core,
+            "groups": self.groups,
+            "statistics": Statistics(),
+            "announce": nothing,
+            "notify_group": lambda _: None,
+            "in_order": InOrder(),
+        }
+        context = BrokerContext(**fields)
+        self._handlers: dict[int, Any] = {}
+        for family in (group, lock, admin_groups, admin_topics, query):
+            self._handlers |= family.handlers(context)
+
+    def ask(self, connection: Connection, request: Command) -> asyncio.Future[Command]:
+        async def answer() -> Command:
+            try:
+                made = self._handlers[request.code](connection, request)
+                return cast("Command", made if isinstance(made, Command) else await made)
+            except RayMQError as error:
+                return faults.to_response(request, error)
+
+        return asyncio.ensure_future(answer())
+
+
+@pytest.fixture
+def broker(bench: Bench) -> Broker:
+    return Broker(bench)
+
+
+def heartbeat(groups: int, subscribed: str = "t", client_id: str = "me") -> Command:
+    told = {"subVersion": 1, "subString": "*", "topic": subscribed}
+    consumers = [{"groupName": f"g{n}", "subscriptionDataSet": [told]} for n in range(groups)]
+    return HeartBeat().command(json.dumps({"clientID": client_id, "consumerDataSet": consumers}).encode())
+
+
+def locks(code: int, queues: int) -> Command:
+    told = [{"topic": "wide", "brokerName": "broker-a", "queueId": n} for n in range(queues)]
+    return Command(code, body=json.dumps({"consumerGroup": "g0", "clientId": "me", "mqSet": told}).encode())
+
+
+async def test_who_leaves_a_group_while_its_heartbeat_is_read_is_no_member(broker: Broker) -> None:
+    """The heartbeat went on after the client had left, and made it a member again."""
+    for n in range(900):
+        broker.core.make_group(f"g{n}")
+    connection = Connection()
+    said = broker.ask(connection, heartbeat(900))
+    await turns(2)
+    left = broker.ask(connection, UnregisterClient("me", None, "g899").command())
+    assert not said.done()
+    assert (await said).code == (await left).code == ResponseCode.SUCCESS
+    assert "g898" in broker.groups.consumer_groups()
+    assert "g899" not in broker.groups.consumer_groups()
+    broker.groups.validate()
+
+
+async def test_a_heartbeat_ends_with_its_connection_where_each_group_is_whole(broker: Broker) -> None:
+    connection = Connection()
+    said = broker.ask(connection, heartbeat(600))
+    await until(lambda: len(broker.groups.consumer_groups()) >= 100)
+    connection.end()
+    await asyncio.wait([said])
+    assert said.cancelled(), "there is nobody to answer"
+    made = len(broker.groups.consumer_groups())
+    await turns(200)
+    assert len(broker.groups.consumer_groups()) == made < 600
+    broker.groups.validate()
+
+
+async def test_an_older_heartbeat_overwrites_nothing_of_one_that_came_over_a_newer_connection(broker: Broker) -> None:
+    for n in range(900):
+        broker.core.make_group(f"g{n}")
+    old = broker.ask(Connection(), heartbeat(900, "old"))
+    await until(lambda: len(broker.groups.consumer_groups()) >= 199)
+    new = broker.ask(Connection(), heartbeat(900, "new"))
+    assert (await new).code == ResponseCode.SUCCESS
+    assert (await old).code != ResponseCode.SUCCESS
+    await turns(200)
+    wanted = {topic for each in broker.groups.consumer_groups().values() for topic in each.subscriptions}
+    assert wanted == {"new"}
+
+
+async def test_all_clients_at_once_do_not_add_up(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten heartbeats of which nine were given up cost ten times one."""
+    for n in range(900):
+        broker.core.make_group(f"g{n}")
+    consumed = 0
+    consume = GroupTable.consume
+
+    def counted(*arguments: Any, **options: Any) -> bool:
+        nonlocal consumed
+        consumed += 1
+        return consume(*arguments, **options)
+
+    monkeypatch.setattr(GroupTable, "consume", counted)
+    connections = [Connection() for _ in range(5)]
+    for _ in range(10):
+        for number, connection in enumerate(connections):
+            broker.ask(connection, heartbeat(900, client_id=f"c{number}"))
+        await turns(3)
+    last = [broker.ask(each, heartbeat(900, client_id=f"c{number}")) for number, each in enumerate(connections)]
+    assert {(await each).code for each in last} == {ResponseCode.SUCCESS}
+    assert consumed == 5 * 2 * 900, "one that is under way and one that waits, for each client"
+
+
+async def test_queues_that_are_given_back_while_they_are_locked_are_free(broker: Broker) -> None:
+    """The giving back was done first, and the rest of the locking after it: nobody had the queues for a minute."""
+    broker.core.topics.create("wide", 1_000)
+    connection = Connection()
+    locked = broker.ask(connection, locks(RequestCode.LOCK_BATCH_MQ, 1_000))
+    await turns(2)
+    freed = broker.ask(connection, locks(RequestCode.UNLOCK_BATCH_MQ, 1_000))
+    assert not locked.done()
+    assert len(json.loads((await locked).body)["lockOKMQSet"]) == 1_000
+    await freed
+    assert not broker.core.locks.any_held("g0")
+
+
+async def test_a_lock_that_rests_is_the_clients_from_its_asking_on_and_told_after_the_rest(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart it was taken when the rest was over, whatever its client had said meanwhile."""
+    rests: list[float] = []
+    rested = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        await rested.wait()
+
+    monkeypatch.setattr(lock.asyncio, "sleep", sleep)
+    broker.core.topics.create("wide", 10)
+    broker.core.locks.rest(2.0)
+    connection = Connection()
+    locked = broker.ask(connection, locks(RequestCode.LOCK_BATCH_MQ, 10))
+    loop = asyncio.get_running_loop()
+    await _passed(loop, lambda: bool(rests))
+    freed = broker.ask(connection, locks(RequestCode.UNLOCK_BATCH_MQ, 10))
+    await freed
+    assert not locked.done()
+    rested.set()
+    await locked
+    assert not broker.core.locks.any_held("g0")
+
+
+async def _passed(loop: asyncio.AbstractEventLoop, predicate: Callable[[], bool]) -> None:
+    """As `until`, where `asyncio.sleep` is another one."""
+    while not predicate():
+        turn = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
+
+
+async def test_the_lists_of_a_broker_are_made_once_for_all_who_ask_at_the_same_time(broker: Broker) -> None:
+    for n in range(1_000):
+        broker.core.topics.create(f"many{n}", 1)
+    all_of = broker.core.topics.all
+    made = 0
+
+    def counted() -> Any:
+        nonlocal made
+        made += 1
+        return all_of()
+
+    broker.core.topics.all = counted  # type: ignore[method-assign]
+    answers = [broker.ask(Connection(), Command(RequestCode.GET_ALL_TOPIC_CONFIG, opaque=n)) for n in range(50)]
+    told = [await answer for answer in answers]
+    assert [each.opaque for each in told] == list(range(50))
+    assert {len(b"".join(each.pieces)) for each in told} == {len(b"".join(told[0].pieces))}
+    assert made == 2
+
+
+# -- a name server's -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topics", [300, 450])
+async def test_a_broker_that_leaves_while_its_registration_is_read_has_left(topics: int) -> None:
+    """One that was not long enough to wait for others was read in steps all the same, and nothing ended it."""
+    clock = FakeClock()
+    table = RouteTable(clock)
+    clock.advance(LEARNING_SECONDS)
+    handlers = route_handlers.handlers(table, lambda _: None)
+    told = {f"{n}": QueueData("b", 4, 4) for n in range(topics)}
+    connection = cast("ServerConnection", Connection())
+    register = register_command(RegisterBroker("c", "b", 0, "h:1"), DataVersion(1, 1), [topics_json(told)])
+    answer = handlers[RequestCode.REGISTER_BROKER](connection, register)
+    waiting = None if isinstance(answer, Command) or answer is None else asyncio.ensure_future(answer)
+    handlers[RequestCode.UNREGISTER_BROKER](connection, UnregisterBroker("c", "b", 0, "h:1").command())
+    if waiting is not None:
+        await asyncio.wait([waiting])
+        with pytest.raises(RayMQError):
+            waiting.result()
+    assert not table.view().brokers
+    table.validate()
+
+
+async def test_what_cannot_be_read_is_refused_at_once(broker: Broker) -> None:
+    refused = await broker.ask(Connection(), HeartBeat().command(b"{}"))
+    assert refused.code == faults.to_response(refused, InvalidInput("x", "y", "z")).code
