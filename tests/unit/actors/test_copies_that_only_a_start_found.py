@@ -98,6 +98,32 @@ def test_after_a_clean_stop_nothing_is_looked_through(bench: Bench, monkeypatch:
     assert bench.store.queues(SCHEDULE_TOPIC) == [3]
 
 
+def test_however_much_waits_a_start_after_a_kill_looks_through_the_end_of_the_log_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A level of two hours that had delivered nothing had no place, and a start read all that was stored since."""
+    monkeypatch.setattr(schedule, "_NOTE_BYTES", 10_000)
+    bench.append(Message("t", b"later", delay_level=4), delayed=True)
+    for _ in range(30):
+        bench.append(*(Message("t", b"x" * 100) for _ in range(10)))
+        bench.append(Message("t", b"later", delay_level=4), delayed=True)
+        bench.core.deliver_due()
+    assert bench.store.delay_progress.get(4) == 0
+    looked: list[int] = []
+
+    def looking(store: object, log_end: int) -> object:
+        looked.append(log_end)
+        return delivered_since(store, log_end)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schedule, "delivered_since", looking)
+    bench.crash()
+    assert bench.store.max_physical_offset > 40_000
+    assert [bench.store.max_physical_offset - each <= 15_000 for each in looked] == [True]
+    bench.clock.advance(40)
+    killed_before_the_note(bench, monkeypatch)
+    assert [body for body in come(bench) if body == b"later"] == [b"later"] * 31, "each once"
+
+
 @pytest.mark.parametrize("waits", ["a level", "a time"])
 def test_a_copy_in_another_queue_than_asked_for_is_a_copy(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, waits: str

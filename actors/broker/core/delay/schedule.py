@@ -54,6 +54,9 @@ _MAX_PER_PASS = 1_000
 #: So much is read, copied and appended together, one longer message apart.
 _BYTES_A_STEP = 4 << 20
 _MAX_LEVEL_DIGITS = 9
+#: When the log has grown by so much it is written down that all copies in it are known: a start after a kill looks
+#: through no more than that and what was delivered since, however much waits.
+_NOTE_BYTES = 16 << 20
 #: Of the messages that went with their log files at most so many are set aside one by one.
 _MOST_TOLD = 10_000
 _log = logging.getLogger(__name__)
@@ -137,6 +140,8 @@ class Schedule:
             lateness_ms = max(lateness_ms, late_ms)
             if due_ms is not None and (next_due_ms is None or due_ms < next_due_ms):
                 next_due_ms = due_ms
+        if self._store.max_physical_offset - self._store.delay_progress.log_end >= _NOTE_BYTES:
+            self._know_all()
         return DueReport(delivered, next_due_ms, lateness_ms)
 
     def _deliver_level(self, level: int, now_ms: int) -> tuple[int, int, int | None]:
@@ -300,12 +305,17 @@ class Schedule:
     def close(self) -> None:
         """Write down that all copies are known, so that the next start has none to look for. The store is closed after.
 
-        A level that has delivered nothing yet gets its place, too: without one, a start would look from its first
-        message on. As long as there are copies that only `_done` knows, nothing is said: the next start finds them.
-
         StoreFull, StoreFailed: it is not; the next start looks.
         """
         self._settle()
+        self._know_all()
+
+    def _know_all(self) -> None:
+        """Write down that all copies in the log are known, as far as that is so; StoreFull, StoreFailed: it is not.
+
+        A level that has delivered nothing yet gets its place, too: without one, a start would look from its first
+        message on. As long as there are copies that only `_done` knows, nothing is said: the next start finds them.
+        """
         if self._places or self._done:
             return
         progress, log_end = self._store.delay_progress, self._store.max_physical_offset
