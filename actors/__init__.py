@@ -10,7 +10,7 @@ What is in it, in the order to read it:
 
 The way of a message:
     sending.sender chooses one of the queues that routing knows, and writes a request of wire.commands.append;
-    wire.server reads its frame and calls the handler of its code, from broker.handlers;
+    wire.server_connection reads its frame and calls the handler of its code, from broker.handlers;
     the handler asks broker.core, which decides and appends to the store;
     broker.core.reading.long_poll wakes the fetches that wait for the queue, and their answers carry the record;
     wire.commands.fetch reads it on the other end.

@@ -11,7 +11,8 @@ from raymq.actors.wire import frame
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.server import Authorize, Handler, Server, bind
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import Authorize, Handler
 
 
 @asynccontextmanager

@@ -55,7 +55,8 @@ from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import NotifyConsumerIdsChanged
 from raymq.actors.wire.memory_door import InvokeDoor
-from raymq.actors.wire.server import Server, ServerConnection
+from raymq.actors.wire.server import Server
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage.clock import SteadyClock, boottime
 from raymq.storage.config import StoreConfig

@@ -9,7 +9,7 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def handlers(entries: KeyValues, settings: Settings) -> dict[int, Handler]:

@@ -26,7 +26,7 @@ from raymq.actors.wire.headers.route import (
     WipeWritePermission,
 )
 from raymq.actors.wire.json_steps import reading_object
-from raymq.actors.wire.server import Answer, Handler, ServerConnection
+from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.steps import Steps, finish, mapped
 

@@ -21,7 +21,8 @@ from raymq.actors.protocol import NameServerSpec
 from raymq.actors.server_settings import Settings, truth
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Server, ServerConnection
+from raymq.actors.wire.server import Server
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import server_context
 from raymq.storage.clock import boottime
 from raymq.storage.files import json_file

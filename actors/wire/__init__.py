@@ -4,7 +4,8 @@ What is in it, in the order to read it:
     frame, codes: one command as bytes; headers: the fields of each request, in RocketMQ's names.
     commands: requests as values, one file per family: built by who asks, read by who answers, and their answers.
     reader, writing: frames of a stream; connection: the asking end; channel: that of a thread which waits itself.
-    server: the answering end, with its limits (limits, room, unread); stepwise: long handlers in steps.
+    server, server_connection: the answering end, with its limits (limits, room, unread); stepwise: long handlers in
+    steps.
     memory_door: commands that come without a socket; tls: encryption; faults: errors as answers and back.
 
 The way of a message:

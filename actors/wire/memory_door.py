@@ -16,7 +16,8 @@ from raymq.actors.wire import frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.server import Server, ServerConnection
+from raymq.actors.wire.server import Server
+from raymq.actors.wire.server_connection import ServerConnection
 
 #: A caller that waits occupies one of the actor's threads: a request is parked no longer than this.
 PARK_SECONDS = 1.0

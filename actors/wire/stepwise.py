@@ -31,7 +31,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage.steps import Steps
 
 T = TypeVar("T")

@@ -24,7 +24,8 @@ from rich.table import Table
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.cluster.output import console
 
 ECHO, SINK, GIVE = 1, 2, 3

@@ -11,7 +11,7 @@ import resource
 import sys
 
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from tests.served import serving
 
 FILES = 256

@@ -12,7 +12,7 @@ import pytest
 
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.client import Admin
 from tests.integration.conftest import Services
 

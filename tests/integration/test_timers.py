@@ -9,7 +9,7 @@ import pytest
 from raymq.actors.errors import MessageIllegal
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.client import (
     Admin,
     Connection,

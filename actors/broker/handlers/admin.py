@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.handlers import admin_broker, admin_clients, admin_groups, admin_offsets, admin_topics
-from raymq.actors.wire.server import Handler
+from raymq.actors.wire.server_connection import Handler
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -13,7 +13,7 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import ViewBrokerStats
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -22,7 +22,7 @@ from raymq.actors.wire.headers.admin import (
     GetConsumerStatusFromClient,
     GetProducerConnectionList,
 )
-from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.storage.clock import boottime
 from raymq.storage.records import message_id as message_ids
 

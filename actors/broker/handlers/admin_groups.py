@@ -13,7 +13,7 @@ from raymq.actors.wire.headers.admin import (
     GetSubscriptionGroupConfig,
     UpdateAndGetGroupForbidden,
 )
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps
 

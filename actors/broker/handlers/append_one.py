@@ -10,7 +10,7 @@ from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append_one import PLACE, STATUSES
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Handler, PromptHandler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, PromptHandler, ServerConnection
 from raymq.storage.log.checking import Single
 from raymq.storage.log.writing import Stored
 

@@ -14,7 +14,7 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import ANY_QUEUE
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage.tables.request_mode import POP, PULL, RequestMode
 
 _CLUSTERING, _BROADCASTING = "CLUSTERING", "BROADCASTING"

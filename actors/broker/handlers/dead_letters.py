@@ -9,7 +9,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.request_limits import MAX_REDRIVEN, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

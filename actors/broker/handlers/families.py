@@ -22,7 +22,7 @@ from raymq.actors.broker.handlers import (
     send_back,
     staging,
 )
-from raymq.actors.wire.server import Handler
+from raymq.actors.wire.server_connection import Handler
 
 _FAMILIES = (
     append,

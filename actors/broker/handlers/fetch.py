@@ -16,7 +16,7 @@ from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.fetch import INDEX, MAX_ANSWER_BYTES, reading_wanted
 from raymq.actors.wire.frame import FLAG_EARLY, Command
-from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.wakeups import Turns
 from raymq.storage.steps import Steps

@@ -18,7 +18,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import GetConsumerListByGroup, HeartBeat, UnregisterClient
 from raymq.actors.wire.json_body import answer, read_object
 from raymq.actors.wire.json_steps import reading_object
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps, mapped
 

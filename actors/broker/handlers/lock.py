@@ -15,7 +15,7 @@ from raymq.actors.request_limits import MAX_LOCKED, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.json_body import answer, queue_object, read_object
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage.steps import Steps, mapped
 
 #: So many queues are one step of work.

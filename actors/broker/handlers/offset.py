@@ -8,7 +8,7 @@ from raymq.actors.errors import MessageNotFound
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import QueryConsumerOffset, UpdateConsumerOffset
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def place(core: BrokerCore, topic: str, offset: int) -> dict[str, int]:

@@ -29,7 +29,7 @@ from raymq.actors.wire.headers.pop import (
     PopMessage,
     retry_mark,
 )
-from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.steps import Steps
 

@@ -23,7 +23,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
-from raymq.actors.wire.server import Handler, ServerConnection, without_body
+from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.wakeups import Turns
 from raymq.storage.steps import Steps

@@ -20,7 +20,7 @@ from raymq.actors.wire.headers.query import (
     SearchOffsetByTimestamp,
     ViewMessageById,
 )
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question
 from raymq.storage.steps import Steps
 

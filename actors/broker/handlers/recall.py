@@ -9,7 +9,7 @@ from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.recall import RecallMessage
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
 
 

@@ -17,7 +17,7 @@ from raymq.actors.errors import BrokerUnavailable, MessageIllegal, RayMQError, S
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.headers.send import PushReplyMessage, SendMessage, SendReplyMessage, SendReplyMessageV2
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import decode_properties, encode_properties
 

@@ -15,7 +15,7 @@ from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import SendBatchMessage, SendMessage, SendMessageV2
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import decode_properties, pack_host

@@ -12,7 +12,7 @@ from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.send_back import SET_ASIDE
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.send import ConsumerSendMsgBack
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

@@ -10,7 +10,7 @@ from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append import read_sizes
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:

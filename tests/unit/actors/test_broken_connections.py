@@ -17,7 +17,7 @@ import pytest
 
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command
 from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server import ServerConnection, without_body
+from raymq.actors.wire.server_connection import ServerConnection, without_body
 from raymq.actors.wire.tls import client_context, server_context
 from tests.polling import poll_until
 from tests.served import Peer, encoded, serving

@@ -15,7 +15,7 @@ from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, S
 from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, ChannelPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server import ServerConnection, without_body
+from raymq.actors.wire.server_connection import ServerConnection, without_body
 from raymq.actors.wire.tls import client_context, server_context
 from tests.polling import poll_until
 from tests.served import serving

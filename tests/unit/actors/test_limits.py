@@ -13,7 +13,7 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.connection import Connection, ConnectionPool
 from raymq.actors.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from tests.served import Peer, encoded, serving
 
 ECHO, WAIT, GIVE, WORK = 1, 2, 3, 4

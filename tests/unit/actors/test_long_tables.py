@@ -24,7 +24,7 @@ from raymq.actors.wire.commands.route import MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import HeartBeat
 from raymq.actors.wire.headers.route import RegisterBroker
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise import InOrder
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.bench import Bench

@@ -25,7 +25,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, check_count
 from raymq.actors.wire import frame, json_body
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise import in_steps, stepwise
 from raymq.client.requests.fetch_shares import FetchShares
 from raymq.storage.steps import Steps, mapped

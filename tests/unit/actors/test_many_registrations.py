@@ -19,7 +19,8 @@ from raymq.actors.wire.commands.registration import heartbeat_command, register_
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker, UnregisterBroker
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
 

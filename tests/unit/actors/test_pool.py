@@ -15,7 +15,8 @@ from raymq.actors.errors import BrokerUnavailable, ClientClosed, InvalidInput
 from raymq.actors.protocol import Tls
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from tests.served import Peer, serving
 

@@ -14,7 +14,7 @@ from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
-from raymq.actors.wire.server import ServerConnection, without_body
+from raymq.actors.wire.server_connection import ServerConnection, without_body
 from tests.served import Peer, encoded, serving
 
 PROMPT, WAIT = 900_100, 900_101

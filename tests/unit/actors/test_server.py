@@ -28,7 +28,8 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.server import Server, ServerConnection, bind, without_body
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import ServerConnection, without_body
 
 ECHO, SLOW, FAIL, NEVER, CLOSE = 1, 2, 3, 4, 5
 

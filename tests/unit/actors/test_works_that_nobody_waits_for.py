@@ -26,7 +26,7 @@ from raymq.actors.wire.commands.registration import register_command, topics_jso
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import HeartBeat, UnregisterClient
 from raymq.actors.wire.headers.route import RegisterBroker, UnregisterBroker
-from raymq.actors.wire.server import ServerConnection
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise import InOrder, question
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.steps import Steps

@@ -12,7 +12,8 @@ import numpy as np
 from raymq.actors.wire import frame
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.server import Server, ServerConnection, bind
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import ServerConnection
 
 LARGE, SMALL = 1, 2
 PIECES = [np.full(3 << 20, number, np.uint8) for number in range(4)]
