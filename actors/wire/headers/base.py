@@ -11,7 +11,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.codes import RequestCode
@@ -21,6 +21,9 @@ _WIRE = "wire"
 _SHOWN_CHARACTERS = 100
 #: An attribute that is a Java long; a plain `int` is a Java int.
 Long = Annotated[int, "a Java long"]
+
+
+_Header = TypeVar("_Header", bound="Header")
 
 
 def named(wire: str, **options: Any) -> Any:
@@ -63,6 +66,17 @@ class Header:
     def command(self, body: Buffer = b"") -> Command:
         """A request with this header."""
         return Command(self.CODE, self.fields(), body)
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(named, dataclasses.field))
+def header(code: RequestCode) -> Callable[[type[_Header]], type[_Header]]:
+    """Makes a class the header of that request: a frozen dataclass, whose attributes are the request's fields."""
+
+    def made(cls: type[_Header]) -> type[_Header]:
+        cls.CODE = code
+        return dataclasses.dataclass(frozen=True, slots=True)(cls)
+
+    return made
 
 
 def wire_names(header: type[Header]) -> list[str]:

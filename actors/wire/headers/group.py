@@ -2,60 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, Long, named
+from raymq.actors.wire.headers.base import Header, Long, header, named
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.HEART_BEAT)
 class HeartBeat(Header):
     """The body says who; `strict` is ours: refuse a subscription that differs from the group's."""
 
-    CODE: ClassVar = RequestCode.HEART_BEAT
     strict: bool = named("raymqStrict", default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.UNREGISTER_CLIENT)
 class UnregisterClient(Header):
     """A client leaves its producer group, its consumer group, or both."""
 
-    CODE: ClassVar = RequestCode.UNREGISTER_CLIENT
     client_id: str = named("clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 class GetConsumerListByGroup(Header):
     """The members of a consumer group, as the broker that is asked knows them; ours: `owners`, and their queues."""
 
-    CODE: ClassVar = RequestCode.GET_CONSUMER_LIST_BY_GROUP
     consumer_group: str
     owners: bool = named("raymqOwners", default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
 class NotifyConsumerIdsChanged(Header):
     """To a client: the members of its group changed."""
 
-    CODE: ClassVar = RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
     consumer_group: str
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.QUERY_CONSUMER_OFFSET)
 class QueryConsumerOffset(Header):
     """`set_zero_if_not_found` false: a group without an offset is told so, also on a young queue."""
 
-    CODE: ClassVar = RequestCode.QUERY_CONSUMER_OFFSET
     consumer_group: str
     topic: str
     queue_id: int
     set_zero_if_not_found: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.UPDATE_CONSUMER_OFFSET)
 class UpdateConsumerOffset(Header):
     """Everything below `commit_offset` is done.
 
@@ -64,13 +56,12 @@ class UpdateConsumerOffset(Header):
     refuse it if the log has lost what was read under that.
     """
 
-    CODE: ClassVar = RequestCode.UPDATE_CONSUMER_OFFSET
     consumer_group: str
     topic: str
     queue_id: int
     commit_offset: Long
     forward_only: bool = named("raymqForwardOnly", default=False)
     overrules_reset: bool = named("raymqOverrulesReset", default=False)
-    since: Long | None = named("raymqSince", default=None)  # noqa: RUF009 - an int
-    incarnation: Long | None = named("raymqIncarnation", default=None)  # noqa: RUF009 - an int
-    epoch: Long | None = named("raymqEpoch", default=None)  # noqa: RUF009 - an int
+    since: Long | None = named("raymqSince", default=None)
+    incarnation: Long | None = named("raymqIncarnation", default=None)
+    epoch: Long | None = named("raymqEpoch", default=None)

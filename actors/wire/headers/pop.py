@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, Long, named
+from raymq.actors.wire.headers.base import Header, Long, header, named
 
 #: Of `queue_id`: all queues of the topic.
 ANY_QUEUE = -1
@@ -18,14 +17,13 @@ FROM_MIN, FROM_MAX = 0, 1
 ORDERED_REVIVE_QUEUE = 999
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.POP_MESSAGE)
 class PopMessage(Header):
     """Lend messages for `invisible_time` ms, wait for the first one up to `poll_time` ms.
 
     `max_reconsume_times` is ours: at how many a message of this pop becomes a dead letter; without it the group says.
     """
 
-    CODE: ClassVar = RequestCode.POP_MESSAGE
     consumer_group: str
     topic: str
     queue_id: int
@@ -41,11 +39,10 @@ class PopMessage(Header):
     max_reconsume_times: int | None = named("raymqMaxReconsumeTimes", default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.NOTIFICATION)
 class Notification(Header):
     """Wait until a pop would find something, up to `poll_time` ms."""
 
-    CODE: ClassVar = RequestCode.NOTIFICATION
     consumer_group: str
     topic: str
     queue_id: int
@@ -55,11 +52,10 @@ class Notification(Header):
     attempt_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.ACK_MESSAGE)
 class AckMessage(Header):
     """The message of a handle is done."""
 
-    CODE: ClassVar = RequestCode.ACK_MESSAGE
     consumer_group: str
     topic: str
     queue_id: int
@@ -67,14 +63,13 @@ class AckMessage(Header):
     offset: Long
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
 class ChangeInvisibleTime(Header):
     """The delivery of a handle lasts `invisible_time` ms from now on, and gets another handle.
 
     `undelivered` is ours: nobody has seen the message, so that this delivery does not count.
     """
 
-    CODE: ClassVar = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
     consumer_group: str
     topic: str
     queue_id: int

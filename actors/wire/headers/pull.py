@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, Long
+from raymq.actors.wire.headers.base import Header, Long, header
 
 #: Bits of `sys_flag`: commit `commit_offset`; the request may be parked; the subscription is in the request.
 COMMIT_OFFSET = 1
@@ -14,11 +11,10 @@ MAY_PARK = 2
 HAS_SUBSCRIPTION = 4
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.PULL_MESSAGE)
 class PullMessage(Header):
     """One queue from `queue_offset` on; at most `max_msg_nums` messages and `max_msg_bytes` bytes of them."""
 
-    CODE: ClassVar = RequestCode.PULL_MESSAGE
     consumer_group: str
     topic: str
     queue_id: int
@@ -33,8 +29,6 @@ class PullMessage(Header):
     max_msg_bytes: int = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.LITE_PULL_MESSAGE)
 class LitePullMessage(PullMessage):
     """The same, asked by the lite pull consumer."""
-
-    CODE: ClassVar = RequestCode.LITE_PULL_MESSAGE

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.headers.base import Header, Long, named
+from raymq.actors.wire.headers.base import Header, Long, header, named
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.SEND_MESSAGE)
 class SendMessage(Header):
     """A message, or with `batch` a sequence of them, in the body; `properties` as a record has them."""
 
-    CODE: ClassVar = RequestCode.SEND_MESSAGE
     producer_group: str
     topic: str
     default_topic: str
@@ -29,18 +25,17 @@ class SendMessage(Header):
     batch: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.SEND_MESSAGE_V2)
 class SendMessageV2(SendMessage):
     """The same with letters for names."""
 
-    CODE: ClassVar = RequestCode.SEND_MESSAGE_V2
     producer_group: str = named("a")
     topic: str = named("b")
     default_topic: str = named("c")
     default_topic_queue_nums: int = named("d")
     queue_id: int = named("e")
     sys_flag: int = named("f")
-    born_timestamp: Long = named("g")  # noqa: RUF009 - an int
+    born_timestamp: Long = named("g")
     flag: int = named("h")
     properties: str = named("i", default="")
     reconsume_times: int = named("j", default=0)
@@ -49,32 +44,25 @@ class SendMessageV2(SendMessage):
     batch: bool = named("m", default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.SEND_BATCH_MESSAGE)
 class SendBatchMessage(SendMessageV2):
     """Always a batch, whatever `batch` says."""
 
-    CODE: ClassVar = RequestCode.SEND_BATCH_MESSAGE
 
-
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.SEND_REPLY_MESSAGE)
 class SendReplyMessage(SendMessage):
     """The answer to a request of another client."""
 
-    CODE: ClassVar = RequestCode.SEND_REPLY_MESSAGE
 
-
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.SEND_REPLY_MESSAGE_V2)
 class SendReplyMessageV2(SendMessageV2):
     """The same with letters for names."""
 
-    CODE: ClassVar = RequestCode.SEND_REPLY_MESSAGE_V2
 
-
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
 class PushReplyMessage(Header):
     """To the client that asked: the reply as its sender told it. Hosts are written as Java prints them."""
 
-    CODE: ClassVar = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
     producer_group: str
     topic: str
     default_topic: str
@@ -91,11 +79,10 @@ class PushReplyMessage(Header):
     store_timestamp: Long
 
 
-@dataclass(frozen=True, slots=True)
+@header(RequestCode.CONSUMER_SEND_MSG_BACK)
 class ConsumerSendMsgBack(Header):
     """The message at the physical offset `offset` failed; see `redelivery.retry` for `delay_level`."""
 
-    CODE: ClassVar = RequestCode.CONSUMER_SEND_MSG_BACK
     offset: Long
     group: str
     delay_level: int
