@@ -73,18 +73,9 @@ async def _push(context: BrokerContext, header: SendMessage, body: Buffer, peer:
         raise RayMQError(f"the client {client_id}, which asked, is not connected")
     now_ms = int(time.time() * 1000)
     told[_PUSH_REPLY_TIME] = str(now_ms)
-    command = PushReplyMessage(
-        producer_group=header.producer_group,
-        topic=header.topic,
-        default_topic=header.default_topic,
-        default_topic_queue_nums=header.default_topic_queue_nums,
-        queue_id=header.queue_id,
-        sys_flag=header.sys_flag,
-        born_timestamp=header.born_timestamp,
-        flag=header.flag,
+    command = PushReplyMessage.of(
+        header,
         properties=encode_properties(told).decode(),
-        reconsume_times=header.reconsume_times,
-        unit_mode=header.unit_mode,
         born_host=peer,
         store_host=context.core.store.config.store_host,
         store_timestamp=now_ms,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.headers.base import Header, Long, header, named
 
 
-@header(RequestCode.SEND_MESSAGE)
-class SendMessage(Header):
-    """A message, or with `batch` a sequence of them, in the body; `properties` as a record has them."""
+@dataclass(frozen=True, slots=True)
+class MessageHeader(Header):
+    """What is told of a message in the body; `properties` as a record has them."""
 
     producer_group: str
     topic: str
@@ -21,6 +23,12 @@ class SendMessage(Header):
     properties: str = ""
     reconsume_times: int = 0
     unit_mode: bool = False
+
+
+@header(RequestCode.SEND_MESSAGE)
+class SendMessage(MessageHeader):
+    """A message, or with `batch` a sequence of them."""
+
     max_reconsume_times: int | None = None
     batch: bool = False
 
@@ -60,23 +68,18 @@ class SendReplyMessageV2(SendMessageV2):
 
 
 @header(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
-class PushReplyMessage(Header):
+class PushReplyMessage(MessageHeader):
     """To the client that asked: the reply as its sender told it. Hosts are written as Java prints them."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: Long
-    flag: int
-    properties: str
-    reconsume_times: int
-    unit_mode: bool
-    born_host: str
-    store_host: str
-    store_timestamp: Long
+    born_host: str = ""
+    store_host: str = ""
+    store_timestamp: Long = 0
+
+    @classmethod
+    def of(cls, message: MessageHeader, **others: str | int) -> PushReplyMessage:
+        """What is told of `message`, with `others` besides or instead."""
+        told = {field.name: getattr(message, field.name) for field in fields(MessageHeader)}
+        return cls(**told | others)
 
 
 @header(RequestCode.CONSUMER_SEND_MSG_BACK)
