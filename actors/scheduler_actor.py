@@ -16,7 +16,7 @@ import ray
 from raymq.actors import handles
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import DueReport, SchedulerSpec
-from raymq.actors.scheduler_pace import IDLE_SECONDS, Pace
+from raymq.actors.scheduler_pace import IDLE_SECONDS, SchedulerPace
 from raymq.storage.clock import boottime
 
 #: A call that is under way for longer is given up; its outcome does not matter, the next one asks again.
@@ -30,7 +30,7 @@ class Scheduler:
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self._spec = spec
-        self._paces = {broker: Pace(boottime) for broker in spec.brokers}
+        self._paces = {broker: SchedulerPace(boottime) for broker in spec.brokers}
         self._under_way: dict[Any, tuple[str, float]] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)

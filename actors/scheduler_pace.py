@@ -16,7 +16,7 @@ FAILURE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Pace:
+class SchedulerPace:
     """One broker's next turn."""
 
     clock: Callable[[], float]

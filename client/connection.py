@@ -23,8 +23,7 @@ from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
 from raymq.actors.wire.channel import ChannelPool
-from raymq.actors.wire.connection import Connection as WireConnection
-from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.connection import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
@@ -46,7 +45,7 @@ _CLOSE_SECONDS = 10.0
 _CALLBACK_SECONDS = 5.0
 
 
-class Closable(Protocol):
+class Adoptable(Protocol):
     """A client that its connection closes with itself."""
 
     #: Whether others may send with it until they are closed.
@@ -89,9 +88,9 @@ class Connection(Closing):
             name_of=self._name_of,
         )
         self.routes = Routes(self.pool, self.name_servers)
-        self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._clients: weakref.WeakSet[Adoptable] = weakref.WeakSet()
         #: Those of them that have something to do that their user need not wait for.
-        self._busy: set[Closable] = set()
+        self._busy: set[Adoptable] = set()
         self._push_listeners: list[PushListener] = []
         self._closed = False
         #: Where users' callbacks run.
@@ -171,15 +170,15 @@ class Connection(Closing):
         """For who is on the loop: `EventLoopThread.run_aside`."""
         return self._background().run_aside
 
-    def adopt(self, client: Closable) -> None:
+    def adopt(self, client: Adoptable) -> None:
         """Close `client` with this connection, unless nobody has it any more by then."""
         self._clients.add(client)
 
-    def hold(self, client: Closable) -> None:
+    def hold(self, client: Adoptable) -> None:
         """Let `client`, which was adopted, live until `let_go`: it works in the background, and has to be closed."""
         self._busy.add(client)
 
-    def let_go(self, client: Closable) -> None:
+    def let_go(self, client: Adoptable) -> None:
         """The reverse of `hold`."""
         self._busy.discard(client)
 
@@ -210,13 +209,13 @@ class Connection(Closing):
         else:
             self._close_clients(clients)
 
-    def _close_behind(self, clients: list[Closable], calling: list[Any]) -> None:
+    def _close_behind(self, clients: list[Adoptable], calling: list[Any]) -> None:
         """Once these consumers, of which one asked for it, have ended."""
         for consumer in calling:
             consumer.wait_for_end(_LAST_CALLS_SECONDS)
         self._close_clients(clients)
 
-    def _close_clients(self, clients: list[Closable]) -> None:
+    def _close_clients(self, clients: list[Adoptable]) -> None:
         """Close all at the same time, whatever becomes of the others, and then the connection.
 
         Producers follow behind the others: what a listener sends in its last call has to arrive, too.
@@ -298,14 +297,14 @@ class Connection(Closing):
 _of_this_process: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
-def _close_together(clients: list[Closable]) -> None:
+def _close_together(clients: list[Adoptable]) -> None:
     """Begin with all, then wait for all: many take no longer than one."""
     with ExitStack() as waits, ExitStack() as begins:
         for client in clients:
             begins.callback(_begin_close, client, waits)
 
 
-def _begin_close(client: Closable, waits: ExitStack) -> None:
+def _begin_close(client: Adoptable, waits: ExitStack) -> None:
     with contextlib.suppress(ClientClosed):  # another thread has closed the connection meanwhile
         waits.callback(_wait_quietly, client.begin_close(_CLOSE_SECONDS))
 

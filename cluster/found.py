@@ -28,7 +28,7 @@ _LISTEN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCluster:
     """Where a cluster is: its name servers, its Ray ("host:port", None: not known), and the TLS of its sockets."""
 
     name_servers: tuple[str, ...]
@@ -56,7 +56,7 @@ def save(namespace: str, name_servers: Sequence[str], ray_address: str | None, t
         os.replace(file.name, _folder() / f"{namespace}.json")
 
 
-def load(namespace: str) -> Found | None:
+def load(namespace: str) -> FoundCluster | None:
     """Where the cluster in `namespace` was last; None if this user started none, or the file cannot be read.
 
     Raises:
@@ -72,11 +72,11 @@ def load(namespace: str) -> Found | None:
         return None
 
 
-def _found(raw: Mapping[str, Any]) -> Found:
+def _found(raw: Mapping[str, Any]) -> FoundCluster:
     servers, ray_address, tls = raw["name_servers"], raw.get("ray_address"), raw.get("tls")
     if not isinstance(servers, list) or not isinstance(ray_address, str | None):
         raise ValueError("no addresses")  # noqa: TRY004 - the text is at fault
-    return Found(tuple(map(str, servers)), ray_address, None if tls is None else Tls(**tls))
+    return FoundCluster(tuple(map(str, servers)), ray_address, None if tls is None else Tls(**tls))
 
 
 def forget(namespace: str) -> None:

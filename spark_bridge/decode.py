@@ -198,9 +198,9 @@ def _nests_deep(starts: Int64s, ends: Int64s, data: pa.Buffer) -> bool:
     long = np.flatnonzero(ends - starts > 2 * _DEEPEST)  # a shorter one has no room for as many brackets
     if not len(long):
         return False
-    octets = np.frombuffer(data, np.uint8)
+    content = np.frombuffer(data, np.uint8)
     for at in long.tolist():
-        text = octets[starts[at] : ends[at]]
+        text = content[starts[at] : ends[at]]
         if np.count_nonzero(text | _CASE == _OPENING) > _DEEPEST:
             bare = np.frombuffer(_STRINGS.sub(b"", text.tobytes()), np.uint8) | _CASE
             depths = np.cumsum((bare == _OPENING).astype(np.int32) - (bare == _CLOSING))

@@ -12,7 +12,7 @@ from raymq.client import MessageQueue, arguments
 from raymq.client.admin.admin import Admin
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, QueueNotFound
-from raymq.client.requests.offsets import ConsumeFrom, GroupOffsets
+from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 
 #: A place in a topic: "earliest", "latest", seconds since the epoch, {queue: offset} or "group:NAME".
 Position = str | float | Mapping[MessageQueue, int]
@@ -103,7 +103,7 @@ def _offsets(
         return {queue: high for queue, (_, high) in limits.items()}
     if isinstance(position, str):
         return _committed(mq, position.removeprefix(_GROUP), limits)
-    at_time = GroupOffsets(mq, _NO_GROUP)
+    at_time = OffsetRequests(mq, _NO_GROUP)
     found = _ask(mq, limits, lambda queue: at_time.first(queue, ConsumeFrom.TIMESTAMP, position))
     return {queue: min(max(found[queue][0], low), high) for queue, (low, high) in limits.items()}
 
@@ -124,7 +124,7 @@ def _committed(mq: Connection, group: str, limits: Mapping[MessageQueue, tuple[i
     """Where `group` goes on: its committed offset, else the queue's first message."""
     with Admin(mq) as admin:
         admin.group_progress(group)  # GroupNotFound: a name that nobody knows is no group without offsets
-    found = _ask(mq, limits, GroupOffsets(mq, group).committed)
+    found = _ask(mq, limits, OffsetRequests(mq, group).committed)
     offsets = {}
     for queue, (low, high) in limits.items():
         place = found[queue]

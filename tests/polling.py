@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-INTERVAL_S = 0.02
+INTERVAL_SECONDS = 0.02
 
 
 def poll_until(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
@@ -21,4 +21,4 @@ def poll_until(predicate: Callable[[], T], timeout: float = 10.0, what: str = ""
         if time.monotonic() >= deadline:
             name = what or getattr(predicate, "__qualname__", "the condition")
             raise AssertionError(f"not within {timeout} s: {name}; last seen: {seen!r}")
-        time.sleep(INTERVAL_S)
+        time.sleep(INTERVAL_SECONDS)

@@ -38,7 +38,7 @@ _STEP_TOPICS: Final = 500
 _log = logging.getLogger(__name__)
 
 
-class Topics(Protocol):
+class AnnouncedTopics(Protocol):
     """What a broker says of its topics."""
 
     @property
@@ -62,7 +62,7 @@ class Registration:
         cluster: str,
         broker: str,
         address: str,
-        topics: Topics,
+        topics: AnnouncedTopics,
         *,
         max_message_bytes: int | None = None,
     ) -> None:

@@ -64,11 +64,11 @@ class PooledSends:
         try:
             while waiting:
                 entries = [waiting.popleft()]
-                octets, count = len(entries[0].records), len(entries[0].sizes)
+                size, count = len(entries[0].records), len(entries[0].sizes)
                 # Delayed ones go alone: some wait for a level and some for a time, which no append may mix.
                 while waiting and not terms.delayed:
-                    octets, count = octets + len(waiting[0].records), count + len(waiting[0].sizes)
-                    if octets > PART_BYTES or count > MAX_MESSAGES:
+                    size, count = size + len(waiting[0].records), count + len(waiting[0].sizes)
+                    if size > PART_BYTES or count > MAX_MESSAGES:
                         break
                     entries.append(waiting.popleft())
                 await self._send_together(topic, entries, terms)

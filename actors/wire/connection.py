@@ -32,7 +32,7 @@ CONNECT_SECONDS = 20.0
 MOST_PEERS = 256
 
 #: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
-PushHandler = Callable[["Connection", Command], Command | None]
+PushHandler = Callable[["WireConnection", Command], Command | None]
 #: The name of the broker at an address, for errors; None where nobody knows one there. Any thread.
 NameOf = Callable[[str], str | None]
 #: Another way to a server to whose socket no way leads: (address, command, seconds) -> answer; errors as a socket's.
@@ -49,7 +49,7 @@ class OnEarly(Protocol):
         """The body of one that came as a bare frame, alone; valid during the call."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class WireConnection(asyncio.BufferedProtocol):
     """One open connection to a server."""
 
     def __init__(self, address: str, scratch: memoryview, on_push: PushHandler | None = None) -> None:
@@ -202,8 +202,8 @@ class Connection(asyncio.BufferedProtocol):
 class _Peer:
     """What a pool knows of one address."""
 
-    connection: Connection | None = None
-    opening: asyncio.Task[Connection] | None = None
+    connection: WireConnection | None = None
+    opening: asyncio.Task[WireConnection] | None = None
     backoff: Backoff = field(default_factory=Backoff)
     #: No attempt before this time of the loop's clock.
     not_before: float = 0.0
@@ -239,7 +239,7 @@ class ConnectionPool:
         #: This machine's address as a server saw it last; what born hosts say.
         self.local_host = "127.0.0.1"
 
-    async def get(self, address: str, timeout: float = CONNECT_SECONDS, *, patient: bool = False) -> Connection:
+    async def get(self, address: str, timeout: float = CONNECT_SECONDS, *, patient: bool = False) -> WireConnection:
         """The open connection to "host:port", made now if need be.
 
         Args:
@@ -277,7 +277,7 @@ class ConnectionPool:
         patient: bool = False,
         on_early: OnEarly | None = None,
     ) -> Command:
-        """`get` and `Connection.request` within one budget of `timeout` seconds.
+        """`get` and `WireConnection.request` within one budget of `timeout` seconds.
 
         Where the network does not lead to the address the second door is taken, if there is one. An error that no
         answer brought names the broker as well as its address.
@@ -347,7 +347,7 @@ class ConnectionPool:
         peer = self._peers[address] = _Peer()
         return peer
 
-    async def _get(self, address: str, peer: _Peer, timeout: float) -> Connection:
+    async def _get(self, address: str, peer: _Peer, timeout: float) -> WireConnection:
         if peer.connection is not None and peer.connection.is_open:
             return peer.connection
         if peer.opening is None:
@@ -362,18 +362,18 @@ class ConnectionPool:
         except TimeoutError as error:
             raise BrokerUnavailable(address, f"no connection within {timeout:.3g} s") from error
 
-    def _connected(self, peer: _Peer, task: asyncio.Task[Connection]) -> None:
+    def _connected(self, peer: _Peer, task: asyncio.Task[WireConnection]) -> None:
         peer.opening = None
         if not task.cancelled():
             task.exception()  # every waiter may have given up: somebody has to look, or asyncio complains
 
-    async def _connect(self, address: str, peer: _Peer) -> Connection:
+    async def _connect(self, address: str, peer: _Peer) -> WireConnection:
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 transport, connection = await loop.create_connection(
-                    lambda: Connection(address, self._scratch, self._on_push),
+                    lambda: WireConnection(address, self._scratch, self._on_push),
                     host.strip("[]"),
                     int(port),
                     ssl=None if self._tls is None else self._tls.now(),

@@ -18,7 +18,7 @@ _TURN_BYTES_PER_SECOND: Final = 4 << 20
 _SPARED_PART: Final = 5
 
 
-class Room:
+class RequestRoom:
     """One server's, used on its loop. `clock` is monotonic, in seconds."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float]) -> None:

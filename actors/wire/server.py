@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import make_scratch
-from raymq.actors.wire.room import Room
+from raymq.actors.wire.room import RequestRoom
 from raymq.actors.wire.server_connection import Authorize, Handler, ServerConnection
 
 _SWEEP_SECONDS = 1.0
@@ -76,7 +76,7 @@ class Server:
         self.scratch = make_scratch()
         self._tls = tls
         self._waking = False
-        self.room = Room(self.limits.total_request_bytes, self.loop.time)
+        self.room = RequestRoom(self.limits.total_request_bytes, self.loop.time)
         self._left = asyncio.Event()
         self._listeners: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None

@@ -29,7 +29,7 @@ from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.own_requests import OwnRequests
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.room import Room
+from raymq.actors.wire.room import RequestRoom
 from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.unread import Unread
 from raymq.actors.wire.writing import FrameWriter
@@ -88,7 +88,7 @@ class Host(Protocol):
     draining: bool
     limits: ServerLimits
     loop: asyncio.AbstractEventLoop
-    room: Room
+    room: RequestRoom
     #: Where all connections read into, one after the other.
     scratch: memoryview
     connections: set[ServerConnection]

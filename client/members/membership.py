@@ -14,7 +14,7 @@ from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import group as wire_group
-from raymq.actors.wire.connection import Connection as WireConnection
+from raymq.actors.wire.connection import WireConnection
 from raymq.client.connection import Connection
 
 HEARTBEAT_SECONDS = 10.0

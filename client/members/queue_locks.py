@@ -26,7 +26,7 @@ _REQUEST_SECONDS = 3.0
 _log = logging.getLogger(__name__)
 
 
-class QueueLocks:
+class LocksAtBrokers:
     """The locks of one member of one group. It is the gate of the calls that `Delivery` begins."""
 
     def __init__(self, mq: Connection, client_id: str, group: str, failed: Callable[[BaseException], object]) -> None:

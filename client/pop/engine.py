@@ -47,7 +47,7 @@ from raymq.client.connection import Connection
 from raymq.client.members.membership import Membership
 from raymq.client.members.subscription import SqlWanted, TagFilter
 from raymq.client.message import ReceivedMessage
-from raymq.client.pop.kept import Kept, Popped
+from raymq.client.pop.kept import KeptMessage, KeptMessages
 from raymq.client.pop.receiver import Receiver
 from raymq.client.receipt import Receipt
 from raymq.client.requests.asking import ask, patiently
@@ -113,9 +113,9 @@ class Popping:
         self._pops: dict[Source, asyncio.Task[int]] = {}
         #: When each of them was begun.
         self._asked_at: dict[Source, float] = {}
-        self._kept = Kept(time.monotonic)
+        self._kept = KeptMessages(time.monotonic)
         #: What was returned and has not arrived yet, by who receives it.
-        self._handed: dict[Receiver, list[Popped]] = {}
+        self._handed: dict[Receiver, list[KeptMessage]] = {}
         #: When the kept are looked after, and what does it: one timer, for the first of them that will be late.
         self._look_at = math.inf
         self._look: asyncio.TimerHandle | None = None
@@ -374,7 +374,7 @@ class Popping:
         if (late_at := self._kept.first_late_at) is not None:
             self._look_again_at(late_at)
 
-    async def _renew(self, popped: Popped) -> None:
+    async def _renew(self, popped: KeptMessage) -> None:
         message, asked_at = popped.message, time.monotonic()
         assert message.receipt is not None
         with contextlib.suppress(RayMQError):  # it comes again when its time is over

@@ -15,7 +15,7 @@ KEPT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Popped:
+class KeptMessage:
     """A message, for how long it was popped, from when on too little of that is left, and until when to renew it."""
 
     message: ReceivedMessage
@@ -24,12 +24,12 @@ class Popped:
     renewed_until: float
 
 
-class Kept:
+class KeptMessages:
     """What one consumer holds for whoever receives next. `clock` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._popped: list[Popped] = []
+        self._popped: list[KeptMessage] = []
 
     def count(self, invisible_ms: int) -> int:
         """How many messages are there for who wants them for so long."""
@@ -44,31 +44,31 @@ class Kept:
         """A pop that was sent at `asked_at` brought these: their time has begun then, or later. When they are late."""
         late_at = _late_at(asked_at, invisible_ms)
         until = asked_at + KEPT_SECONDS
-        self._popped += [Popped(message, invisible_ms, late_at, until) for message in messages]
+        self._popped += [KeptMessage(message, invisible_ms, late_at, until) for message in messages]
         return late_at
 
-    def take(self, limit: int, invisible_ms: int) -> list[Popped]:
+    def take(self, limit: int, invisible_ms: int) -> list[KeptMessage]:
         """At most `limit` messages that were popped for at least so long, and have time enough."""
         now = self._clock()
         found = [each for each in self._popped if each.invisible_ms >= invisible_ms and now < each.late_at][:limit]
         self._without(found)
         return found
 
-    def late(self) -> tuple[list[Popped], list[Popped]]:
+    def late(self) -> tuple[list[KeptMessage], list[KeptMessage]]:
         """Those whose time is half over: what is to be renewed, and what to be given back. They are kept no more."""
         now = self._clock()
         late = [popped for popped in self._popped if now >= popped.late_at]
         self._without(late)
         return [each for each in late if now < each.renewed_until], [each for each in late if now >= each.renewed_until]
 
-    def put_back(self, popped: Collection[Popped]) -> None:
+    def put_back(self, popped: Collection[KeptMessage]) -> None:
         """What was taken has not reached whom it was for: it is the next one's."""
         self._popped[:0] = popped
 
-    def renewed(self, popped: Popped, asked_at: float) -> float:
+    def renewed(self, popped: KeptMessage, asked_at: float) -> float:
         """It was late, and has all its time again since `asked_at`. When it is late again."""
         late_at = _late_at(asked_at, popped.invisible_ms)
-        self._popped.append(Popped(popped.message, popped.invisible_ms, late_at, popped.renewed_until))
+        self._popped.append(KeptMessage(popped.message, popped.invisible_ms, late_at, popped.renewed_until))
         return late_at
 
     def empty(self) -> list[ReceivedMessage]:
@@ -77,7 +77,7 @@ class Kept:
         self._popped.clear()
         return left
 
-    def _without(self, gone: Sequence[Popped]) -> None:
+    def _without(self, gone: Sequence[KeptMessage]) -> None:
         if gone:
             taken = set(map(id, gone))
             self._popped = [popped for popped in self._popped if id(popped) not in taken]

@@ -36,7 +36,7 @@ from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, too_long_ones
 from raymq.client.produce.encoding import Sizes, encode_messages, packed_host
-from raymq.client.produce.message_batch import Delivery, MakeOutcomes, MessageBatch, Outcome
+from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
 from raymq.client.produce.sent_results import results_of
 
 #: A batch that holds this much is sent at once.
@@ -89,7 +89,7 @@ class Batcher:
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
 
-    def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> Delivery:
+    def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:
         """Put a message into its batch.
 
         Args:
@@ -111,7 +111,7 @@ class Batcher:
                 batch = self._open[key] = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
                 self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
             messages = batch.messages
-            delivery = Delivery(batch, len(messages))
+            delivery = PendingResult(batch, len(messages))
             messages.append(message)
             if sharding_key is not None:
                 batch.sharding_keys.append(sharding_key)

@@ -15,7 +15,7 @@ from raymq.actors.sending.sender import Terms
 from raymq.actors.sending.topic_creation import make_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message
-from raymq.client.produce.encoding import Parts
+from raymq.client.produce.encoding import BatchParts
 from raymq.storage.records.record import TOO_LONG
 
 _body: Final = attrgetter("body")
@@ -56,7 +56,7 @@ class BodyLimits:
             return None
         return self.known(topic, queue)
 
-    def check(self, topic: str, parts: Parts, terms: Terms) -> Terms:
+    def check(self, topic: str, parts: BatchParts, terms: Terms) -> Terms:
         """Refuse a batch or a table before any of it is sent; the terms with what is left of their time.
 
         Where the limit is not known it is asked for only if there are several parts: a single one is stored whole or
@@ -71,7 +71,7 @@ class BodyLimits:
         _refuse(parts.longest_body, self.known(topic, terms.queue))
         return terms
 
-    async def acheck(self, topic: str, parts: Parts, terms: Terms) -> Terms:
+    async def acheck(self, topic: str, parts: BatchParts, terms: Terms) -> Terms:
         """`check`, on the loop."""
         if not parts.are_several or self._mq.routes.known(topic) is not None or terms.timeout <= 0.0:
             _refuse(parts.longest_body, self.known(topic, terms.queue))
@@ -90,9 +90,7 @@ def too_long(longest: int, limit: int) -> InvalidInput:
 
 def too_long_ones(messages: Sequence[Message], limit: int) -> dict[int, InvalidInput]:
     """The messages whose body is longer than `limit`, by their places, each with its error."""
-    return {
-        place: too_long(octets, limit) for place, octets in enumerate(map(len, map(_body, messages))) if octets > limit
-    }
+    return {place: too_long(size, limit) for place, size in enumerate(map(len, map(_body, messages))) if size > limit}
 
 
 def _refuse(longest: int, limit: int | None) -> None:

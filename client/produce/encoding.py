@@ -44,7 +44,7 @@ def packed_host(host: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Records that are sent together: stored whole or not at all, in one queue. `which` of the caller's they are."""
 
     which: slice
@@ -79,7 +79,7 @@ def encode_messages(
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BatchParts:
     """The parts of one call, each encoded when it is asked for.
 
     Known before: how many bytes the longest of all their bodies has, and whether there are several parts.
@@ -87,30 +87,30 @@ class Parts:
 
     longest_body: int
     are_several: bool
-    parts: Iterator[Part]
+    parts: Iterator[BatchPart]
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[BatchPart]:
         return self.parts
 
 
-def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> Parts:
+def message_parts(messages: Sequence[Message], key_numbers: Sequence[str | int], born_host: bytes) -> BatchParts:
     """Encode messages of one topic part by part; the arguments are `encode_messages`'s."""
     sizes = np.fromiter(map(len, map(_body, messages)), np.int64, len(messages))
     longest = int(sizes.max())
     sizes += np.fromiter(map(len, map(_own_properties, messages)), np.int64, len(messages))
     sizes += MIN_RECORD_BYTES + len(messages[0].topic) + PAIR_BYTES
 
-    def encoded() -> Iterator[Part]:
+    def encoded() -> Iterator[BatchPart]:
         for which, _ in cut_parts(sizes):
             records, exact = encode_messages(messages[which], key_numbers[which], born_host)
-            yield Part(which, records, exact)
+            yield BatchPart(which, records, exact)
 
-    return Parts(longest, _are_several(sizes), encoded())
+    return BatchParts(longest, _are_several(sizes), encoded())
 
 
 def table_parts(
     table: pa.Table, topic: str, *, body: str, keys: str | None, tags: str | None, properties: str | None, host: str
-) -> Parts:
+) -> BatchParts:
     """Check all rows of a table, then encode them part by part.
 
     Raises:
@@ -125,8 +125,8 @@ def table_parts(
     if pa.types.is_struct(table.column(body).type):  # what these are packed into would be a second table in memory
         starts = [start for start, _ in steps]
         steps_again = ((start, check(table.slice(start, count))) for start in starts)
-        return Parts(longest, several, _encoded(steps_again, topic, host))
-    return Parts(longest, several, _encoded(iter(steps), topic, host))
+        return BatchParts(longest, several, _encoded(steps_again, topic, host))
+    return BatchParts(longest, several, _encoded(iter(steps), topic, host))
 
 
 def rows_of_a_part(table: pa.Table, topic: str) -> int:
@@ -135,14 +135,14 @@ def rows_of_a_part(table: pa.Table, topic: str) -> int:
     return min(MAX_MESSAGES, max(1, _STEP_BYTES // row_bytes))
 
 
-def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterator[Part]:
+def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterator[BatchPart]:
     """The parts of checked rows; each step begins at a row of the table."""
     keys = unique_key.process_unique_keys()
     for start, rows in steps:
         records, sizes = rows.encode(topic, 0, unique_keys=keys, born_host=(host, 0))
-        for which, octets in cut_parts(sizes):
-            part = records if octets.stop - octets.start == len(records) else records[octets]
-            yield Part(slice(start + which.start, start + which.stop), part, sizes[which])
+        for which, place in cut_parts(sizes):
+            part = records if place.stop - place.start == len(records) else records[place]
+            yield BatchPart(slice(start + which.start, start + which.stop), part, sizes[which])
 
 
 def cut_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:

@@ -41,7 +41,7 @@ class MessageBatch:
         self._make_outcomes: MakeOutcomes | None = None
         self._outcomes: Sequence[Outcome] = ()
         #: The deliveries that are real futures by now.
-        self._looked_at: list[Delivery] = []
+        self._looked_at: list[PendingResult] = []
 
     @property
     def done(self) -> bool:
@@ -71,7 +71,7 @@ class MessageBatch:
         count = len(self.messages)
         self.finish(lambda: [error] * count)
 
-    def look_at(self, delivery: Delivery) -> None:
+    def look_at(self, delivery: PendingResult) -> None:
         """Make `delivery` the future that it claims to be."""
         with self._lock:
             if "_condition" in delivery.__dict__:
@@ -85,7 +85,7 @@ class MessageBatch:
                 return
         self._settle(delivery)
 
-    def _settle(self, delivery: Delivery) -> None:
+    def _settle(self, delivery: PendingResult) -> None:
         outcome = self.outcomes()[delivery.index]
         if isinstance(outcome, BaseException):
             delivery.set_exception(outcome)
@@ -93,7 +93,7 @@ class MessageBatch:
             delivery.set_result(outcome)
 
 
-class Delivery(Future[SendResult]):
+class PendingResult(Future[SendResult]):
     """The future of one message of a batch. It cannot be cancelled.
 
     A `concurrent.futures.Future` costs more than all else that is done for a small message, so its parts are made when

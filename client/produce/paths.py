@@ -54,7 +54,7 @@ class PathOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Paths:
+class SendPaths:
     """One producer's ways.
 
     Attributes:
@@ -70,7 +70,7 @@ class Paths:
     batcher: Batcher | None
 
     @classmethod
-    def make(cls, mq: Connection, options: PathOptions, defaults: SendDefaults, owner: object) -> Paths:
+    def make(cls, mq: Connection, options: PathOptions, defaults: SendDefaults, owner: object) -> SendPaths:
         """`owner`, which has to be closed, lives for as long as something is gathered or under way.
 
         Raises:

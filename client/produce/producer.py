@@ -27,11 +27,18 @@ from raymq.client.connection import Connection
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits
-from raymq.client.produce.encoding import Part, Parts, encode_messages, message_parts, packed_host, table_parts
-from raymq.client.produce.message_batch import Delivery
+from raymq.client.produce.encoding import (
+    BatchPart,
+    BatchParts,
+    encode_messages,
+    message_parts,
+    packed_host,
+    table_parts,
+)
+from raymq.client.produce.message_batch import PendingResult
 from raymq.client.produce.options import NO_OPTIONS, SendDefaults, SendOptions, checked_timeout
 from raymq.client.produce.outbox_file import OutboxFile
-from raymq.client.produce.paths import OUTBOX_SECONDS, PathOptions, Paths
+from raymq.client.produce.paths import OUTBOX_SECONDS, PathOptions, SendPaths
 from raymq.client.produce.recalling import encode_handles, handles_of, recall
 from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of
 from raymq.client.results import SendResult, TableResult
@@ -108,7 +115,7 @@ class Producer(ClientBase):
         if outbox is not None:
             OutboxFile(outbox).close()  # says now whether it can be used
         #: None in a forked child that has sent nothing.
-        self._made: Paths | None = None
+        self._made: SendPaths | None = None
         self._making = threading.Lock()
         self._make_paths()
         renew_in_child(self, Producer._begin_anew)
@@ -140,7 +147,7 @@ class Producer(ClientBase):
         arguments.instance("message", message, Message)
         if self._options.linger and not message.is_delayed:
             sent = self.send_async(message, **options)
-            return await (asyncio.wrap_future(sent) if not isinstance(sent, Delivery) else _outcome(sent))
+            return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else _outcome(sent))
         return await self._mq.arun(self._send_one(message, self._terms(message, options)))
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
@@ -304,14 +311,14 @@ class Producer(ClientBase):
             paths.close_outbox(self._mq, max(0.0, deadline - time.monotonic()))
 
     @property
-    def _paths(self) -> Paths:
+    def _paths(self) -> SendPaths:
         """The ways of what is sent, made anew by the first send after a fork."""
         return self._made or self._make_paths()
 
-    def _make_paths(self) -> Paths:
+    def _make_paths(self) -> SendPaths:
         with self._making:  # a second thread would make ways that nobody closes
             if self._made is None:
-                self._made = Paths.make(self._mq, self._options, self._defaults, owner=self)
+                self._made = SendPaths.make(self._mq, self._options, self._defaults, owner=self)
             return self._made
 
     def _begin_anew(self) -> None:
@@ -342,11 +349,11 @@ class Producer(ClientBase):
     def _born_host(self) -> bytes:
         return packed_host(self._mq.pool.local_host)
 
-    def _send_parts(self, topic: str, parts: Parts, terms: Terms) -> Iterator[tuple[Part, Sent]]:
+    def _send_parts(self, topic: str, parts: BatchParts, terms: Terms) -> Iterator[tuple[BatchPart, Sent]]:
         """Send parts, the next one being encoded while the last ones are on their way; in order to a fixed queue."""
         terms = self._limits.check(topic, parts, terms)
         ahead = 1 if terms.queue is not None or terms.sharding_key is not None else _PARTS_AHEAD
-        under_way: deque[tuple[Part, Callable[[], Sent]]] = deque()
+        under_way: deque[tuple[BatchPart, Callable[[], Sent]]] = deque()
         try:
             for part in parts:
                 if len(under_way) == ahead:
@@ -361,7 +368,7 @@ class Producer(ClientBase):
                 with contextlib.suppress(RayMQError):
                     outcome()
 
-    def _begin(self, topic: str, part: Part, terms: Terms) -> Callable[[], Sent]:
+    def _begin(self, topic: str, part: BatchPart, terms: Terms) -> Callable[[], Sent]:
         """Send a part; returns what waits for its outcome."""
         sends, direct = self._paths.sends, self._paths.direct
         if direct is None or terms.insist_on_ok:
@@ -418,7 +425,7 @@ class Producer(ClientBase):
             return
 
 
-async def _outcome(delivery: Delivery) -> SendResult:
+async def _outcome(delivery: PendingResult) -> SendResult:
     """Wait for it on the caller's event loop, without a thread in between."""
     loop = asyncio.get_running_loop()
     known: asyncio.Future[None] = loop.create_future()

@@ -30,7 +30,7 @@ from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import ask, patiently
 from raymq.client.requests.fetching import ANSWER_BYTES, fetch
-from raymq.client.requests.offsets import GroupOffsets
+from raymq.client.requests.offsets import OffsetRequests
 from raymq.client.requests.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds
 
@@ -54,7 +54,7 @@ class Pulling:
     def __init__(self, mq: Connection, group: str) -> None:
         self._mq = mq
         self._group = group
-        self._offsets = GroupOffsets(mq, group)
+        self._offsets = OffsetRequests(mq, group)
         #: Where each queue is read next. Who reads moves it once it has what is before.
         self._positions: dict[MessageQueue, int] = {}
         #: The recovery epoch of its broker that each position was reached under, as far as that is known.

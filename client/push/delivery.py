@@ -30,7 +30,7 @@ from raymq.client.push.lanes import Lane, Levels, OrderedLane, UnorderedLane, al
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.listener_threads import ListenerThreads
 from raymq.client.push.outage import Outage
-from raymq.client.push.pace import Pace
+from raymq.client.push.pace import CallPace
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.rate import TokenBucket
 from raymq.client.push.trace import TraceEvent, TraceState
@@ -107,7 +107,7 @@ class Delivery:
         self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run, self._failed)
         self._most_calls = settings.threads * _CALLS_PER_THREAD
         self._run_aside = run_aside
-        self._pace = Pace(self._clock)
+        self._pace = CallPace(self._clock)
         #: The loop's thread is about to make a call, or makes one: of the others there is one less.
         self._is_aside = False
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)

@@ -19,12 +19,12 @@ from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Failure, Supervisor, is_meant
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.connection import Connection as WireConnection
+from raymq.actors.wire.connection import WireConnection
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.health import Aside
 from raymq.client.members.membership import Membership
-from raymq.client.members.queue_locks import QueueLocks
+from raymq.client.members.queue_locks import LocksAtBrokers
 from raymq.client.members.rebalance import strategy_named
 from raymq.client.members.subscription import TagFilter
 from raymq.client.push.assignment import (
@@ -48,7 +48,7 @@ from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_backoff import QueueBackoffs
 from raymq.client.push.send_back import SendBack
-from raymq.client.requests.offsets import GroupOffsets
+from raymq.client.requests.offsets import OffsetRequests
 from raymq.storage.clock import boottime
 
 REBALANCE_SECONDS = 20.0
@@ -97,8 +97,8 @@ class Consuming:
         #: What was passed over because it cannot be read.
         self.aside = Aside()
         self._committing = Committing(self._commit, lambda error: self.supervisor.report("commit", error))
-        self._offsets = GroupOffsets(mq, settings.group)
-        self._locks = QueueLocks(
+        self._offsets = OffsetRequests(mq, settings.group)
+        self._locks = LocksAtBrokers(
             mq, self._client_id, settings.group, lambda error: self.supervisor.report("renewal of locks", error)
         )
         self.delivery = Delivery(

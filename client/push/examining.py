@@ -20,13 +20,13 @@ from raymq.client.push.fetching import Fetching
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.received import received_singly
 from raymq.client.requests.fetching import fetch
-from raymq.client.requests.offsets import GroupOffsets
+from raymq.client.requests.offsets import OffsetRequests
 from raymq.storage.errors import StoreCorrupt
 
 _log = logging.getLogger(__name__)
 
 
-class Owner(Protocol):
+class QueueOwner(Protocol):
     """The consumer whose queues these are."""
 
     def move(self, process: ProcessQueue, offset: int, incarnation: int | None) -> None:
@@ -50,8 +50,8 @@ class Examining:
         group: str | None,
         *,
         fetching: Fetching,
-        offsets: GroupOffsets,
-        owner: Owner,
+        offsets: OffsetRequests,
+        owner: QueueOwner,
         supervisor: Supervisor,
     ) -> None:
         """`client_id`, `session` and `group` as of `Fetching`."""

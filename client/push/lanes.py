@@ -27,7 +27,7 @@ def all_succeeded(levels: Levels) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LaneDecision:
     """What becomes of a call's messages; those in neither list are repeated in place, by the lane itself."""
 
     finished: list[ReceivedMessage]
@@ -50,7 +50,7 @@ class Lane(Protocol):
     def wait_seconds(self, now: float) -> float | None:
         """How long until `next_batch` may have something, 0 for now; None until something happens."""
 
-    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> Decision:
+    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> LaneDecision:
         """A call ended."""
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
@@ -74,11 +74,11 @@ class UnorderedLane:
     def wait_seconds(self, now: float) -> float | None:  # noqa: ARG002 - time plays no part
         return 0.0 if self.process.ready else None
 
-    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> Decision:  # noqa: ARG002
+    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> LaneDecision:  # noqa: ARG002
         if all_succeeded(levels):
-            return Decision(messages, [])
+            return LaneDecision(messages, [])
         pairs = list(zip(messages, levels, strict=True))
-        return Decision(
+        return LaneDecision(
             [message for message, level in pairs if level is None],
             [(message, level) for message, level in pairs if level is not None],
         )
@@ -138,7 +138,7 @@ class OrderedLane:
             times.append(self._retry_at)
         return max(0.0, min(times) - now) if times else None
 
-    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> Decision:
+    def done(self, messages: list[ReceivedMessage], levels: Levels, now: float) -> LaneDecision:
         dead = [m for m, level in zip(messages, levels, strict=True) if self._dies(m, level)]
         left = [(m, level) for m, level in zip(messages, levels, strict=True) if not self._dies(m, level)]
         finished: list[ReceivedMessage] = []
@@ -151,7 +151,7 @@ class OrderedLane:
             self._retry_at = now + self.retry_seconds
         self._running, self._running_key = False, None
         self._count_parked()
-        return Decision(finished, [(m, -1) for m in dead])
+        return LaneDecision(finished, [(m, -1) for m in dead])
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         if self._running_key is None:

@@ -13,7 +13,7 @@ QUICK_SECONDS: Final = 1e-3
 STREAK: Final = 1_000
 
 
-class Pace:
+class CallPace:
     """What the calls so far say of the next one. `clock` is monotonic seconds; any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -16,7 +16,7 @@ MOST_QUEUES: Final = 4
 _Begun = TypeVar("_Begun")
 
 
-class Ahead(Generic[_Begun]):
+class EarlyFetches(Generic[_Begun]):
     """By queue the fetch that was begun for it, with what it was begun for: an offset, and so many messages at most."""
 
     def __init__(self, give_up: Callable[[_Begun], None], is_usable: Callable[[_Begun], bool]) -> None:

@@ -16,7 +16,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.channel import Channel
 from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched
 from raymq.client.connection import Connection
-from raymq.client.requests.ahead import Ahead
+from raymq.client.requests.ahead import EarlyFetches
 from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS
 
 
@@ -47,7 +47,7 @@ class DirectFetching:
         self._session = session
         #: By the broker's name.
         self._channels: dict[str, Channel] = {}
-        self._ahead = Ahead(_Asked.give_up, attrgetter("is_usable"))
+        self._ahead = EarlyFetches(_Asked.give_up, attrgetter("is_usable"))
 
     def reaches(self, queue: MessageQueue) -> bool:
         """Whether there is a way to the queue's broker, as far as can be told without asking anybody."""

@@ -26,7 +26,7 @@ class ConsumeFrom(enum.Enum):
     TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
-class GroupOffsets:
+class OffsetRequests:
     """One group's offsets. Runs on the connection's event loop."""
 
     def __init__(self, mq: Connection, group: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched
-from raymq.client.requests.ahead import Ahead
+from raymq.client.requests.ahead import EarlyFetches
 
 _Task = asyncio.Task[list[Fetched]]
 
@@ -18,7 +18,7 @@ class ReadAhead:
 
     def __init__(self, fetch: Callable[[MessageQueue, int, int], Coroutine[None, None, list[Fetched]]]) -> None:
         self._fetch = fetch
-        self._ahead: Ahead[_Task] = Ahead(_give_up, _is_ours)
+        self._ahead: EarlyFetches[_Task] = EarlyFetches(_give_up, _is_ours)
 
     def begin(self, queue: MessageQueue, offset: int, max_messages: int) -> None:
         """Fetch what comes next; instead of what was begun before for this queue, or for the one longest ago."""

@@ -15,7 +15,7 @@ from typing import Final
 from raymq.storage.errors import StoreError
 
 _PAGE_BYTES: Final = 4096
-_AT_MOST_S: Final = 10.0
+_AT_MOST_SECONDS: Final = 10.0
 
 
 class Flusher:
@@ -35,7 +35,7 @@ class Flusher:
         self._flush = flush
         self._checkpoint = checkpoint
         self._unflushed_bytes = unflushed_bytes
-        self._interval_s = interval_ms / 1000
+        self._interval_seconds = interval_ms / 1000
         self._least_bytes = max(1, least_pages * _PAGE_BYTES)
         self._stop = threading.Event()
         self._threads = (
@@ -59,14 +59,14 @@ class Flusher:
 
     def _keep_flushing(self) -> None:
         flushed_at = time.monotonic()
-        while not self._stop.wait(self._interval_s):
+        while not self._stop.wait(self._interval_seconds):
             with contextlib.suppress(StoreError, OSError):
                 waiting, now = self._unflushed_bytes(), time.monotonic()
-                if waiting >= self._least_bytes or (waiting and now - flushed_at >= _AT_MOST_S):
+                if waiting >= self._least_bytes or (waiting and now - flushed_at >= _AT_MOST_SECONDS):
                     self._flush()
                     flushed_at = now
 
     def _keep_checkpointing(self) -> None:
-        while not self._stop.wait(max(self._interval_s, _AT_MOST_S)):
+        while not self._stop.wait(max(self._interval_seconds, _AT_MOST_SECONDS)):
             with contextlib.suppress(StoreError, OSError):
                 self._checkpoint()

@@ -12,7 +12,7 @@ from raymq.storage.records import record as layout
 from raymq.storage.records.batch import Batch
 
 
-class Placement:
+class NewestMessages:
     """The newest message of each queue that a walk over the log has met."""
 
     def __init__(self) -> None:

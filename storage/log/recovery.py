@@ -35,7 +35,7 @@ from raymq.storage.log.commit_log import CommitLog, is_marked
 from raymq.storage.log.damaged import keep_copy
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
-from raymq.storage.log.offset_plausibility import Placement
+from raymq.storage.log.offset_plausibility import NewestMessages
 from raymq.storage.log.walk_start import WalkStart
 from raymq.storage.records import record as layout
 from raymq.storage.records.batch import BadRecord, Batch, parse, strided
@@ -108,7 +108,7 @@ def recover(
     log.walk_start = WalkStart(begin)
     # The newest record's keys may be there in part: it is indexed again, but for the entries that it has.
     index_after, indexed = dispatcher.index.end_physical - 1, dispatcher.index.newest()
-    placement = Placement()
+    placement = NewestMessages()
     position = end = begin
     last_timestamp_ms = 0
     while position < log.files.end:
@@ -228,7 +228,7 @@ def _claimed_sizes(file: MappedFile, begin: int) -> tuple[list[int], str]:
 
 
 def _sound_part(
-    batch: Batch, deleted: Mapping[str, int], placement: Placement, known_bytes: int | None, file: MappedFile
+    batch: Batch, deleted: Mapping[str, int], placement: NewestMessages, known_bytes: int | None, file: MappedFile
 ) -> tuple[Batch | None, npt.NDArray[np.bool_], str]:
     """The records before the first that cannot be as it was written, though its CRC is right; why there is none.
 

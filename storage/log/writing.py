@@ -20,7 +20,7 @@ from raymq.storage.log.retention import Disk
 from raymq.storage.records.index_inputs import derive
 from raymq.storage.records.record import Buffer
 
-_DISK_CHECK_EVERY_S: Final = 1.0
+_DISK_CHECK_SECONDS: Final = 1.0
 #: Up to how many records a loop is faster than NumPy's set-up.
 _FEW: Final = 12
 
@@ -163,7 +163,7 @@ class Writer:
         if not health.good:
             health.check()
         now = time.monotonic()
-        if now - self._disk_checked_at >= _DISK_CHECK_EVERY_S:
+        if now - self._disk_checked_at >= _DISK_CHECK_SECONDS:
             self._disk_checked_at = now
             ratio, limit = Disk.of(self._directory).ratio, self._refuse_ratio
             self._disk_full = f"the disk is {ratio:.1%} full, writes end at {limit:.1%}" if ratio >= limit else ""

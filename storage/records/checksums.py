@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from raymq.storage.records import compiled, crc
 from raymq.storage.records.byte_rows import Int64s, every, rows_at
-from raymq.storage.records.compiled import octets
+from raymq.storage.records.compiled import as_bytes
 from raymq.storage.records.record import Buffer
 
 Checksums = npt.NDArray[np.uint32]
@@ -28,7 +28,7 @@ def checksums(buffer: Buffer, starts: Int64s, lengths: Int64s) -> Checksums:
     count = len(starts)
     if compiled.kernels is not None:
         computed = np.empty(count, np.uint32)
-        compiled.kernels.checksums(octets(buffer), starts, lengths, computed)
+        compiled.kernels.checksums(as_bytes(buffer), starts, lengths, computed)
         return computed
     first = int(lengths[0])
     different = np.array([first]) if every(lengths == first) else np.unique(lengths)

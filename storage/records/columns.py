@@ -19,7 +19,7 @@ from raymq.storage.errors import InvalidInput
 from raymq.storage.records import compiled, crc, record
 from raymq.storage.records.byte_rows import Bytes, Int64s, every
 from raymq.storage.records.checksums import checksums
-from raymq.storage.records.compiled import octets
+from raymq.storage.records.compiled import as_bytes
 from raymq.storage.records.property_names import UNIQ_KEY
 from raymq.storage.records.unique_keys import KEY_CHARACTERS, UniqueKeys
 
@@ -174,8 +174,8 @@ def _rows(
 def _matrix(values: pa.Array) -> Bytes:
     """Values of one length as the rows of a matrix."""
     offsets = _offsets(values)
-    octets = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-    return octets.reshape(len(values), int(offsets[1] - offsets[0]))
+    content = np.frombuffer(values.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return content.reshape(len(values), int(offsets[1] - offsets[0]))
 
 
 def binary_array(values: Sequence[bytes]) -> pa.Array:
@@ -201,7 +201,7 @@ def _offsets(values: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _data(values: pa.Array) -> memoryview:
-    return octets(values.buffers()[2] or b"")
+    return as_bytes(values.buffers()[2] or b"")
 
 
 def _checksums(bodies: pa.Array) -> npt.NDArray[np.uint32]:

@@ -204,6 +204,6 @@ def use(native: Kernels | None) -> None:
     kernels = native
 
 
-def octets(buffer: Any) -> memoryview:
+def as_bytes(buffer: Any) -> memoryview:
     """A buffer as unsigned bytes: Arrow's say that theirs are signed."""
     return memoryview(buffer).cast("B")

@@ -17,7 +17,7 @@ from raymq.storage.errors import InvalidInput
 from raymq.storage.records import batch as record_batch
 from raymq.storage.records import compiled
 from raymq.storage.records import property_names as names
-from raymq.storage.records.compiled import octets
+from raymq.storage.records.compiled import as_bytes
 from raymq.storage.records.record import Buffer
 
 Int64s = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ def gather(block: pa.Buffer, starts: Int64s, ends: Int64s, kind: pa.DataType) ->
     if compiled.kernels is not None and count:
         ends_of = np.empty(count + 1, np.int32)
         data = pa.allocate_buffer(int((ends - starts).sum()))
-        compiled.kernels.gather(octets(block), starts, ends, ends_of, octets(data))
+        compiled.kernels.gather(as_bytes(block), starts, ends, ends_of, as_bytes(data))
         return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends_of), data])
     offsets = np.zeros(2 * count + 2, np.int32)
     offsets[1:-1:2] = starts
@@ -63,7 +63,7 @@ def gather_bodies(batch: record_batch.Batch, *, check_crc: bool) -> pa.Array:
     ends = np.empty(len(batch) + 1, np.int32)
     data = pa.allocate_buffer(int(batch.body_lengths.sum()))
     places = batch.starts, batch.body_at, batch.body_lengths
-    if compiled.kernels.gather_bodies(batch.records, *places, ends, octets(data)) >= 0:
+    if compiled.kernels.gather_bodies(batch.records, *places, ends, as_bytes(data)) >= 0:
         record_batch.parse(batch.records, batch.sizes.astype(np.int32), check_crc=True)
     return pa.Array.from_buffers(pa.binary(), len(batch), [None, pa.py_buffer(ends), data])
 

@@ -291,16 +291,16 @@ def _plain(batch: record_batch.Batch, bodies: pa.Array, most_bytes: float) -> It
         mask = pa.array(compressed[first:end])
         return pc.replace_with_mask(bodies.slice(first, end - first), mask, pa.array(plain, pa.binary()))
 
-    octets = before = 0  # of the part, and of the stored bodies up to its last row
+    size = before = 0  # of the part, and of the stored bodies up to its last row
     ends = np.cumsum(lengths, dtype=np.int64)
     for row in rows:
         body = plain_or_stored(bodies[row].as_py(), int(batch.sys_flags[row]))
         stored = int(ends[row] - lengths[row])
-        octets, before = octets + stored - before + len(body), int(ends[row])
-        if octets > most_bytes and row > first:
+        size, before = size + stored - before + len(body), int(ends[row])
+        if size > most_bytes and row > first:
             yield part(row)
             plain.clear()
-            first, octets = row, len(body)
+            first, size = row, len(body)
         plain.append(body)
     yield part(len(batch))
 

@@ -39,7 +39,7 @@ _TOPIC_GONE: Final = "t"
 _KNOWN: Final = "k"
 
 
-class Delivery(NamedTuple):
+class Lent(NamedTuple):
     """One message in a consumer's hands.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outstanding:
     """A queue of which something is out: by offset, ascending. `next_offset` is the first that never was."""
 
     next_offset: int
-    deliveries: dict[int, Delivery] = field(default_factory=dict)
+    deliveries: dict[int, Lent] = field(default_factory=dict)
 
 
 class InFlight:
@@ -114,7 +114,7 @@ class InFlight:
         """All queues of which something is out. Not to be changed."""
         return self._queues
 
-    def deliver(self, queue: GroupQueue, next_offset: int, deliveries: Mapping[int, Delivery]) -> Outstanding:
+    def deliver(self, queue: GroupQueue, next_offset: int, deliveries: Mapping[int, Lent]) -> Outstanding:
         """Set `deliveries`, new ones in ascending order behind all that are out; something is out afterwards."""
         packed = [[offset, *delivery] for offset, delivery in deliveries.items()]
         self._change(_DELIVERED, queue, next_offset, packed)
@@ -200,7 +200,7 @@ class InFlight:
             outstanding = self._queues.setdefault(queue, Outstanding(next_offset))
             outstanding.next_offset = next_offset
             for offset, *delivery in packed:
-                outstanding.deliveries[offset] = Delivery(*delivery)
+                outstanding.deliveries[offset] = Lent(*delivery)
         elif kind == _DONE:
             (offsets,) = rest
             known = self._queues.get(queue)

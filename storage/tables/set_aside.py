@@ -58,7 +58,7 @@ class Note:
         return f"{what} ({where}byte {self.physical_offset} of the log): {self.reason}"
 
 
-class SetAside:
+class SetAsideFile:
     """The notes of one store. Used by the store's writer; `sync` by any thread."""
 
     def __init__(self, path: Path) -> None:

@@ -33,7 +33,7 @@ Mark = tuple[int, int]
 LEAST_KEY: Final = -(1 << 63)
 
 
-class Kind(enum.IntEnum):
+class EntryKind(enum.IntEnum):
     """What an entry says of a message."""
 
     WAITS = 1
@@ -62,7 +62,7 @@ def in_order(entries: Entries) -> Entries:
 
 def still_waiting(entries: Entries) -> Entries:
     """Those that wait, each queue offset once, by due time and queue offset; all that is told of each is among them."""
-    is_waiting = entries["kind"] == Kind.WAITS
+    is_waiting = entries["kind"] == EntryKind.WAITS
     found: Entries = entries[is_waiting]
     offsets, firsts = np.unique(found["queue_offset"].astype(np.int64), return_index=True)
     if not is_waiting.all():

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from raymq.storage.errors import StoreCorrupt, StoreError
 from raymq.storage.files import fileutil
-from raymq.storage.timers.entry import ENTRY, Entries, Kind, Mark, in_order
+from raymq.storage.timers.entry import ENTRY, Entries, EntryKind, Mark, in_order
 from raymq.storage.timers.over import Over, is_over
 
 _MARK: Final = struct.Struct(">q16xq")
@@ -173,7 +173,7 @@ def _write(path: Path, number: int, parts: Iterable[Entries]) -> RunShape:
                 crc = zlib.crc32(content, crc)
                 count += len(part)
                 last_place = max(last_place, int(part["physical_offset"].max()))
-                ended.append(part["queue_offset"][part["kind"] != Kind.WAITS].astype(np.int64))
+                ended.append(part["queue_offset"][part["kind"] != EntryKind.WAITS].astype(np.int64))
         offsets = np.unique(np.concatenate(ended))
         content = offsets.astype(">i8").tobytes()
         fileutil.write_all(fd, content, path)

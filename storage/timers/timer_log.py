@@ -34,7 +34,7 @@ from raymq.storage.timers.entry import (
     LEAST_KEY,
     NO_ENTRIES,
     Entries,
-    Kind,
+    EntryKind,
     Mark,
     in_order,
     least_due_ms,
@@ -197,7 +197,7 @@ class TimerLog:
         """Without those that wait by what is left of what is told of them, and do not."""
         if not self.overs:
             return entries
-        left: Entries = entries[(entries["kind"] != Kind.WAITS) | ~is_over(entries, self.overs)]
+        left: Entries = entries[(entries["kind"] != EntryKind.WAITS) | ~is_over(entries, self.overs)]
         return left
 
     def ended_between(self, first: int, stop: int) -> npt.NDArray[np.int64]:
@@ -205,7 +205,7 @@ class TimerLog:
         frozen, _, runs = self._settled
         found = [run.ended_between(first, stop) for run in runs]
         for part in (frozen, self._recent()):
-            offsets = part["queue_offset"][part["kind"] != Kind.WAITS].astype(np.int64)
+            offsets = part["queue_offset"][part["kind"] != EntryKind.WAITS].astype(np.int64)
             found.append(offsets[(offsets >= first) & (offsets < stop)])
         return np.unique(np.concatenate(found))
 

@@ -24,7 +24,7 @@ from raymq.storage.records import compiled
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.tables import in_flight, progress
-from raymq.storage.tables.in_flight import Delivery
+from raymq.storage.tables.in_flight import Lent
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.faulty_calls import UnsyncedCalls
 from tests.stored import SMALL
@@ -59,7 +59,7 @@ def main(directory: Path, number: int, rounds: int, say: Callable[[str], None] =
                 consumed = store.max_offset("t", 0)
                 store.consumer_offsets.commit("g", "t", 0, consumed)
                 say(f"committed {consumed}")
-                store.in_flight.deliver(("g", "t", 0), consumed, {consumed - 1: Delivery(1, 2, 0, 16)})
+                store.in_flight.deliver(("g", "t", 0), consumed, {consumed - 1: Lent(1, 2, 0, 16)})
                 waiting = record(0, SCHEDULE_TOPIC)
                 delayed = int(store.append(waiting, np.array([len(waiting)], np.int32)).queue_offsets[0]) + 1
                 store.delay_progress.commit(1, delayed, store.max_physical_offset)

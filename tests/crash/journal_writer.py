@@ -17,7 +17,7 @@ from raymq.storage.errors import StoreError
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables import in_flight as in_flight_module
 from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.in_flight import Delivery, InFlight
+from raymq.storage.tables.in_flight import InFlight, Lent
 from raymq.storage.tables.progress import Progress
 from tests.faulty_calls import FaultyCalls, UnsyncedCalls
 
@@ -39,7 +39,7 @@ def commit(opened: Progress | InFlight, number: int) -> None:
     if isinstance(opened, Progress):
         opened.consumer_offsets.commit(*QUEUE, number)
     else:
-        opened.deliver(QUEUE, number, {0: Delivery(1, 2, 3, 4)})
+        opened.deliver(QUEUE, number, {0: Lent(1, 2, 3, 4)})
 
 
 def let_go(opened: Progress | InFlight) -> None:

@@ -20,7 +20,7 @@ from raymq.client import Message
 from raymq.storage.config import StoreConfig
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
-from raymq.storage.timers.entry import Entries, Kind
+from raymq.storage.timers.entry import Entries, EntryKind
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
 CONFIG = StoreConfig(commitlog_file_bytes=1 << 20, index_slots=100, index_entries=10_000, disk_refuse_ratio=1.0)
@@ -32,7 +32,7 @@ def die_before_note(core: BrokerCore, passes: int) -> None:
 
     def noting(entries: Entries) -> None:
         nonlocal passes
-        passes -= bool((entries["kind"] == Kind.DELIVERED).any())
+        passes -= bool((entries["kind"] == EntryKind.DELIVERED).any())
         if passes == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         note(entries)

@@ -37,9 +37,9 @@ from raymq.client.push.engine import Consuming
 from raymq.client.push.examining import Examining
 from raymq.client.push.fetching import Fetching
 from raymq.client.push.lanes import UnorderedLane
-from raymq.client.push.pace import Pace
+from raymq.client.push.pace import CallPace
 from raymq.client.push.send_back import SendBack
-from raymq.client.requests.offsets import GroupOffsets
+from raymq.client.requests.offsets import OffsetRequests
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
@@ -51,13 +51,13 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
     "heartbeat": (False, Membership, "heartbeat"),
     "assignment": (False, Consuming, "_share_out"),
     "commits": (False, Consuming, "_begin_commits"),
-    "commit": (False, GroupOffsets, "commit"),
+    "commit": (False, OffsetRequests, "commit"),
     "expiry of calls": (False, Delivery, "expire_calls"),
     "fetches from ": (False, fetching, "fetch"),
     "fetch of a queue": (False, Fetching, "deliver"),
     "examination of a queue": (False, Examining, "_read_singly"),
     "send-back": (False, SendBack, "__call__"),
-    "listener call": (False, Pace, "took"),
+    "listener call": (False, CallPace, "took"),
     "outcome of a call": (False, UnorderedLane, "done"),
     "locks": (True, LockTable, "due"),
     "renewal of locks": (True, LockTable, "granted"),
@@ -184,7 +184,7 @@ def test_queues_whose_start_fails_unexpectedly_are_taken_over_soon(
     """The others meanwhile, and these without waiting for the next time that everything is looked at."""
     monkeypatch.setattr(consuming, "REBALANCE_SECONDS", 1_000.0)
     fault = Fault(ValueError("unexpected"))
-    monkeypatch.setattr(GroupOffsets, "committed", fault.before(GroupOffsets.committed))
+    monkeypatch.setattr(OffsetRequests, "committed", fault.before(OffsetRequests.committed))
     taker = Taker()
     with PushConsumer(mq, "g", {"t": "*"}, taker, ordered=ordered) as consumer:
         running = consumer._consuming

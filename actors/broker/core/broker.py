@@ -19,7 +19,7 @@ from raymq.actors.broker.core.appending.admission import Admission, AdmissionLim
 from raymq.actors.broker.core.appending.foreign_send import Accepting
 from raymq.actors.broker.core.appending.idempotence import Lane as ProducerLane
 from raymq.actors.broker.core.appending.idempotence import ProducerTable, StoredBatch
-from raymq.actors.broker.core.appending.inbound_message import Kind
+from raymq.actors.broker.core.appending.inbound_message import MessageKind
 from raymq.actors.broker.core.appending.staging import Staging
 from raymq.actors.broker.core.copies.copying import Copying
 from raymq.actors.broker.core.delay.recall import Recall
@@ -56,7 +56,7 @@ from raymq.storage.records.record import Buffer, Record, decode
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.set_aside import SetAside
+from raymq.storage.tables.set_aside import SetAsideFile
 from raymq.storage.tables.topic_config import TopicConfig
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class BrokerCore:
         #: parked fetches by it, once they can read them.
         self.on_arrival: Callable[[Sequence[tuple[str, int]]], None] = _nobody_waits
         #: What no copy could be made of.
-        self.set_aside = SetAside(store.directory / "raymq" / "set_aside.jsonl")
+        self.set_aside = SetAsideFile(store.directory / "raymq" / "set_aside.jsonl")
         copying = Copying(store, self._append, self.set_aside, clock)
         self.schedule = Schedule(store, self._steady, self._append, copying)
         self.timers = Timers(name, store, clock, self._append, copying)
@@ -122,7 +122,7 @@ class BrokerCore:
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
-        self.accepting.detours[Kind.TIMER] = self.timers.detour
+        self.accepting.detours[MessageKind.TIMER] = self.timers.detour
         install(store.topic_configs, own)
         #: The queues that are found to be writable, as long as the topics are of that version.
         self._open_lanes: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()

@@ -128,10 +128,10 @@ class Counter:
 
     def _pass_on(self) -> None:
         """Tell the windows what they do not know yet."""
-        calls, messages, octets = self._counted
+        calls, messages, size = self._counted
         if self.calls > calls:
             for window in self._windows:
-                window.add(self._from, self.calls - calls, self.messages - messages, self.bytes - octets)
+                window.add(self._from, self.calls - calls, self.messages - messages, self.bytes - size)
             self._counted = (self.calls, self.messages, self.bytes)
 
 

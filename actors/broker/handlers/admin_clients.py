@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.clients import Client, Membership
+from raymq.actors.broker.core.groups.clients import Client, GroupMember
 from raymq.actors.broker.core.runtime_figures import VERSION
 from raymq.actors.broker.handlers.admin_offsets import subscription_object
 from raymq.actors.errors import ConsumerNotOnline, GroupNotFound, InvalidInput, ProtocolError, Timeout
@@ -138,7 +138,7 @@ def _connection_object(client: Client) -> dict[str, Any]:
     }
 
 
-def _producer_object(member: Membership) -> dict[str, Any]:
+def _producer_object(member: GroupMember) -> dict[str, Any]:
     client = member.client
     return {
         "clientId": client.client_id,

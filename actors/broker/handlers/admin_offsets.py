@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.consumption import Consumption, Progress
+from raymq.actors.broker.core.groups.consumption import ConsumedQueue, Consumption
 from raymq.actors.errors import GroupNotFound, TopicNotFound
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
@@ -170,7 +170,7 @@ def _changes(consumption: Consumption) -> dict[int, Handler]:
     return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset, RequestCode.CLONE_GROUP_OFFSET: clone}
 
 
-def _progress_object(progress: Progress) -> dict[str, Any]:
+def _progress_object(progress: ConsumedQueue) -> dict[str, Any]:
     """RocketMQ's object. Its clients take a negative offset for a number, so theirs is at least the minimum."""
     consumed = progress.min_offset if progress.committed is None else progress.committed
     return {

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, integer, text
-from raymq.actors.broker.core.reading.fetching import Fetch, Part
+from raymq.actors.broker.core.reading.fetching import Fetch, QueuePart
 from raymq.actors.broker.core.reading.long_poll import QueueKey
 from raymq.actors.naming import check_group
 from raymq.actors.wire import faults
@@ -150,7 +150,7 @@ class _Asked:
             self._woken()
         return True
 
-    def _answer_early(self, parts: list[Part]) -> None:
+    def _answer_early(self, parts: list[QueuePart]) -> None:
         if parts:
             answer = self._answer(parts)
             answer.flag |= FLAG_EARLY
@@ -158,12 +158,12 @@ class _Asked:
         if self._fetch.is_behind:
             self._woken()
 
-    def _answer(self, parts: list[Part]) -> Command:
+    def _answer(self, parts: list[QueuePart]) -> Command:
         if self._group is not None:
             for part in parts:
                 if len(part.sizes):
-                    octets = int(part.sizes.sum())
-                    self._context.statistics.get(self._group, self._topics[part.index], len(part.sizes), octets)
+                    size = int(part.sizes.sum())
+                    self._context.statistics.get(self._group, self._topics[part.index], len(part.sizes), size)
         fields = {"parts": [_packed(part) for part in parts], "epoch": self._context.core.store.epoch}
         pieces = [piece for part in parts for piece in part.pieces]
         return self._request.response(ResponseCode.SUCCESS, fields, pieces=pieces)
@@ -173,7 +173,7 @@ def _group(request: Command) -> str | None:
     return None if request.fields.get("group") is None else check_group(text(request, "group"))
 
 
-def _packed(part: Part) -> list[object]:
+def _packed(part: QueuePart) -> list[object]:
     told = None
     if part.error is not None:
         answer = faults.to_response(Command(RequestCode.FETCH), part.error)

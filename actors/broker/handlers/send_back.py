@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.redelivery.retry import Aside, Dead
+from raymq.actors.broker.core.redelivery.retry import Dead, PutAside
 from raymq.actors.errors import WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -33,7 +33,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
                 raise WriteUnknown("the message is not on disk yet: send it back again")
             # RocketMQ answers without fields; our own consumer tells its watchers what became of the message
             fields: dict[str, object] = {"deadLetter": isinstance(decision, Dead)}
-            if isinstance(decision, Aside):
+            if isinstance(decision, PutAside):
                 fields[SET_ASIDE] = decision.reason
             return request.response(ResponseCode.SUCCESS, fields)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.appending.inbound_message import Draft, Kind, kind_of
+from raymq.actors.broker.core.appending.inbound_message import Draft, MessageKind, kind_of
 from raymq.actors.errors import (
     GroupNotFound,
     InvalidInput,
@@ -195,24 +195,24 @@ class TestTopicsThatAMessageMakes:
 @pytest.mark.parametrize(
     ("told", "reconsume_times", "kind"),
     [
-        ({}, 0, Kind.NORMAL),
-        ({"DELAY": "0"}, 0, Kind.NORMAL),
-        ({"DELAY": "-1"}, 0, Kind.NORMAL),
-        ({"DELAY": "3"}, 0, Kind.LEVEL),
-        ({"TIMER_DELIVER_MS": "5"}, 0, Kind.TIMER),
-        ({"TIMER_DELAY_MS": "5"}, 0, Kind.TIMER),
-        ({"TIMER_DELAY_SEC": "5"}, 0, Kind.TIMER),
-        ({"TIMER_DELAY_SEC": "5", "DELAY": "1"}, 0, Kind.LEVEL),
-        ({"TIMER_DELAY_SEC": "5", "TIMER_OUT_MS": "5"}, 0, Kind.NORMAL),
-        ({"TRAN_MSG": "true"}, 0, Kind.HALF),
-        ({"TRAN_MSG": "TRUE"}, 0, Kind.HALF),
-        ({"TRAN_MSG": "false"}, 0, Kind.NORMAL),
-        ({"TRAN_MSG": "true", "DELAY": "2"}, 0, Kind.HALF),
-        ({"TRAN_MSG": "true", "DELAY": "2"}, 1, Kind.LEVEL),
-        ({"TRAN_MSG": "true"}, 1, Kind.HALF),
+        ({}, 0, MessageKind.NORMAL),
+        ({"DELAY": "0"}, 0, MessageKind.NORMAL),
+        ({"DELAY": "-1"}, 0, MessageKind.NORMAL),
+        ({"DELAY": "3"}, 0, MessageKind.LEVEL),
+        ({"TIMER_DELIVER_MS": "5"}, 0, MessageKind.TIMER),
+        ({"TIMER_DELAY_MS": "5"}, 0, MessageKind.TIMER),
+        ({"TIMER_DELAY_SEC": "5"}, 0, MessageKind.TIMER),
+        ({"TIMER_DELAY_SEC": "5", "DELAY": "1"}, 0, MessageKind.LEVEL),
+        ({"TIMER_DELAY_SEC": "5", "TIMER_OUT_MS": "5"}, 0, MessageKind.NORMAL),
+        ({"TRAN_MSG": "true"}, 0, MessageKind.HALF),
+        ({"TRAN_MSG": "TRUE"}, 0, MessageKind.HALF),
+        ({"TRAN_MSG": "false"}, 0, MessageKind.NORMAL),
+        ({"TRAN_MSG": "true", "DELAY": "2"}, 0, MessageKind.HALF),
+        ({"TRAN_MSG": "true", "DELAY": "2"}, 1, MessageKind.LEVEL),
+        ({"TRAN_MSG": "true"}, 1, MessageKind.HALF),
     ],
 )
-def test_what_properties_ask_for(told: dict[str, str], reconsume_times: int, kind: Kind) -> None:
+def test_what_properties_ask_for(told: dict[str, str], reconsume_times: int, kind: MessageKind) -> None:
     assert kind_of(told, reconsume_times) is kind
 
 
@@ -281,7 +281,7 @@ def test_a_service_takes_its_kind_of_messages(intake: Intake) -> None:
         draft.topic, draft.queue_id, draft.sys_flag = "RMQ_SYS_TRANS_HALF_TOPIC", 0, 0
         draft.recall_handle = "a handle"
 
-    intake.core.accepting.detours[Kind.HALF] = prepare
+    intake.core.accepting.detours[MessageKind.HALF] = prepare
     accepted = intake.accept(queue_id=2, properties=dict(HALF), sys_flag=4)
 
     (record,) = intake.records("RMQ_SYS_TRANS_HALF_TOPIC")

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.delay.due_times import DueTimes
-from raymq.actors.scheduler_pace import IDLE_SECONDS, Pace
+from raymq.actors.scheduler_pace import IDLE_SECONDS, SchedulerPace
 from raymq.client import Message
 from raymq.storage.clock import SteadyClock
 from raymq.storage.config import StoreConfig
@@ -129,7 +129,7 @@ def test_a_step_while_a_message_waits_changes_nothing(bench: SteppedBench, step:
 def test_a_step_leaves_no_broker_unasked(bench: SteppedBench, step: float) -> None:
     """Fault 13.29: after a step of -1 h the scheduler asked nobody for an hour."""
     delay(bench, 2)
-    pace = Pace(bench.hands.elapsed)
+    pace = SchedulerPace(bench.hands.elapsed)
     report = bench.core.deliver_due()
     assert report.wait_ms == 2 * MINUTE * 1000
     pace.answered(report)

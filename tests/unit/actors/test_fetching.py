@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.broker.core.reading.fetching import Fetch, Part
+from raymq.actors.broker.core.reading.fetching import Fetch, QueuePart
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, TopicNotFound
 from raymq.actors.filter.subscription import TAG, filter_of
 from raymq.actors.filter.wanted import Wanted
@@ -22,7 +22,7 @@ def tagged(tags: str) -> Wanted:
     return Wanted("t", 0, 0, filter_of(TAG, tags).tags_codes)
 
 
-def told(parts: list[Part]) -> list[tuple[int, int, list[int]]]:
+def told(parts: list[QueuePart]) -> list[tuple[int, int, list[int]]]:
     """Queue, where it goes on, the offsets of the messages."""
     return [(part.index, part.next_offset, part.offsets.tolist()) for part in parts]
 

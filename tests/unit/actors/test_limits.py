@@ -10,7 +10,7 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, PermissionDenied, Timeout
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.connection import Connection, ConnectionPool
+from raymq.actors.wire.connection import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server_connection import ServerConnection
@@ -252,7 +252,7 @@ async def test_the_server_asks_and_the_client_answers() -> None:
 async def test_our_client_answers_what_it_knows_and_says_3_to_the_rest() -> None:
     told: list[Command] = []
 
-    def on_push(_: Connection, request: Command) -> Command | None:
+    def on_push(_: WireConnection, request: Command) -> Command | None:
         told.append(request)
         return request.response(0, {"known": True}) if request.code == 307 else None
 

@@ -13,7 +13,7 @@ from raymq.actors.filter.subscription import filter_of
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.records.record import encode
-from raymq.storage.tables.in_flight import Delivery
+from raymq.storage.tables.in_flight import Lent
 from tests.faulty_calls import UnsyncedCalls
 from tests.stored import append, flip, log_file, make_record
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
@@ -494,7 +494,7 @@ def test_the_journal_does_not_grow_with_what_is_done(bench: PopBench, monkeypatc
 def test_a_loss_of_power_that_took_messages_leaves_what_is_there_lent(bench: PopBench) -> None:
     bench.send(b"a", b"b")
     held = bench.receive()
-    lost = {offset: Delivery(1, 2, 0, 16) for offset in (2, 7)}
+    lost = {offset: Lent(1, 2, 0, 16) for offset in (2, 7)}
     bench.store.in_flight.deliver(("g", "t", 0), 9, lost)  # the journal knows more than the log has
     bench.kill()
     assert bench.ack(held[0]) == [True]

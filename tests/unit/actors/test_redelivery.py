@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.redelivery.retry import Aside, Dead, Later
+from raymq.actors.broker.core.redelivery.retry import Dead, Later, PutAside
 from raymq.actors.errors import GroupNotFound, MessageExpired, MessageNotFound, PermissionDenied, StoreFull
 from raymq.actors.protocol import Redriven
 from raymq.client import Message
@@ -139,7 +139,7 @@ def test_what_cannot_be_copied_at_all_is_set_aside_and_that_is_the_answer(bench:
     place = int(bench.store.append(record, np.array([len(record)], np.int32)).physical_offsets[0])
     for _ in range(2):
         decision = bench.core.redelivery.send_back("g", place, 0)
-        assert isinstance(decision, Aside)
+        assert isinstance(decision, PutAside)
         assert "32767" in decision.reason
     assert [(note.duty, note.owner) for note in bench.core.set_aside.notes()] == [("retry", "g")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from raymq.actors.broker.core.redelivery.retry import Dead, Later, after_failure, after_resending
 from raymq.actors.protocol import DueReport
-from raymq.actors.scheduler_pace import FAILURE_SECONDS, IDLE_SECONDS, LEAST_SECONDS, Pace
+from raymq.actors.scheduler_pace import FAILURE_SECONDS, IDLE_SECONDS, LEAST_SECONDS, SchedulerPace
 from tests.unit.actors.clock import FakeClock
 
 LEVELS = 18
@@ -80,7 +80,7 @@ def test_always_failing_gives_maximum_plus_one_deliveries(maximum: int) -> None:
 )
 def test_pace_follows_the_next_due_time(next_due_in: float | None, expected: float) -> None:
     clock = FakeClock()
-    pace = Pace(clock)
+    pace = SchedulerPace(clock)
     assert pace.wait() < 0
     wait_ms = None if next_due_in is None else int(next_due_in * 1000)
     pace.answered(DueReport(0, 1, 0, wait_ms))  # when that is by the broker's clock does not matter
@@ -89,6 +89,6 @@ def test_pace_follows_the_next_due_time(next_due_in: float | None, expected: flo
 
 def test_a_broker_that_does_not_answer_is_left_alone() -> None:
     clock = FakeClock()
-    pace = Pace(clock)
+    pace = SchedulerPace(clock)
     pace.failed()
     assert pace.wait() == pytest.approx(FAILURE_SECONDS)

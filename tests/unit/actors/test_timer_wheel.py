@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from raymq.actors.broker.core.delay.timer_wheel import TimerWheel
-from raymq.storage.timers.entry import ENTRY, NO_ENTRIES, Entries, Kind
+from raymq.storage.timers.entry import ENTRY, NO_ENTRIES, Entries, EntryKind
 
 
 def entries(*pairs: tuple[int, int], size: int = 100) -> Entries:
     """Entries of (due time, queue offset)."""
-    return np.array([(due, offset, 0, 0, size, Kind.WAITS) for due, offset in pairs], ENTRY)
+    return np.array([(due, offset, 0, 0, size, EntryKind.WAITS) for due, offset in pairs], ENTRY)
 
 
 def offsets(found: Entries) -> list[int]:

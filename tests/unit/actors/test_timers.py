@@ -20,7 +20,7 @@ from raymq.client import Message
 from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import HOUR_MS, Kind, key_of
+from raymq.storage.timers.entry import HOUR_MS, EntryKind, key_of
 from raymq.storage.timers.timer_log import TimerLog
 from tests.stored import flip
 from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
@@ -302,7 +302,7 @@ def test_what_was_dropped_is_forgotten_with_its_record(bench: TimerBench) -> Non
     bench.core.deliver_due()
     assert message.due_ms is not None
     what = message.due_ms, key_of(delete_key("t", message.unique_key))
-    assert bench.core.timers.log.find(*what)["kind"].tolist() == [Kind.WAITS, Kind.DROPPED]
+    assert bench.core.timers.log.find(*what)["kind"].tolist() == [EntryKind.WAITS, EntryKind.DROPPED]
     assert len(TimerLog(bench.directory / "raymq" / "timers", log_end=begin, clean=False).find(*what)) == 0
 
 

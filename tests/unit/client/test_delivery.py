@@ -15,7 +15,7 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.delivery import Delivery
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
-from raymq.client.push.pace import Pace
+from raymq.client.push.pace import CallPace
 from raymq.client.push.process_queue import ProcessQueue
 from tests.polling import poll_until
 from tests.received import QUEUE, message
@@ -263,7 +263,7 @@ def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -
         bench.add_one(0)
         assert not bench.asides, "nobody knows yet that it is quick"
         bench.end_a_call()
-        bench.delivery._pace = Pace(lambda: 0.0)
+        bench.delivery._pace = CallPace(lambda: 0.0)
         for offset in range(1, 60):
             bench.delivery._pace.took(0.0)
             bench.add_one(offset)
@@ -282,7 +282,7 @@ def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
         bench.delivery._pace.took(1.0)
         bench.add_one(0)
         bench.end_a_call()
-        bench.delivery._pace = Pace(lambda: 0.0)
+        bench.delivery._pace = CallPace(lambda: 0.0)
         bench.delivery._pace.took(0.0)
         bench.add(1, 2)
         bench.end_a_call()

@@ -15,7 +15,7 @@ import pytest
 from raymq.actors.errors import NotStored
 from raymq.actors.sending.sender import Terms
 from raymq.client import MessageQueue, SendResult, SendStatus
-from raymq.client.produce.message_batch import Delivery, MessageBatch
+from raymq.client.produce.message_batch import MessageBatch, PendingResult
 from raymq.storage.records import compiled
 
 pytestmark = pytest.mark.usefixtures("batch_code")
@@ -34,7 +34,7 @@ def batch() -> MessageBatch:
 
 
 def test_results_after_the_outcome_cost_no_future(batch: MessageBatch) -> None:
-    deliveries = [Delivery(batch, index) for index in range(3)]
+    deliveries = [PendingResult(batch, index) for index in range(3)]
     batch.finish(lambda: results(3))
     assert [delivery.result() for delivery in deliveries] == results(3)
     assert all(delivery.done() for delivery in deliveries)
@@ -45,13 +45,13 @@ def test_results_are_made_once_and_only_when_asked_for(batch: MessageBatch) -> N
     calls = []
     batch.finish(lambda: calls.append(1) or results(2))  # type: ignore[func-returns-value]
     assert not calls
-    assert Delivery(batch, 0).result() is not Delivery(batch, 1).result()
+    assert PendingResult(batch, 0).result() is not PendingResult(batch, 1).result()
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("finished_first", [True, False])
 def test_everything_a_future_offers(batch: MessageBatch, finished_first: bool) -> None:
-    delivery = Delivery(batch, 1)
+    delivery = PendingResult(batch, 1)
     seen: list[Future[SendResult]] = []
     if finished_first:
         batch.finish(lambda: results(2))
@@ -72,7 +72,7 @@ def test_everything_a_future_offers(batch: MessageBatch, finished_first: bool) -
 
 
 def test_wait_and_as_completed(batch: MessageBatch) -> None:
-    early, late = Delivery(batch, 0), Delivery(batch, 1)
+    early, late = PendingResult(batch, 0), PendingResult(batch, 1)
     waiter = threading.Thread(target=concurrent.futures.wait, args=([early],))
     waiter.start()
     batch.finish(lambda: results(2))
@@ -85,13 +85,13 @@ def test_wait_and_as_completed(batch: MessageBatch) -> None:
 def test_asyncio_can_await_it(batch: MessageBatch) -> None:
     async def wait() -> SendResult:
         asyncio.get_running_loop().call_soon(batch.finish, lambda: results(1))
-        return await asyncio.wrap_future(Delivery(batch, 0))
+        return await asyncio.wrap_future(PendingResult(batch, 0))
 
     assert asyncio.run(wait()) == results(1)[0]
 
 
 def test_each_message_has_its_own_outcome(batch: MessageBatch) -> None:
-    waiting = [Delivery(batch, index) for index in range(2)]
+    waiting = [PendingResult(batch, index) for index in range(2)]
     seen: list[BaseException | None] = []
     for delivery in waiting:
         delivery.add_done_callback(lambda done: seen.append(done.exception()))
@@ -99,11 +99,11 @@ def test_each_message_has_its_own_outcome(batch: MessageBatch) -> None:
     batch.finish(lambda: [results(1)[0], error])
     assert seen == [None, error]
     with pytest.raises(NotStored):
-        Delivery(batch, 1).result()
+        PendingResult(batch, 1).result()
 
 
 def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:
-    deliveries = [Delivery(batch, index) for index in range(200)]
+    deliveries = [PendingResult(batch, index) for index in range(200)]
     found: list[list[int]] = []
 
     def read() -> None:
@@ -120,11 +120,11 @@ def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:
 
 def test_an_attribute_that_no_future_has(batch: MessageBatch) -> None:
     with pytest.raises(AttributeError):
-        _ = Delivery(batch, 0).nothing  # type: ignore[attr-defined]
+        _ = PendingResult(batch, 0).nothing  # type: ignore[attr-defined]
 
 
 def test_the_collector_sees_what_was_looked_at(batch: MessageBatch) -> None:
-    looked_at, other = Delivery(batch, 0), Delivery(batch, 1)
+    looked_at, other = PendingResult(batch, 0), PendingResult(batch, 1)
     looked_at.add_done_callback(functools.partial(lambda *_: None, looked_at))  # a circle
     assert gc.is_tracked(looked_at)
     assert gc.is_tracked(other) == (compiled.kernels is None)

@@ -15,7 +15,7 @@ import pytest
 
 from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import replaced
-from raymq.storage.tables.in_flight import Delivery, InFlight
+from raymq.storage.tables.in_flight import InFlight, Lent
 from raymq.storage.tables.journal import Journal
 from raymq.storage.tables.progress import Progress
 from raymq.storage.tables.remains import Remains
@@ -80,7 +80,7 @@ def test_offsets_of_a_topic_deleted_during_a_fold_do_not_come_back(
 def test_what_pop_had_out_of_a_topic_deleted_during_a_rewrite_does_not_come_back(tmp_path: Path) -> None:
     table = in_flight_of(tmp_path)
     table._journal.divert()
-    table.deliver(QUEUE, 3, {0: Delivery(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 3, {0: Lent(1_000, 2_000, 0, 16)})
     deleted_without_room(table, "t", 100)
     table._settle()
     table._journal.close()
@@ -93,7 +93,7 @@ def test_what_is_committed_after_an_owed_deletion_stays(tmp_path: Path, folds: i
     """The frame that is owed outlives every way in which the journal is written anew."""
     progress, table = progress_of(tmp_path), in_flight_of(tmp_path)
     progress.consumer_offsets.commit(*QUEUE, 15)
-    table.deliver(QUEUE, 16, {15: Delivery(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 16, {15: Lent(1_000, 2_000, 0, 16)})
     deleted_without_room(progress, "t", 100)
     deleted_without_room(table, "t", 100)
     for _ in range(folds):
@@ -104,7 +104,7 @@ def test_what_is_committed_after_an_owed_deletion_stays(tmp_path: Path, folds: i
             progress.fold()
         table._rewrite()
     progress.consumer_offsets.commit(*QUEUE, 12)
-    table.deliver(QUEUE, 13, {12: Delivery(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 13, {12: Lent(1_000, 2_000, 0, 16)})
     for _ in range(2):
         progress.journal.close()
         table._journal.close()
@@ -117,7 +117,7 @@ def test_a_deletion_that_a_first_life_could_not_write_down_holds(tmp_path: Path)
     """There is no file of offsets yet; the journal itself says that deletions are told in it."""
     progress, table = progress_of(tmp_path), in_flight_of(tmp_path)
     progress.consumer_offsets.commit(*QUEUE, 15)
-    table.deliver(QUEUE, 16, {15: Delivery(1_000, 2_000, 0, 16)})
+    table.deliver(QUEUE, 16, {15: Lent(1_000, 2_000, 0, 16)})
     progress.journal.close()
     table._journal.close()
     assert progress_of(tmp_path, t=100).consumer_offsets.get(*QUEUE) is None

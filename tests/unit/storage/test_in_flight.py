@@ -8,12 +8,12 @@ import pytest
 
 from raymq.storage.errors import StoreError
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import Delivery, InFlight, Outstanding
+from raymq.storage.tables.in_flight import InFlight, Lent, Outstanding
 from raymq.storage.tables.journal import Journal
 from tests.stored import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)
-FIRST = Delivery(1_000, 2_000, 0, 16)
+FIRST = Lent(1_000, 2_000, 0, 16)
 
 
 def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_table_is_what_its_changes_made_it(tmp_path: Path) -> None:
     table.forget(("x", "t", 0))
     table.forget(("never", "t", 0))
     table.acknowledge(("h", "t", 1), [8])
-    expected = {QUEUE: Outstanding(5, {2: Delivery(1_500, 2_000, 0, 16), 4: FIRST})}
+    expected = {QUEUE: Outstanding(5, {2: Lent(1_500, 2_000, 0, 16), 4: FIRST})}
     assert table.queues == expected
     for rewrite in (False, True, False):
         table.close(rewrite=rewrite)
@@ -65,5 +65,5 @@ def test_deliveries_of_older_versions_do_not_say_for_how_long_they_were_lent(tmp
     journal.append(("d", *QUEUE, 5, [[2, 1_000, 2_000, 0, 16]]))
     journal.close()
     table = InFlight(path, writable=False)
-    assert table.queues[QUEUE].deliveries == {2: Delivery(1_000, 2_000, 0, 16, 0)}
+    assert table.queues[QUEUE].deliveries == {2: Lent(1_000, 2_000, 0, 16, 0)}
     table.close(rewrite=False)

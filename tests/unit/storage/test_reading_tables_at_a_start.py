@@ -17,7 +17,7 @@ from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
-from raymq.storage.tables.set_aside import Note, SetAside
+from raymq.storage.tables.set_aside import Note, SetAsideFile
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers.timer_log import TimerLog
 from tests.stored import SMALL, append, make_record
@@ -114,10 +114,10 @@ def test_notes_and_timers_that_cannot_be_read_now_are_left_alone(
 ) -> None:
     monkeypatch.setattr(RESERVE, "give", lambda: False)
     notes = tmp_path / "set_aside.jsonl"
-    SetAside(notes).put([Note("retry", "g", "t", 0, 1, 2, "", "test", 3)])
+    SetAsideFile(notes).put([Note("retry", "g", "t", 0, 1, 2, "", "test", 3)])
     with replaced(Unreadable(notes, error)), pytest.raises(StoreError):
-        SetAside(notes)
-    assert len(SetAside(notes).notes()) == 1
+        SetAsideFile(notes)
+    assert len(SetAsideFile(notes).notes()) == 1
     TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False).close()
     state = tmp_path / "timers" / "state.json"
     if state.exists():

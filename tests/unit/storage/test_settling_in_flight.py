@@ -17,7 +17,7 @@ import pytest
 
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.tables import in_flight as in_flight_module
-from raymq.storage.tables.in_flight import Delivery, InFlight
+from raymq.storage.tables.in_flight import InFlight, Lent
 from tests.faulty_calls import FaultyCalls
 
 QUEUES = [("g", "t", 0), ("g", "t", 1), ("h", "t", 0)]
@@ -67,13 +67,13 @@ def change(table: InFlight, rng: random.Random) -> None:
     known = table.queues.get(queue)
     if known is None:
         begin = rng.randrange(50)  # a group may be sent back
-        table.deliver(queue, begin + 3, {begin + n: Delivery(rng.randrange(1000), 2, 0, 16) for n in range(3)})
+        table.deliver(queue, begin + 3, {begin + n: Lent(rng.randrange(1000), 2, 0, 16) for n in range(3)})
     elif rng.random() < 0.4:
         following = known.next_offset + rng.randrange(1, 4)
-        table.deliver(queue, following, {n: Delivery(3, 4, 0, 16) for n in range(known.next_offset, following)})
+        table.deliver(queue, following, {n: Lent(3, 4, 0, 16) for n in range(known.next_offset, following)})
     elif rng.random() < 0.2:
         again = rng.choice(list(known.deliveries))
-        table.deliver(queue, known.next_offset, {again: Delivery(rng.randrange(1000), 5, 1, 16)})
+        table.deliver(queue, known.next_offset, {again: Lent(rng.randrange(1000), 5, 1, 16)})
     elif rng.random() < 0.1:
         table.forget(queue)
     else:

@@ -15,7 +15,7 @@ import pytest
 from raymq.storage.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull
 from raymq.storage.files import file_calls
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, Kind, key_of
+from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, Entries, EntryKind, key_of
 from raymq.storage.timers.over import Over
 from raymq.storage.timers.run import TimerRun
 from raymq.storage.timers.timer_log import TimerLog
@@ -27,7 +27,7 @@ START_MS = HOUR * HOUR_MS
 EVER_MS = 1 << 60
 
 
-def entry(due_ms: int, offset: int, place: int = 0, kind: Kind = Kind.WAITS, key: int = 7) -> Entries:
+def entry(due_ms: int, offset: int, place: int = 0, kind: EntryKind = EntryKind.WAITS, key: int = 7) -> Entries:
     return np.array([(due_ms, offset, place, key, 100, kind)], ENTRY)
 
 
@@ -71,7 +71,7 @@ def test_what_waits_in_the_order_of_due_times(tmp_path: Path, in_runs: bool, req
         (
             np.concatenate([entry(START_MS + 50, 0), entry(START_MS + 10, 2), entry(START_MS + 10, 1)]),
             entry(START_MS + HOUR_MS, 3),
-            entry(START_MS + 10, 2, kind=Kind.DELIVERED),
+            entry(START_MS + 10, 2, kind=EntryKind.DELIVERED),
             entry(START_MS + 50, 0),  # told twice, as after a crash
         )
     ):
@@ -105,7 +105,13 @@ def test_any_entries_in_any_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for offset in dice.sample(sorted(waits), min(len(waits), 3)):
             ended.add(offset)
             parts.append(
-                entry(waits[offset][0], offset, turn, dice.choice([Kind.DELIVERED, Kind.MOVED]), waits[offset][1])
+                entry(
+                    waits[offset][0],
+                    offset,
+                    turn,
+                    dice.choice([EntryKind.DELIVERED, EntryKind.MOVED]),
+                    waits[offset][1],
+                )
             )
         log.append(np.concatenate([NO_ENTRIES, *parts]))
         log.enqueued = turn
@@ -203,15 +209,15 @@ def test_there_are_few_runs_however_much_waits(tmp_path: Path, monkeypatch: pyte
 def test_what_is_over_goes(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.append(np.concatenate([entry(START_MS + n, n) for n in range(10)]))
-    log.append(np.concatenate([entry(START_MS + n, n, kind=Kind.DELIVERED) for n in range(10)]))
+    log.append(np.concatenate([entry(START_MS + n, n, kind=EntryKind.DELIVERED) for n in range(10)]))
     log.append(entry(START_MS + HOUR_MS, 10))
     checkpoint(log, 1)
     log.append(entry(START_MS + 5, 11))
     checkpoint(log, 2, Over(START_MS + HOUR_MS, 11, 1))
     assert waiting(log) == [11, 10], "what came since then is kept"
     assert sum(map(len, log.runs)) == 2
-    log.append(entry(START_MS + 5, 11, kind=Kind.DELIVERED))
-    log.append(entry(START_MS + HOUR_MS, 10, kind=Kind.DELIVERED))
+    log.append(entry(START_MS + 5, 11, kind=EntryKind.DELIVERED))
+    log.append(entry(START_MS + HOUR_MS, 10, kind=EntryKind.DELIVERED))
     checkpoint(log, 3)
     log.enqueued = 12
     checkpoint(log, 4, Over(EVER_MS, 12, 3))
@@ -288,7 +294,7 @@ def journal_of_three(folder: Path) -> tuple[bytes, int]:
     """The journal of three appends, and how much of it was there at the last checkpoint: two."""
     log = opened(folder)
     log.append(np.concatenate([entry(START_MS, 0, 10), entry(START_MS, 1, 20)]))
-    log.append(entry(START_MS, 0, 30, Kind.DELIVERED))
+    log.append(entry(START_MS, 0, 30, EntryKind.DELIVERED))
     log.enqueued = 2
     checkpoint(log, 40)
     log.append(entry(START_MS, 2, 50))
@@ -364,7 +370,7 @@ def test_after_a_crash_entries_of_lost_records_are_dropped(
         request.getfixturevalue("runs_at_once")
     log = opened(tmp_path)
     log.append(np.concatenate([entry(START_MS, 0, place=10), entry(START_MS, 1, place=200)]))
-    log.append(entry(START_MS, 0, place=100, kind=Kind.DELIVERED))
+    log.append(entry(START_MS, 0, place=100, kind=EntryKind.DELIVERED))
     checkpoint(log, 300)
     assert len(log.runs) == in_runs
     assert waiting(opened(tmp_path, log_end=100, clean=True)) == [1]
@@ -412,7 +418,7 @@ def test_what_is_damaged_is_told_anew_from_the_first_message_on(tmp_path: Path, 
     log.append(np.concatenate([entry(START_MS, 0), entry(START_MS, 1)]))
     log.enqueued = 2
     checkpoint(log, 1)
-    log.append(entry(START_MS, 0, 5, Kind.DELIVERED))
+    log.append(entry(START_MS, 0, 5, EntryKind.DELIVERED))
     log.close()
     [path] = tmp_path.glob("run.*")
     state = tmp_path / "state.json"
@@ -455,7 +461,7 @@ def test_files_of_the_second_version_are_taken_over(
     told = json.loads(state.read_text())
     told.pop("crc")
     number = told["journal"]
-    known = np.concatenate([entry(START_MS, 1), entry(START_MS + 5, 0, 9, Kind.DELIVERED)]).astype(ENTRY).tobytes()
+    known = np.concatenate([entry(START_MS, 1), entry(START_MS + 5, 0, 9, EntryKind.DELIVERED)]).astype(ENTRY).tobytes()
     content = known + entry(START_MS, 2).tobytes() + b"half an entry"
     (tmp_path / f"journal.{number:010d}").write_bytes(content)
     told |= {
@@ -481,7 +487,7 @@ def test_files_of_the_second_version_are_taken_over(
 def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
     """One file for each hour, as docs/format.md describes them."""
     one = np.concatenate(
-        [entry(START_MS + 9, 1, 50), entry(START_MS + 5, 0, 10), entry(START_MS + 5, 0, 90, Kind.DELIVERED)]
+        [entry(START_MS + 9, 1, 50), entry(START_MS + 5, 0, 10), entry(START_MS + 5, 0, 90, EntryKind.DELIVERED)]
     )
     (tmp_path / f"{HOUR:08d}").write_bytes(one.astype(ENTRY).tobytes() + b"half an entry")
     (tmp_path / f"{HOUR + 7:08d}").write_bytes(entry(START_MS + 7 * HOUR_MS, 2, 70).tobytes())
@@ -490,7 +496,7 @@ def test_files_of_the_first_version_are_taken_over(tmp_path: Path) -> None:
         log = opened(tmp_path)
         assert (log.enqueued, log.log_end) == (3, 95)
         assert waiting(log) == [1, 2]
-        assert log.find(START_MS + 5, 7)["kind"].tolist() == [Kind.WAITS, Kind.DELIVERED]
+        assert log.find(START_MS + 5, 7)["kind"].tolist() == [EntryKind.WAITS, EntryKind.DELIVERED]
     assert {path.name for path in tmp_path.iterdir()} == {"state.json", "run.0000000001"}
 
 
@@ -498,7 +504,7 @@ def test_the_bytes_are_those_of_the_documents(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 2)
     log = opened(tmp_path)
     log.append(np.concatenate([entry(0x0203, 1, 0x20), entry(0x0102, 0, 0x10, key=-1)]))
-    log.append(entry(0x0203, 1, 0x30, Kind.DELIVERED))
+    log.append(entry(0x0203, 1, 0x30, EntryKind.DELIVERED))
     log.enqueued = 2
     checkpoint(log, 0x40)
     log.append(entry(0x0405, 2, 0x50))

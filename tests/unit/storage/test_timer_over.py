@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from raymq.storage.timers import timer_log
-from raymq.storage.timers.entry import ENTRY, LEAST_KEY, Entries, Kind
+from raymq.storage.timers.entry import ENTRY, LEAST_KEY, Entries, EntryKind
 from raymq.storage.timers.over import Over, is_over, with_over
 from raymq.storage.timers.timer_log import TimerLog
 
 
-def entry(due_ms: int, offset: int, kind: Kind = Kind.WAITS) -> Entries:
+def entry(due_ms: int, offset: int, kind: EntryKind = EntryKind.WAITS) -> Entries:
     return np.array([(due_ms, offset, 10 * offset, 7, 100, kind)], ENTRY)
 
 

@@ -58,7 +58,7 @@ class Admission:
         self._was_late = max(0.0, now - self._due)
         self._due = now + BEAT_SECONDS
 
-    def enter(self, octets: int) -> None:
+    def enter(self, size: int) -> None:
         """Let an append of so many bytes in; `leave` must follow once it is answered.
 
         Raises:
@@ -69,7 +69,7 @@ class Admission:
             raise ServerBusy(
                 f"{self.appends_under_way} appends wait for the disk, at most that many may", bound="appends_under_way"
             )
-        if self.bytes_under_way + octets > limits.bytes_under_way and self.appends_under_way:
+        if self.bytes_under_way + size > limits.bytes_under_way and self.appends_under_way:
             raise ServerBusy(
                 f"{self.bytes_under_way} bytes wait for the disk, {limits.bytes_under_way} may", bound="bytes_under_way"
             )
@@ -81,21 +81,21 @@ class Admission:
                     f"page cache busy: an append took {self._last_append_seconds:.1f} s", bound="page_cache"
                 )
             raise ServerBusy(f"requests wait for {late:.1f} s, at most {limits.age_seconds} s they may", bound="age")
-        self.bytes_under_way += octets
+        self.bytes_under_way += size
         self.appends_under_way += 1
 
-    def stay(self, octets: int) -> None:
+    def stay(self, size: int) -> None:
         """Count an append that was let in once more: it leaves twice."""
-        self.bytes_under_way += octets
+        self.bytes_under_way += size
         self.appends_under_way += 1
 
     def appended(self, began: float) -> None:
         """The store has taken an append that began then."""
         self._last_append_seconds = self._clock() - began
 
-    def leave(self, octets: int) -> None:
+    def leave(self, size: int) -> None:
         """An append that was let in is answered, well or not."""
-        self.bytes_under_way -= octets
+        self.bytes_under_way -= size
         self.appends_under_way -= 1
 
     def validate(self) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from raymq.actors.broker.core.appending import batch_body
 from raymq.actors.broker.core.appending.batch_body import AT_ONCE, Member
 from raymq.actors.broker.core.appending.batch_records import encoding
-from raymq.actors.broker.core.appending.inbound_message import TIMER_NAMES, Detour, Draft, Kind, kind_of
+from raymq.actors.broker.core.appending.inbound_message import TIMER_NAMES, Detour, Draft, MessageKind, kind_of
 from raymq.actors.broker.core.copies.rewriting import Append
 from raymq.actors.broker.core.delay.schedule import Schedule
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
@@ -89,10 +89,10 @@ class Accepting:
         self._unique_keys = UniqueKeys()
         address, port = split_host(store.config.store_host)
         self._id_prefix = layout.pack_host_bytes(address, port).hex().upper()
-        self.detours: dict[Kind, Detour] = {
-            Kind.LEVEL: schedule.detour,
-            Kind.TIMER: _refuse_timer,
-            Kind.HALF: _refuse_half,
+        self.detours: dict[MessageKind, Detour] = {
+            MessageKind.LEVEL: schedule.detour,
+            MessageKind.TIMER: _refuse_timer,
+            MessageKind.HALF: _refuse_half,
         }
 
     def accept(self, draft: Draft) -> Accepted:
@@ -147,7 +147,7 @@ class Accepting:
         self._check(draft)
         if draft.topic.startswith(RETRY_PREFIX):
             raise MessageIllegal("batch", "no retries", draft.topic)
-        if draft.kind is not Kind.NORMAL:
+        if draft.kind is not MessageKind.NORMAL:
             raise MessageIllegal("batch", "messages that come at once", draft.kind.value)
         self._destination(draft)
         _strip(draft)
@@ -178,7 +178,7 @@ class Accepting:
         if not 0 < len(draft.body) <= limit:
             remedy = layout.TOO_LONG if draft.body else None
             raise MessageIllegal("body", f"1 to {limit} bytes", len(draft.body), remedy=remedy)
-        if draft.sys_flag & layout.SYS_FLAG_TRANSACTION_PREPARED and draft.kind is not Kind.HALF:
+        if draft.sys_flag & layout.SYS_FLAG_TRANSACTION_PREPARED and draft.kind is not MessageKind.HALF:
             raise MessageIllegal("sysFlag", "no transaction's bits without its property", draft.sys_flag)
 
     def _destination(self, draft: Draft) -> TopicConfig | None:
@@ -272,7 +272,7 @@ def _checked(member: Member) -> Member:
     """A batch's message without the properties that only brokers may say; it must come at once."""
     told = _unreserved(decode_properties(member.properties))
     kind = kind_of(told, reconsume_times=0)
-    if kind is not Kind.NORMAL:
+    if kind is not MessageKind.NORMAL:
         raise MessageIllegal("batch", "messages that come at once", kind.value)
     return Member(member.flag, member.body, encode_properties(told))
 

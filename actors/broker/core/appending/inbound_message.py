@@ -17,7 +17,7 @@ from raymq.storage.records import property_names as names
 TIMER_NAMES = (names.TIMER_DELIVER_MS, names.TIMER_DELAY_MS, names.TIMER_DELAY_SEC)
 
 
-class Kind(enum.Enum):
+class MessageKind(enum.Enum):
     """What a sender wants of a message, beside that it is stored."""
 
     NORMAL = "comes at once"
@@ -54,21 +54,21 @@ class Draft:
     recall_handle: str | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MessageKind:
         """What is asked for; MessageIllegal as `delay_level`."""
         return kind_of(self.properties, self.reconsume_times)
 
 
-def kind_of(properties: Mapping[str, str], reconsume_times: int) -> Kind:
+def kind_of(properties: Mapping[str, str], reconsume_times: int) -> MessageKind:
     """What is asked for. A delay level wins over a time, and a half message that is retried is none any more."""
     level = delay_level(properties)
     if properties.get(names.TRAN_MSG, "").lower() == "true" and not (level > 0 and reconsume_times > 0):
-        return Kind.HALF
+        return MessageKind.HALF
     if level > 0:
-        return Kind.LEVEL
+        return MessageKind.LEVEL
     if names.TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_NAMES):
-        return Kind.TIMER
-    return Kind.NORMAL
+        return MessageKind.TIMER
+    return MessageKind.NORMAL
 
 
 def delay_level(properties: Mapping[str, str]) -> int:

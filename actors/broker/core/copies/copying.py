@@ -21,7 +21,7 @@ from raymq.actors.errors import OffsetOutOfRange, QueueNotFound, RayMQError, Sto
 from raymq.storage.records import message_id
 from raymq.storage.records.record import Record
 from raymq.storage.store import AppendResult, Store
-from raymq.storage.tables.set_aside import Note, SetAside
+from raymq.storage.tables.set_aside import Note, SetAsideFile
 
 #: The duties, as counters and notes call them.
 LEVEL: Final = "delayLevel"
@@ -97,7 +97,7 @@ def reason_of(error: Exception) -> str:
 class Copying:
     """Makes copies on one broker and sets aside what has none. `clock` is wall time. Used on the broker's loop."""
 
-    def __init__(self, store: Store, append: Append, aside: SetAside, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, append: Append, aside: SetAsideFile, clock: Callable[[], float]) -> None:
         self._store = store
         self._append = append
         self._aside = aside

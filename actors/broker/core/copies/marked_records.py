@@ -24,7 +24,7 @@ _BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MarkedPart:
     """Some records of one queue, to be used before the next part is asked for.
 
     Attributes:
@@ -46,20 +46,20 @@ def marked_records(store: Store, name: str, log_end: int) -> Iterator[Record]:
             yield decode(part.batch.records, start, check_crc=False)
 
 
-def marked_parts(store: Store, name: str, log_end: int, *, not_in: Collection[str] = ()) -> Iterator[Part]:
+def marked_parts(store: Store, name: str, log_end: int, *, not_in: Collection[str] = ()) -> Iterator[MarkedPart]:
     """The parts of all topics but `not_in` that have records with the property `name`, from `log_end` of the log on."""
     for topic in store.topics():
         if topic not in not_in:
             yield from parts_of_topic(store, topic, name, log_end)
 
 
-def parts_of_topic(store: Store, topic: str, name: str, log_end: int) -> Iterator[Part]:
+def parts_of_topic(store: Store, topic: str, name: str, log_end: int) -> Iterator[MarkedPart]:
     """The same of one topic."""
     for queue_id in store.queues(topic):
         yield from _in_queue(store, topic, queue_id, name, log_end)
 
 
-def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[Part]:
+def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[MarkedPart]:
     offset, count = _first_since(store, topic, queue_id, log_end), _ENTRIES
     while offset < store.max_offset(topic, queue_id):
         try:
@@ -68,7 +68,7 @@ def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) 
                 columns = properties_of_batch(batch)
                 marked = np.flatnonzero(columns.last(name).is_valid().to_numpy(zero_copy_only=False))
                 if len(marked):
-                    yield Part(topic, queue_id, batch, columns, marked)
+                    yield MarkedPart(topic, queue_id, batch, columns, marked)
                 offset, count = lease.next_offset, _ENTRIES
         except Exception as error:  # noqa: BLE001 - nothing that is stored keeps a broker from starting
             reason_of(error)

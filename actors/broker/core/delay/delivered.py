@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.broker.core.copies.marked_records import Part, marked_parts, parts_of_topic
+from raymq.actors.broker.core.copies.marked_records import MarkedPart, marked_parts, parts_of_topic
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import NotFoundError, OffsetOutOfRange, StoreCorrupt
@@ -109,7 +109,7 @@ def _read_origin(text: str) -> Origin | None:
     return None if found is None else Origin(int(found[1]), int(found[2]))
 
 
-def _claimed(part: Part) -> Iterator[Copy]:
+def _claimed(part: MarkedPart) -> Iterator[Copy]:
     """What the marked records of a part say they are."""
     columns, marked = part.columns, part.marked
     told = [

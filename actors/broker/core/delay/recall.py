@@ -19,7 +19,7 @@ from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record, encode, encode_properties, pack_host_bytes
 from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
-from raymq.storage.timers.entry import HOUR_MS, Entries, Kind, key_of, still_waiting
+from raymq.storage.timers.entry import HOUR_MS, Entries, EntryKind, key_of, still_waiting
 
 _MOST_RECORDS = 64
 #: Copies are stored when they are due, by a clock that may be set back; withdrawals at most so long before it.
@@ -70,19 +70,19 @@ class Recall:
         self._timers.absorb()
         told = self._timers.log.find(handle.due_ms, key_of(delete_key(handle.topic, handle.unique_key)))
         kinds = set(told["kind"].tolist())
-        if Kind.DELIVERED in kinds:
+        if EntryKind.DELIVERED in kinds:
             return RecallStatus.DELIVERED, 0
         born_ms = self._born_ms(told)
         if len(still_waiting(told)):
             self._append(*join([self._withdrawal(handle)]), LANE)
             self._timers.absorb()
             return RecallStatus.WITHDRAWN, born_ms
-        return (RecallStatus.WITHDRAWN if Kind.WITHDRAWN in kinds else RecallStatus.UNKNOWN), born_ms
+        return (RecallStatus.WITHDRAWN if EntryKind.WITHDRAWN in kinds else RecallStatus.UNKNOWN), born_ms
 
     def _born_ms(self, told: Entries) -> int:
         """When the last of the messages was born that these entries tell of, as far as they can be read; else 0."""
         latest_ms = 0
-        for place in told["physical_offset"][told["kind"] == Kind.WAITS][-_MOST_RECORDS:].tolist():
+        for place in told["physical_offset"][told["kind"] == EntryKind.WAITS][-_MOST_RECORDS:].tolist():
             with contextlib.suppress(RayMQError):  # damaged, or expired: it will not be delivered
                 latest_ms = max(latest_ms, self._store.read_at(place).born_timestamp_ms)
         return latest_ms

@@ -18,7 +18,7 @@ from raymq.storage.records import batch as record_batch
 from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_batch
 from raymq.storage.records.record import encode_properties
-from raymq.storage.timers.entry import ENTRY, HOUR_MS, Entries, Kind, key_of
+from raymq.storage.timers.entry import ENTRY, HOUR_MS, Entries, EntryKind, key_of
 
 #: Where all of them wait.
 LANE: Final = (TIMER_TOPIC, 0)
@@ -113,7 +113,7 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
         for topic, unique_key, delete in zip(topics, unique_keys, deletes, strict=True)
     ]
     entries["size"] = sizes
-    entries["kind"] = Kind.WAITS
+    entries["kind"] = EntryKind.WAITS
     is_delete = np.array([delete is not None for delete in deletes])
     withdrawals = [
         Withdrawal(*(int(entry[name]) for name in ("key", "due_ms", "queue_offset", "physical_offset")))
@@ -121,7 +121,7 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
     ]
     has_moved = (moved_from >= 0) & (due_ms >= 0)
     moved = entries[has_moved]
-    moved["kind"] = Kind.MOVED
+    moved["kind"] = EntryKind.MOVED
     moved["queue_offset"] = moved_from[has_moved]
     return Told(entries[~is_delete & (due_ms >= 0)], withdrawals, moved, entries[due_ms < 0])
 

@@ -51,7 +51,7 @@ from raymq.storage.timers.entry import (
     LEAST_KEY,
     NO_ENTRIES,
     Entries,
-    Kind,
+    EntryKind,
     Mark,
     key_of,
     still_waiting,
@@ -175,7 +175,7 @@ class Timers:
         for withdrawal in told.withdrawals:
             found = self.log.find(withdrawal.due_ms, withdrawal.key)
             earlier = found[found["queue_offset"] < withdrawal.queue_offset]
-            self._end(still_waiting(earlier), Kind.WITHDRAWN, withdrawal.physical_offset)
+            self._end(still_waiting(earlier), EntryKind.WITHDRAWN, withdrawal.physical_offset)
             self._wheel.discard(earlier)  # that it ended may have been written down before
         if len(told.moved):
             self.log.append(told.moved)
@@ -260,7 +260,7 @@ class Timers:
         )
 
     def _delivered(self, due: Entries, result: AppendResult) -> None:
-        self._end(due, Kind.DELIVERED, result.physical_offsets)
+        self._end(due, EntryKind.DELIVERED, result.physical_offsets)
 
     def copy(self, waiting: Entries, store: Callable[[Entries, Waiting], None]) -> None:
         """Have the records of what waits stored by `store`; those of which no copy can be made are set aside."""
@@ -269,7 +269,7 @@ class Timers:
     def _drop(self, entries: Entries, reason: str) -> None:
         """Set aside what cannot be delivered; it waits no more."""
         self._refuse(entries, reason)
-        self._end(entries, Kind.DROPPED, entries["physical_offset"])
+        self._end(entries, EntryKind.DROPPED, entries["physical_offset"])
 
     def _refuse(self, entries: Entries, reason: str) -> None:
         places = [
@@ -307,7 +307,7 @@ class Timers:
             return 0
         return max(1, config.read_queues, config.write_queues)
 
-    def _end(self, entries: Entries, kind: Kind, physical_offsets: npt.ArrayLike) -> None:
+    def _end(self, entries: Entries, kind: EntryKind, physical_offsets: npt.ArrayLike) -> None:
         """Write down that these wait no more. It is done even if the disk is full: then it is written later."""
         ended = entries.copy()
         ended["kind"] = kind
@@ -340,7 +340,7 @@ class Timers:
             if origin.level == TIMER_LEVEL and due_ms.isdecimal() and len(due_ms) <= _MAX_MS_DIGITS:
                 key = key_of(delete_key(sense.topic, sense.unique_key))
                 place = copy.physical_offset
-                delivered.append((int(due_ms), origin.offset, place, key, copy.size, Kind.DELIVERED))
+                delivered.append((int(due_ms), origin.offset, place, key, copy.size, EntryKind.DELIVERED))
         self.log.append(np.array(delivered, ENTRY))
 
     def _now_ms(self) -> int:

@@ -57,7 +57,7 @@ class Consumer:
 
 
 @dataclass(slots=True)
-class Membership:
+class GroupMember:
     """One client in one group."""
 
     client: Client
@@ -74,7 +74,7 @@ class ConsumerGroup:
     """A group with members. `latest` is the newest heartbeat's; its subscriptions count for pulls that name none."""
 
     latest: Consumer
-    members: dict[str, Membership] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
     #: The member that fetched each queue last.
     owners: dict[Queue, str] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class GroupTable:
     #: How many the memberships of a connection's clients count for.
     _held: dict[object, int] = field(default_factory=dict)
     _consumers: dict[str, ConsumerGroup] = field(default_factory=dict)
-    _producers: dict[str, dict[str, Membership]] = field(default_factory=dict)
+    _producers: dict[str, dict[str, GroupMember]] = field(default_factory=dict)
     #: Of all memberships.
     _weight: int = 0
 
@@ -165,7 +165,7 @@ class GroupTable:
         self._weigh(client, weight - (0 if known is None else known.weight))
         if group is None:
             group = self._consumers[consumer.group] = ConsumerGroup(consumer)
-        member = group.members.setdefault(client_id, Membership(client, 0.0))
+        member = group.members.setdefault(client_id, GroupMember(client, 0.0))
         member.last_seen = self.clock()
         member.way = way
         member.weight = weight
@@ -195,7 +195,7 @@ class GroupTable:
         if known is None:
             client, weight = self._clients[client_id], 1 + _bytes_of(group) // BYTES_OF_A_MEMBERSHIP
             self._weigh(client, weight)
-            known = Membership(client, 0.0, weight=weight)
+            known = GroupMember(client, 0.0, weight=weight)
             self._producers.setdefault(group, {})[client_id] = known
         known.last_seen = self.clock()
 
@@ -255,7 +255,7 @@ class GroupTable:
         for client_id in orphans:
             del self._clients[client_id]
 
-        def over(client_id: str, member: Membership) -> bool:
+        def over(client_id: str, member: GroupMember) -> bool:
             return client_id in orphans or now - member.last_seen >= SILENCE_SECONDS
 
         changed = set()
@@ -290,7 +290,7 @@ class GroupTable:
         """All consumer groups that have members."""
         return dict(self._consumers)
 
-    def producer_groups(self) -> dict[str, list[Membership]]:
+    def producer_groups(self) -> dict[str, list[GroupMember]]:
         """All producer groups that have members."""
         return {name: list(members.values()) for name, members in self._producers.items()}
 
@@ -358,7 +358,7 @@ def _check_same(
     wanted: Mapping[str, Subscription],
     way: tuple[str, str],
     group: str,
-    members: Iterable[Membership],
+    members: Iterable[GroupMember],
 ) -> None:
     """SubscriptionMismatch if a connected member other than `client_id` wants something else, or in another way."""
     retries = retry_topic(group)  # RocketMQ's clients name it among their subscriptions, ours do not

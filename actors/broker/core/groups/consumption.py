@@ -18,7 +18,7 @@ _QUEUES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ConsumedQueue:
     """One queue of a group. `committed` is None if it never committed; times are 0 where there is no message.
 
     `owner` is the member that fetches it, None where none does.
@@ -69,17 +69,17 @@ class Consumption:
         committed = {group for group in offsets.groups() if topic in offsets.topics_of(group)}
         return sorted(committed | {g for g in self._groups.consumer_groups() if topic in self._subscribed(g)})
 
-    def progress(self, group: str, topic: str | None = None) -> dict[MessageQueue, Progress]:
+    def progress(self, group: str, topic: str | None = None) -> dict[MessageQueue, ConsumedQueue]:
         """Each queue of a topic, or of all topics of the group; GroupNotFound, TopicNotFound."""
         return finish(self.reading_progress(group, topic))
 
-    def reading_progress(self, group: str, topic: str | None = None) -> Steps[dict[MessageQueue, Progress]]:
+    def reading_progress(self, group: str, topic: str | None = None) -> Steps[dict[MessageQueue, ConsumedQueue]]:
         """`progress` in steps; a topic that is deleted between two of them is left out."""
         self._check_group(group)
         if topic is not None:
             self._core.topics.get(topic)
         owners = self._groups.owners(group)
-        found: dict[MessageQueue, Progress] = {}
+        found: dict[MessageQueue, ConsumedQueue] = {}
         for name in [topic] if topic is not None else self.topics_of(group):
             with contextlib.suppress(TopicNotFound, QueueNotFound):
                 for queue_id in range(self._core.topics.get(name).read_queues):
@@ -177,11 +177,11 @@ class Consumption:
                 for queue_id, offset in offsets.of(source, name).items():
                     self._core.reset_offset(target, name, queue_id, offset)
 
-    def _of_queue(self, group: str, topic: str, queue_id: int, owner: str | None) -> Progress:
+    def _of_queue(self, group: str, topic: str, queue_id: int, owner: str | None) -> ConsumedQueue:
         low, high = self._core.bounds(topic, queue_id)
         committed = self._core.offsets.get(group, topic, queue_id)
         last_ms = 0 if committed is None else self.store_time(topic, queue_id, committed - 1)
-        return Progress(low, high, committed, last_ms, owner)
+        return ConsumedQueue(low, high, committed, last_ms, owner)
 
     def _subscribed(self, group: str) -> list[str]:
         try:

@@ -30,7 +30,7 @@ from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record
 from raymq.storage.store import Store
-from raymq.storage.tables.in_flight import NEVER, Delivery, GroupQueue, Outstanding
+from raymq.storage.tables.in_flight import NEVER, GroupQueue, Lent, Outstanding
 
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
 #: How many dead messages of a queue one sweep moves, so that it never holds the loop for long.
@@ -302,7 +302,7 @@ class Pop:
             return
         visible_at_ms = self._now_ms() + asked.invisible_ms
         deliveries = {
-            offset: Delivery(pop_time_ms, visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms)
+            offset: Lent(pop_time_ms, visible_at_ms, times, asked.max_reconsume_times, asked.invisible_ms)
             for offset, times in zip(taken.offsets, taken.reconsume_times, strict=True)
         }
         self._store.consumer_offsets.commit(*queue, taken.offsets[0] if lent is None else lent.floor())
@@ -419,7 +419,7 @@ class Pop:
             return 0, 0
 
 
-def _lent_ms(delivery: Delivery) -> int:
+def _lent_ms(delivery: Lent) -> int:
     """For how long a message was lent; what older versions wrote says it by the pop time, if that was not ahead."""
     lent_ms = delivery.lent_ms or delivery.visible_at_ms - delivery.pop_time_ms
     return lent_ms if lent_ms > 0 else MAX_INVISIBLE_MS

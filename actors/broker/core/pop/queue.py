@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Collection
 
-from raymq.storage.tables.in_flight import Delivery, GroupQueue, Outstanding
+from raymq.storage.tables.in_flight import GroupQueue, Lent, Outstanding
 
 #: How many entries of deliveries that are over an order may hold, besides as many as there are of living ones.
 _SLACK = 64
@@ -37,7 +37,7 @@ class LentQueue:
         return self._outstanding.next_offset
 
     @property
-    def deliveries(self) -> dict[int, Delivery]:
+    def deliveries(self) -> dict[int, Lent]:
         """All that is out, ready again, or dead and not moved yet."""
         return self._outstanding.deliveries
 
@@ -67,7 +67,7 @@ class LentQueue:
             self._order.popleft()
         return next((o for o in self._order if o in self.deliveries and o not in without), self.next_offset)
 
-    def alive(self, offset: int, pop_time_ms: int, now_ms: int) -> Delivery | None:
+    def alive(self, offset: int, pop_time_ms: int, now_ms: int) -> Lent | None:
         """The delivery that a handle names, if it still is the consumer's."""
         delivery = self.deliveries.get(offset)
         if delivery is None or delivery.pop_time_ms != pop_time_ms or delivery.visible_at_ms <= now_ms:

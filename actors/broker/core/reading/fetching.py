@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Part:
+class QueuePart:
     """What a fetch found in one queue. `next_offset` is where the next one goes on; `error` if it cannot be read.
 
     `pieces` are the records as they lie in the log: views that keep its mapping alive.
@@ -117,7 +117,7 @@ class Fetch:
         """Whether the last look left something that is there."""
         return bool(self._behind)
 
-    def look(self, arrived: Collection[QueueKey] | None = None) -> list[Part]:
+    def look(self, arrived: Collection[QueueKey] | None = None) -> list[QueuePart]:
         """Read every queue in turn until a limit is reached. Queues that have nothing new are left out.
 
         A queue of which only skipped (filtered out) entries were seen is in the answer with its `next_offset` and no
@@ -139,7 +139,7 @@ class Fetch:
         self._behind = {}
         behind: dict[QueueKey, None] = {}
         scan = Scan()
-        parts: list[Part] = []
+        parts: list[QueuePart] = []
         errors = 0
         for place in places:
             if self._max_messages <= 0 or self._max_bytes <= 0 or errors >= MAX_ERRORS:
@@ -159,18 +159,18 @@ class Fetch:
         self._behind |= behind
         return parts
 
-    def _part(self, place: _Place, scan: Scan) -> Part:
+    def _part(self, place: _Place, scan: Scan) -> QueuePart:
         """What is in one queue. What goes wrong with it, whatever it is, is told of this queue alone."""
         try:
             return self._anew(place) or self._moved(place) or self._read(place, scan)
         except RayMQError as error:
-            return Part(place.index, place.offset, 0, 0, error=error)
+            return QueuePart(place.index, place.offset, 0, 0, error=error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of this queue
             _log.exception("queue %d of %s cannot be read at %d", place.queue_id, place.topic, place.offset)
             told = RayMQError(f"{type(error).__name__}: {error}")
-            return Part(place.index, place.offset, 0, 0, error=told)
+            return QueuePart(place.index, place.offset, 0, 0, error=told)
 
-    def take_next(self, queue: QueueKey, offset: int, octets: int) -> int | None:
+    def take_next(self, queue: QueueKey, offset: int, size: int) -> int | None:
         """Take the one message that was just stored, of so many bytes; the index of its queue among the wanted.
 
         None: `look` has to decide, for it is not all that is wanted and not given yet, or it is not wanted.
@@ -184,22 +184,22 @@ class Fetch:
             return None
         place.offset = offset + 1
         self._max_messages -= 1
-        self._max_bytes -= octets
+        self._max_bytes -= size
         return place.index
 
     def _may_read(self, place: _Place) -> bool:
         config = self._core.store.topic_configs.get(place.topic)
         return config is not None and bool(config.perm & PERM_READ)
 
-    def _anew(self, place: _Place) -> Part | None:
+    def _anew(self, place: _Place) -> QueuePart | None:
         """What who reads a topic is told once it is another one of the same name."""
         core, topic, queue_id = self._core, place.topic, place.queue_id
         if core.store.incarnation(topic) <= place.incarnation:
             return None
         error = core.offsets.start_anew(self._group, topic, queue_id)
-        return Part(place.index, place.offset, 0, 0, error=error)
+        return QueuePart(place.index, place.offset, 0, 0, error=error)
 
-    def _lost(self) -> list[Part]:
+    def _lost(self) -> list[QueuePart]:
         """What those are told who have read messages that the log has lost: what is stored there now is new to them.
 
         They alone are sent back, and not their group: other members of it may have read on since.
@@ -211,35 +211,35 @@ class Fetch:
             if kept is None or place.offset <= kept:
                 continue
             error = core.offsets.after_loss(self._group, topic, queue_id, kept)
-            parts.append(Part(place.index, place.offset, 0, 0, error=error))
+            parts.append(QueuePart(place.index, place.offset, 0, 0, error=error))
         self._older = []
         return parts
 
-    def _moved(self, place: _Place) -> Part | None:
+    def _moved(self, place: _Place) -> QueuePart | None:
         """What a group that was sent elsewhere is told, once it has not gone there yet."""
         core, topic, queue_id = self._core, place.topic, place.queue_id
         if self._group is None or topic not in core.topics:
             return None
         target = core.offsets.heed_reset(self._group, topic, queue_id, place.offset)
-        return None if target is None else Part(place.index, place.offset, 0, 0, error=OffsetReset(target))
+        return None if target is None else QueuePart(place.index, place.offset, 0, 0, error=OffsetReset(target))
 
-    def _read(self, place: _Place, scan: Scan) -> Part:
+    def _read(self, place: _Place, scan: Scan) -> QueuePart:
         core, topic, queue_id, index, offset = self._core, place.topic, place.queue_id, place.index, place.offset
         try:
             if not core.topic(topic).perm & PERM_READ:
                 raise PermissionDenied(f"topic {topic} may not be read on {core.name}")
             low, high = core.store.min_offset(topic, queue_id), core.store.max_offset(topic, queue_id)
             if offset == high:
-                return Part(index, high, low, high)
+                return QueuePart(index, high, low, high)
             limits = self._max_messages, self._max_bytes
             with read_filtered(
                 core.store, topic, queue_id, offset, *limits, place.filter, check_crc=self._check_crc, scan=scan
             ) as lease:
-                return Part(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)
+                return QueuePart(index, lease.next_offset, low, high, lease.parts, lease.sizes, lease.queue_offsets)
         except QueueNotFound as error:
             exists = core.store.topic_configs.get(topic)
             if exists is not None and 0 <= queue_id < exists.read_queues:  # a queue that was never written
                 if offset == 0:
-                    return Part(index, 0, 0, 0)
-                return Part(index, offset, 0, 0, error=OffsetOutOfRange(offset, 0, 0))
-            return Part(index, offset, 0, 0, error=error)
+                    return QueuePart(index, 0, 0, 0)
+                return QueuePart(index, offset, 0, 0, error=OffsetOutOfRange(offset, 0, 0))
+            return QueuePart(index, offset, 0, 0, error=error)

@@ -45,7 +45,7 @@ class Redelivery:
 
     def send_back(
         self, group: str, physical_offset: int, delay_level: int, max_reconsume_times: int | None = None
-    ) -> retry.Later | retry.Dead | retry.Aside | None:
+    ) -> retry.Later | retry.Dead | retry.PutAside | None:
         """Store the message at `physical_offset` anew for `group`; what was decided, None if it wants no retries.
 
         A copy that there is no room for becomes a dead letter; what that cannot be made of either is set aside.
@@ -90,7 +90,7 @@ class Redelivery:
             reason = reason_of(error)
             self._store.check_ready()
             self._copying.refuse(duty, [place], reason)
-            return retry.Aside(reason)
+            return retry.PutAside(reason)
         return decision
 
     def _failed(self, group: str, physical_offset: int) -> tuple[Record | None, GroupConfig]:

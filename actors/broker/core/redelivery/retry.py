@@ -28,7 +28,7 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class PutAside:
     """Nothing can be made of it any more, for that reason."""
 
     reason: str
