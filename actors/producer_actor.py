@@ -24,6 +24,7 @@ from raymq.actors.sending.sender import Sent, Terms, make_sender
 from raymq.actors.sending.shared_batches import PooledSends
 from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.limits import MOST_FRAME_BYTES
 from raymq.actors.wire.tls import client_context
 
 #: A shared producer that nobody used for so long ends; who sends next starts another.
@@ -91,7 +92,9 @@ class Producer:
         self._loop.stop()
 
     async def _open(self, spec: ProducerSpec) -> tuple[PooledSends, PooledSends]:
-        pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
+        pool = ConnectionPool(
+            tls=None if spec.tls is None else client_context(spec.tls), max_frame_bytes=MOST_FRAME_BYTES
+        )
         sender = make_sender(pool, Routes(pool, spec.name_servers), spec.isolation)
         Supervisor(f"shared producer of {spec.group}").keep("end where nobody sends", self._end_idle)
         return PooledSends(sender), PooledSends(IdempotentSender(sender))

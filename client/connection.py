@@ -25,6 +25,7 @@ from raymq.actors.routing import Routes
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.limits import MOST_FRAME_BYTES
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
 from raymq.client.closing import Closing
@@ -86,6 +87,7 @@ class Connection(Closing):
             tls=context,
             second_door=None if namespace is None else self._through_the_actor,
             name_of=self._name_of,
+            max_frame_bytes=MOST_FRAME_BYTES,
         )
         self.routes = Routes(self.pool, self.name_servers)
         self._clients: weakref.WeakSet[Adoptable] = weakref.WeakSet()

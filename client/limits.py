@@ -14,7 +14,8 @@ from raymq.actors.errors import InvalidInput, QueueNotFound, RayMQError
 from raymq.actors.naming import MAX_GROUP_CHARACTERS, MAX_TOPIC_CHARACTERS, NAME_PATTERN, UNSENDABLE_TOPICS
 from raymq.client.arguments import MOST_SECONDS
 from raymq.client.produce.encoding import MAX_PART_BYTES
-from raymq.storage.records.record import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES
+from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
+from raymq.storage.records.record import MAX_PROPERTIES_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ RULES: Final = (
     Rule("topic", f"characters of `{NAME_PATTERN.pattern}`".replace("|", r"\|")),
     Rule("topic", f"none of {', '.join(sorted(UNSENDABLE_TOPICS))}"),
     Rule("group", f"1 to {MAX_GROUP_CHARACTERS} characters of the same kind"),
-    Rule("body", f"1 to {MAX_BODY_BYTES:,} bytes"),
+    Rule("body", f"1 to {MOST_MESSAGE_BYTES:,} bytes, whatever the brokers allow"),
+    Rule("body", f"at most the brokers' `max_message_bytes`, {DEFAULT_MESSAGE_BYTES:,} unless it is configured"),
     Rule("tags", "one tag: not blank, without `||`".replace("|", r"\|")),
     Rule("keys", "each key at least 1 character, without a blank"),
     Rule("keys", r"without `\x00`, `\x01`, `\x02`; so are tags and properties"),

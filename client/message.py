@@ -28,8 +28,8 @@ from raymq.client.receipt import Receipt
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import compiled
 from raymq.storage.records import property_names as properties
+from raymq.storage.records.limits import ELSEWHERE, MOST_MESSAGE_BYTES
 from raymq.storage.records.record import (
-    MAX_BODY_BYTES,
     MAX_PROPERTIES_BYTES,
     SYS_FLAG_COMPRESSED,
     Record,
@@ -51,7 +51,7 @@ class Message:
 
     Attributes:
         topic: where to; letters, digits and % | _ -, at most 127 characters.
-        body: 1 byte to 4 MiB.
+        body: 1 byte to what the brokers take (their `max_message_bytes`, 4 MiB unless it is configured otherwise).
         tags: what subscriptions filter by; one tag, no blank-separated list.
         keys: what `Admin.query_by_key` finds it by; one string or several, none with a blank in it.
         properties: text to text; names of the system's own are refused.
@@ -101,9 +101,11 @@ class Message:
                 raise TypeError(f"body must be bytes, not {type(body).__name__}")
             body = bytes(body)
         own["body"] = body
-        if not 0 < len(body) <= MAX_BODY_BYTES:
-            remedy = "store it elsewhere, and send where it is" if body else None
-            raise InvalidInput("body", f"1..{MAX_BODY_BYTES} bytes", len(body), remedy=remedy)
+        # How long a body its brokers take is known where it is sent.
+        if not 0 < len(body) <= MOST_MESSAGE_BYTES:
+            raise InvalidInput(
+                "body", f"1 to {MOST_MESSAGE_BYTES} bytes", len(body), remedy=ELSEWHERE if body else None
+            )
         if unique_key is not None:
             _check_text("unique_key", unique_key)
             if not unique_key:

@@ -11,9 +11,10 @@ from urllib.parse import unquote
 
 from raymq.demo.rule import ColumnType, DirtyRule, Format, is_empty
 from raymq.storage.errors import InvalidInput
+from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES
 
 #: The largest body of a message where the cluster's configuration says nothing else.
-MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+MAX_BODY_BYTES: Final = DEFAULT_MESSAGE_BYTES
 #: A key is one of a message's properties, which have 32,767 bytes together.
 MAX_KEY_BYTES: Final = 16 * 1024
 

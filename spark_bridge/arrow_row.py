@@ -33,7 +33,7 @@ def row_of_stream(body: bytes) -> dict[str, Any]:
     Raises:
         ValueError, pa.ArrowException: it is no such stream, does not keep Arrow's rules (offsets that lead out of
             their buffers, text that is not UTF-8), has another number of rows than one or too many values, or grows
-            beyond 16 MiB when its buffers are decompressed.
+            beyond what a body may become when its buffers are decompressed.
     """
     try:
         _check_growth(body)

@@ -8,8 +8,8 @@ from typing import Literal
 
 from raymq.storage import delay_levels
 from raymq.storage.errors import InvalidInput
+from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_BESIDE_BODY, MOST_MESSAGE_BYTES
 
-_MIB = 1 << 20
 #: The largest value of each whole number. A file's size is an int of RocketMQ, which may open the directory.
 _MOST = {
     "flush_interval_ms": 1 << 31,
@@ -18,7 +18,7 @@ _MOST = {
     "consume_queue_file_entries": ((1 << 31) - 1) // 20,
     "index_slots": 1 << 30,
     "index_entries": 1 << 30,
-    "max_message_bytes": 1 << 30,
+    "max_message_bytes": MOST_MESSAGE_BYTES,
 }
 #: A hundred years.
 MOST_HOURS = 876_600
@@ -37,7 +37,7 @@ class StoreConfig:
         index_slots: hash slots of an index file.
         index_entries: entries of an index file (entry 0 stays unused).
         delay_levels: the table of delay levels.
-        max_message_bytes: largest body.
+        max_message_bytes: largest body; above the default a commit log file has to hold its record.
         retention_hours: age at which commit log files may be deleted.
         delete_at_hour: hour of the day at which that happens, "*" = any.
         disk_refuse_ratio: used share of the disk from which on appends are refused.
@@ -57,7 +57,7 @@ class StoreConfig:
     index_slots: int = 5_000_000
     index_entries: int = 20_000_000
     delay_levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    max_message_bytes: int = 4 * _MIB
+    max_message_bytes: int = DEFAULT_MESSAGE_BYTES
     retention_hours: float = 72.0
     delete_at_hour: str = "04"
     disk_refuse_ratio: float = 0.90
@@ -86,6 +86,11 @@ class StoreConfig:
         for field, most in _MOST.items():
             if getattr(self, field) > most:
                 raise InvalidInput(field, f"at most {most}", getattr(self, field))
+        # The default stays what it is with smaller files, whose store refuses the records that they cannot hold.
+        most = max(DEFAULT_MESSAGE_BYTES, self.commitlog_file_bytes - MOST_BESIDE_BODY)
+        if self.max_message_bytes > most:
+            limit = f"at most {most}, with commit log files of {self.commitlog_file_bytes} bytes"
+            raise InvalidInput("max_message_bytes", limit, self.max_message_bytes, remedy="raise commitlog_file_bytes")
         _check_number("retention_hours", self.retention_hours, MOST_HOURS)
         _check_number("disk_refuse_ratio", self.disk_refuse_ratio, 1)
         hour = self.delete_at_hour

@@ -54,6 +54,7 @@ from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import NotifyConsumerIdsChanged
+from raymq.actors.wire.limits import MOST_FRAME_BYTES, ServerLimits, frame_bytes
 from raymq.actors.wire.memory_door import InvokeDoor
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
@@ -164,6 +165,7 @@ class BrokerService:
         )
         self._server = Server(
             all_handlers(context),
+            limits=ServerLimits(frame_bytes=frame_bytes(store.config.max_message_bytes), answer_bytes=MOST_FRAME_BYTES),
             tls=None if spec.tls is None else server_context(spec.tls),
         )
         self._door = InvokeDoor(self._server)

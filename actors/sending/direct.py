@@ -18,6 +18,7 @@ import numpy as np
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
+from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body
 from raymq.actors.sending.send_plan import SendPlan, try_seconds
 from raymq.actors.sending.sender import Sender, Sent, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool
@@ -90,6 +91,10 @@ class DirectSender:
         if chosen is None:
             return begun
         queue, address = chosen
+        if len(records) > READ_BY_ALL_BYTES and longest_body(records, sizes) > limit_of(
+            self._routes.known(topic), queue.broker
+        ):
+            return begun  # with a fresh route it may be different
         begun.queue = queue
         command = self._sender.addressed(queue, records, sizes, terms)
         try:

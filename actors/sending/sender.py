@@ -28,6 +28,7 @@ from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.sending.isolation import Outcome, make_isolation
 from raymq.actors.sending.isolation.shared import Shared
+from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body, refuse_longer
 from raymq.actors.sending.probing import Prober
 from raymq.actors.sending.selection import QueuePicker
 from raymq.actors.sending.send_plan import (
@@ -199,6 +200,8 @@ class Sender:
             route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
             host_and_port = route.addresses[queue.broker]
+            if len(records) > READ_BY_ALL_BYTES:
+                await self._check_bodies(plan, route, queue, longest_body(records, sizes))
             command = self.addressed(queue, records, sizes, terms, sequenced=sequenced)
             began_try = time.monotonic()
             # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
@@ -212,6 +215,12 @@ class Sender:
             if again is not None:
                 return Failed(queue, again, 0.0)
         return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
+
+    async def _check_bodies(self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, longest: int) -> None:
+        """InvalidInput where the queue's broker takes no body of `longest` bytes, also by a route of just now."""
+        if longest > limit_of(route, queue.broker):
+            route = await self._routes.get(route.topic, fresh=True, timeout=plan.try_timeout())
+            refuse_longer(longest, limit_of(route, queue.broker))
 
     def addressed(
         self,

@@ -21,6 +21,7 @@ from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.busy_wait import AWAKE_SECONDS, Alertness
 from raymq.actors.wire.connection import NameOf
 from raymq.actors.wire.frame import Buffer, Command
+from raymq.actors.wire.limits import MOST_FRAME_BYTES
 from raymq.actors.wire.reader import FrameReader
 from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.tls import RenewedContext
@@ -60,7 +61,7 @@ class Channel:
         self._asking = asking
         self._alertness = alertness
         self._socket = connected
-        self._reader = FrameReader(scratch=memoryview(bytearray(_SCRATCH_BYTES)))
+        self._reader = FrameReader(MOST_FRAME_BYTES, scratch=memoryview(bytearray(_SCRATCH_BYTES)))
         self._opaque = 0
         #: Requests whose answers somebody will read, and those answers that came before one that was read first.
         self._awaited: set[int] = set()
@@ -86,7 +87,7 @@ class Channel:
         `read` or `forget` must follow. Several may be written first: what is read last must have room meanwhile.
         """
         self._opaque = command.opaque = self._opaque % frame.MAX_OPAQUE + 1
-        head = frame.encode(command)
+        head = frame.encode(command, MOST_FRAME_BYTES)
         try:
             self._wait_at_most(timeout)
             if command.body_bytes <= SMALL_BYTES:

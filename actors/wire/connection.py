@@ -52,11 +52,19 @@ class OnEarly(Protocol):
 class WireConnection(asyncio.BufferedProtocol):
     """One open connection to a server."""
 
-    def __init__(self, address: str, scratch: memoryview, on_push: PushHandler | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        scratch: memoryview,
+        on_push: PushHandler | None = None,
+        max_frame_bytes: int = frame.MAX_FRAME_BYTES,
+    ) -> None:
+        """`max_frame_bytes` bounds the frames of both directions."""
         self.address = address
         self._on_push = on_push
         self._scratch = scratch
-        self._reader = FrameReader(scratch=scratch)
+        self._max_frame_bytes = max_frame_bytes
+        self._reader = FrameReader(max_frame_bytes, scratch=scratch)
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
         self._waiting: dict[int, asyncio.Future[Command]] = {}
@@ -73,7 +81,7 @@ class WireConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
-        self._writer = FrameWriter(self._transport, asyncio.get_running_loop())
+        self._writer = FrameWriter(self._transport, asyncio.get_running_loop(), self._max_frame_bytes)
         end_pacing(transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -228,8 +236,11 @@ class ConnectionPool:
         tls: RenewedContext | None = None,
         second_door: SecondDoor | None = None,
         name_of: NameOf = lambda _: None,
+        max_frame_bytes: int = frame.MAX_FRAME_BYTES,
     ) -> None:
+        """`max_frame_bytes` of each connection; who sends or reads messages has to have `MOST_FRAME_BYTES`."""
         self._on_push = on_push
+        self._max_frame_bytes = max_frame_bytes
         self._tls = tls
         self._name_of = name_of
         self._second_door = second_door
@@ -373,7 +384,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 transport, connection = await loop.create_connection(
-                    lambda: WireConnection(address, self._scratch, self._on_push),
+                    lambda: WireConnection(address, self._scratch, self._on_push, self._max_frame_bytes),
                     host.strip("[]"),
                     int(port),
                     ssl=None if self._tls is None else self._tls.now(),

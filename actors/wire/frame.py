@@ -26,7 +26,8 @@ import msgpack
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.codes import OWN_CODES_FROM, RequestCode
 
-#: A frame above this is refused by closing the connection, before memory is taken for it.
+#: A frame above this is refused by closing the connection, before memory is taken for it: RocketMQ's limit. What may
+#: be longer, because messages may, is said by `raymq.actors.wire.limits.frame_bytes`.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 #: MQVersion ordinal of RocketMQ 5.3.3: what clients read to learn what a server can do.
 PROTOCOL_VERSION = 479
@@ -151,17 +152,17 @@ class Command:
         )
 
 
-def encode(command: Command) -> bytes:
+def encode(command: Command, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """The frame up to its body; write it, then `command.body`, then `command.pieces`.
 
     Raises:
-        ProtocolError: header and body are longer than a frame may be.
+        ProtocolError: header and body are longer than `max_bytes`.
     """
     header = _ENCODERS[command.serialization](command)
     length = LENGTH.size + len(header) + command.body_bytes
-    if length > MAX_FRAME_BYTES:
+    if length > max_bytes:
         raise ProtocolError(
-            f"a frame of {length} bytes is above the limit of {MAX_FRAME_BYTES}", remedy="send smaller batches"
+            f"a frame of {length} bytes is above the limit of {max_bytes}", remedy="send smaller batches"
         )
     return _LENGTHS.pack(length, (command.serialization << 24) | len(header)) + header
 

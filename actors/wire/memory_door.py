@@ -56,7 +56,8 @@ class InvokeDoor:
 class _Session:
     def __init__(self, server: Server, name: str) -> None:
         self.connection = ServerConnection(server, park_seconds=PARK_SECONDS, takes_early_answers=False)
-        self._transport = _Memory(self.connection, server.loop, name)
+        self._max_frame_bytes = server.limits.frame_bytes
+        self._transport = _Memory(self.connection, server.loop, name, server.limits.answer_bytes)
         self._feeding = asyncio.Lock()
         self._opaque = 0
         self.connection.connection_made(self._transport)
@@ -68,7 +69,7 @@ class _Session:
     async def request(self, request: Command) -> Command:
         self._opaque = self._opaque % frame.MAX_OPAQUE + 1
         request.opaque = self._opaque
-        data = memoryview(frame.encode(request) + request.in_one_piece().body)
+        data = memoryview(frame.encode(request, self._max_frame_bytes) + request.in_one_piece().body)
         answer = self._transport.expect(request.opaque)
         async with self._feeding:
             while data:
@@ -87,14 +88,16 @@ class _Session:
 class _Memory(asyncio.Transport):
     """What a connection writes, as commands; reading is paused and resumed as a socket's is."""
 
-    def __init__(self, connection: ServerConnection, loop: asyncio.AbstractEventLoop, name: str) -> None:
+    def __init__(
+        self, connection: ServerConnection, loop: asyncio.AbstractEventLoop, name: str, max_frame_bytes: int
+    ) -> None:
         super().__init__({"peername": (name, 0)})
         self.readable = asyncio.Event()
         self.readable.set()
         self._connection = connection
         self._loop = loop
         self._name = name
-        self._reader = FrameReader()
+        self._reader = FrameReader(max_frame_bytes)
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self._closing = False
 

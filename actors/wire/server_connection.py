@@ -165,7 +165,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             transport.close()
             return
         self._transport = transport
-        self._writer = FrameWriter(transport, self._server.loop)
+        self._writer = FrameWriter(transport, self._server.loop, self._server.limits.answer_bytes)
         end_pacing(transport.get_extra_info("socket"))
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # it may have gone again
         self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -24,10 +24,16 @@ class FrameWriter:
     The protocol that owns it passes on `pause_writing` and `resume_writing`.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        loop: asyncio.AbstractEventLoop,
+        max_frame_bytes: int = frame.MAX_FRAME_BYTES,
+    ) -> None:
         transport.set_write_buffer_limits(_FULL_BYTES, 0)
         self._transport = transport
         self._loop = loop
+        self._max_frame_bytes = max_frame_bytes
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._in_turn = False
@@ -46,9 +52,9 @@ class FrameWriter:
         What the socket does not take at once is kept: a large frame's buffers themselves, copies of others.
 
         Raises:
-            ProtocolError: the frame would be longer than a frame may be; nothing was written.
+            ProtocolError: the frame would be longer than `max_frame_bytes`; nothing was written.
         """
-        head = frame.encode(command)
+        head = frame.encode(command, self._max_frame_bytes)
         body_bytes = command.body_bytes
         if body_bytes > _JOIN_BYTES or self._waiting:
             self._end_held()

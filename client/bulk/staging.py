@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.longest_body import limit_of, longest_body, refuse_longer
 from raymq.actors.wire.commands import staging as wire_staging
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.told import number_in
@@ -35,17 +36,22 @@ class StagedWriter(OwnConnection):
         records: bytes | bytearray | memoryview,
         sizes: npt.NDArray[np.int32],
     ) -> None:
-        """Keep chunk `number` (at most 8 MiB) of `part` on the broker of `queue`. On its disk when this returns.
+        """Keep chunk `number` of `part`, at most 8 MiB or one message, on the broker of `queue`. On its disk when this
+        returns.
 
         Raises:
             InvalidInput, TopicNotFound, QueueNotFound, PermissionDenied, BrokerUnavailable.
         """
+        longest = longest_body(records, sizes)
 
-        def command() -> Command:
+        async def attempt() -> None:
+            if longest:
+                refuse_longer(longest, limit_of(await self._mq.routes.get(queue.topic), queue.broker))
             lane = (queue.topic, queue.queue_id)
-            return wire_staging.stage_command(transaction, part, number, lane, records, sizes)
+            command = wire_staging.stage_command(transaction, part, number, lane, records, sizes)
+            await self._request(queue.topic, queue.broker, command)
 
-        self._mq.run(patiently(lambda: self._request(queue.topic, queue.broker, command())))
+        self._mq.run(patiently(attempt))
 
     def commit(self, transaction: str, topic: str, parts: Sequence[tuple[str, str]]) -> int:
         """Make the chunks of `parts`, as (part, broker), visible; how many messages this call added.

@@ -10,13 +10,13 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput, RayMQError, TopicNotFound
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, refuse_longer, too_long
 from raymq.actors.sending.send_plan import try_seconds
 from raymq.actors.sending.sender import Terms
 from raymq.actors.sending.topic_creation import make_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message
 from raymq.client.produce.encoding import BatchParts
-from raymq.storage.records.record import TOO_LONG
 
 _body: Final = attrgetter("body")
 
@@ -60,32 +60,41 @@ class BodyLimits:
         """Refuse a batch or a table before any of it is sent; the terms with what is left of their time.
 
         Where the limit is not known it is asked for only if there are several parts: a single one is stored whole or
-        refused whole. Not on the loop.
+        refused whole. Where a body is longer it is asked for anew: it may have been raised. Not on the loop.
 
         Raises:
             InvalidInput: a body is longer than the brokers allow.
             TopicNotFound: as `learn`.
         """
-        if parts.are_several and not self._mq.is_on_loop and self._mq.routes.known(topic) is None:
+        limit = self.known(topic, terms.queue)
+        is_new = parts.are_several and self._mq.routes.known(topic) is None
+        if not self._mq.is_on_loop and (is_new or _is_long(parts.longest_body, limit)):
             return self._mq.run(self.acheck(topic, parts, terms))
-        _refuse(parts.longest_body, self.known(topic, terms.queue))
+        _refuse(parts.longest_body, limit)
         return terms
 
     async def acheck(self, topic: str, parts: BatchParts, terms: Terms) -> Terms:
         """`check`, on the loop."""
-        if not parts.are_several or self._mq.routes.known(topic) is not None or terms.timeout <= 0.0:
-            _refuse(parts.longest_body, self.known(topic, terms.queue))
+        is_long = _is_long(parts.longest_body, self.known(topic, terms.queue))
+        is_new = parts.are_several and self._mq.routes.known(topic) is None and terms.timeout > 0.0
+        if not is_long and not is_new:
             return terms
         began = time.monotonic()
-        _refuse(parts.longest_body, await self.learn(topic, terms.queue, try_seconds(terms.timeout, 1 + terms.retries)))
+        seconds = try_seconds(terms.timeout, 1 + terms.retries)
+        _refuse(parts.longest_body, await self.learn(topic, terms.queue, seconds, fresh=is_long))
         if self._mq.routes.known(topic) is not None:
             return terms
         return replace(terms, timeout=max(0.0, terms.timeout - (time.monotonic() - began)))
 
-
-def too_long(longest: int, limit: int) -> InvalidInput:
-    """The error of a body of `longest` bytes where the brokers take `limit`."""
-    return InvalidInput("body", f"1 to {limit} bytes", longest, remedy=TOO_LONG)
+    async def check_one(self, message: Message, terms: Terms) -> None:
+        """InvalidInput for a single message that is longer than its brokers allow, and so long that they would not
+        even read it: for a send whose outcome nobody is told. On the loop.
+        """
+        longest = len(message.body)
+        if longest > READ_BY_ALL_BYTES:
+            limit = await self.learn(message.topic, terms.queue, terms.timeout)
+            if _is_long(longest, limit):
+                _refuse(longest, await self.learn(message.topic, terms.queue, terms.timeout, fresh=True))
 
 
 def too_long_ones(messages: Sequence[Message], limit: int) -> dict[int, InvalidInput]:
@@ -93,6 +102,10 @@ def too_long_ones(messages: Sequence[Message], limit: int) -> dict[int, InvalidI
     return {place: too_long(size, limit) for place, size in enumerate(map(len, map(_body, messages))) if size > limit}
 
 
+def _is_long(longest: int, limit: int | None) -> bool:
+    return limit is not None and longest > limit
+
+
 def _refuse(longest: int, limit: int | None) -> None:
-    if limit is not None and longest > limit:
-        raise too_long(longest, limit)
+    if limit is not None:
+        refuse_longer(longest, limit)

@@ -19,6 +19,7 @@ from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.sending.direct import size_of
+from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES
 from raymq.actors.sending.sender import Sent, Terms
 from raymq.client import arguments
 from raymq.client.callbacks import CallbackFuture
@@ -172,11 +173,14 @@ class Producer(ClientBase):
 
         Raises:
             QueueNotFound: `queue=` is none of its topic's, as far as name servers know; nothing was sent.
+            InvalidInput: a body above 4 MiB that is longer than the brokers' `max_message_bytes`, likewise.
         """
         arguments.instance("message", message, Message)
         terms = self._terms(message, {**options, "retries": 0})
         if terms.queue is not None and not self._mq.is_on_loop:
             self._mq.run(self._check_queue(terms.queue, terms.timeout))
+        if len(message.body) > READ_BY_ALL_BYTES and not self._mq.is_on_loop:
+            self._mq.run(self._limits.check_one(message, terms))
         self._in_background(self._forget(message, terms))
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:

@@ -14,6 +14,7 @@ from raymq.storage.records import record as layout
 from raymq.storage.records.batch import BadRecord, Batch, check_topic, parse
 from raymq.storage.records.indexed_properties import tags_and_keys
 from raymq.storage.records.java_hash import index_hash_of_bytes, tags_code_of_bytes
+from raymq.storage.records.limits import TOO_LONG
 from raymq.storage.records.record import Buffer
 
 _KNOWN_TOPICS: Final = 65_536
@@ -175,7 +176,7 @@ class Checker:
             limit, actual = "a queue id from 0", queue_id
         elif not 0 < body_bytes <= self._max_body_bytes:
             limit, actual = f"a body of 1 to {self._max_body_bytes} bytes", body_bytes
-            remedy = layout.TOO_LONG if body_bytes else None
+            remedy = TOO_LONG if body_bytes else None
         elif properties_bytes > layout.MAX_PROPERTIES_BYTES:
             limit, actual = f"properties of at most {layout.MAX_PROPERTIES_BYTES} bytes", properties_bytes
         elif sys_flag & _UNWANTED_FLAGS:

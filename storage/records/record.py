@@ -119,10 +119,6 @@ OFFSET_BODY: Final = HEADER.size
 
 CRC_MASK: Final = 0x7FFFFFFF
 MAX_PROPERTIES_BYTES: Final = 32_767
-#: What our own producers send; a broker takes what its `max_message_bytes` says.
-MAX_BODY_BYTES: Final = 4 << 20
-#: The remedy of a body that a broker refuses.
-TOO_LONG: Final = "send less, or raise max_message_bytes in the brokers' configuration"
 #: What a disk writes whole or not at all. Many write more at once, none less.
 SECTOR_BYTES: Final = 512
 MAX_TOPIC_BYTES: Final = 255

@@ -26,8 +26,9 @@ from raymq.storage.records.alike_properties import alike_properties
 from raymq.storage.records.columns import join_records, lengths_of
 from raymq.storage.records.compression import plain_or_stored
 from raymq.storage.records.head_columns import TIMESTAMP, head_columns
+from raymq.storage.records.limits import ELSEWHERE, MOST_MESSAGE_BYTES
 from raymq.storage.records.property_columns import gather_bodies, properties_of_batch
-from raymq.storage.records.record import MAX_BODY_BYTES, Buffer
+from raymq.storage.records.record import Buffer
 from raymq.storage.records.unique_keys import PAIR_BYTES, UniqueKeys
 
 __all__ = ["SCHEMA", "Rows", "checked_rows", "records_from_table", "table_from_records", "tables_from_records"]
@@ -146,7 +147,7 @@ def records_from_table(
     content_type: str | None = None,
     born_host: tuple[str, int] = ("127.0.0.1", 0),
     born_timestamp_ms: int | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    max_body_bytes: int = MOST_MESSAGE_BYTES,
 ) -> tuple[bytearray, npt.NDArray[np.int32]]:
     """Encode the rows of a table as records of one queue, ready for `Store.append`; returns (records, sizes).
 
@@ -241,7 +242,7 @@ def checked_rows(
     tags: str | None = None,
     properties: str | None = None,
     content_type: str | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    max_body_bytes: int = MOST_MESSAGE_BYTES,
 ) -> Rows:
     """Check every row of a table and make what is common to its encoding; the arguments of `records_from_table`.
 
@@ -332,7 +333,7 @@ def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:
     lengths = lengths_of(bodies)
     if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
         worst = int(lengths.min() if lengths.min() == 0 else lengths.max())
-        raise InvalidInput("body", f"1 to {limit} bytes", worst)
+        raise InvalidInput("body", f"1 to {limit} bytes", worst, remedy=ELSEWHERE if worst else None)
     return bodies
 
 

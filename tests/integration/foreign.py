@@ -13,6 +13,7 @@ from raymq.actors.wire import frame
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command
 from raymq.actors.wire.headers.base import Header
+from raymq.actors.wire.limits import MOST_FRAME_BYTES
 from raymq.actors.wire.reader import FrameReader
 from raymq.client.closing import Closing
 
@@ -23,7 +24,7 @@ class Foreign(Closing):
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), 5.0)
-        self._reader = FrameReader()
+        self._reader = FrameReader(MOST_FRAME_BYTES)
         self._opaques = itertools.count(1)
         self._answers: dict[int, Command] = {}
         self.pushed: list[Command] = []
@@ -38,7 +39,7 @@ class Foreign(Closing):
         """Send a request as a Java client; its opaque."""
         command.opaque, command.language = next(self._opaques), "JAVA"
         command.flag |= FLAG_ONEWAY if oneway else 0
-        self._socket.sendall(frame.encode(command) + bytes(command.body))
+        self._socket.sendall(frame.encode(command, MOST_FRAME_BYTES) + bytes(command.body))
         return command.opaque
 
     def reply(self, answer: Command) -> None:

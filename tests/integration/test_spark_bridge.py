@@ -297,7 +297,7 @@ def test_structs_are_written_as_msgpack_and_lists_as_keys(mq: cluster.Cluster, b
 def test_a_write_that_fails_leaves_nothing(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:
     value = F.when(F.col("id") == 3_990, "").otherwise(F.col("id").cast("string"))  # an empty body is refused
     df = bridge.spark.range(0, 4_000, 1, 4).select(value.alias("value"))
-    with pytest.raises(Exception, match="body: 1 to 4194304 bytes; got 0"):
+    with pytest.raises(Exception, match="body: 1 to 67108864 bytes; got 0"):
         bridge.write(df, topic, body="value")
     assert set(ends(mq, topic).values()) == {0}
     assert bridge.read(topic).count() == 0

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group
+from raymq.actors.protocol import TopicRoute
+from raymq.actors.sending.longest_body import limit_of, refuse_longer
 from raymq.client import InvalidInput, Message, MessageQueue, QueueNotFound
 from raymq.client.limits import RULES, Rule, table
 from raymq.client.produce.options import SendDefaults
@@ -40,6 +42,12 @@ def batch(*messages: Message) -> Callable[[], object]:
     return lambda: Unconnected()._batch_terms(messages, {})
 
 
+def part(octets: int, allowed: int | None = None) -> Callable[[], object]:
+    """A part with such a body, as its sender compares it with what the broker has said."""
+    route = TopicRoute("t", (), {"a": "h:1"}, {} if allowed is None else {"a": allowed})
+    return lambda: refuse_longer(octets, limit_of(route, "a"))
+
+
 Calls = list[Callable[[], object]]
 
 BAD_TOPICS = ("a b", "a/b", "..", "ä", "a\n", "a.b")
@@ -53,7 +61,8 @@ EDGES: list[tuple[Calls, Calls]] = [
     ([message(topic=name) for name in BAD_TOPICS], [message(topic="%|aZ09_-")]),
     ([message(topic=name) for name in sorted(UNSENDABLE_TOPICS)], [message(topic="TBW102")]),
     ([partial(check_group, name) for name in ("", "g" * 121, "g.")], [partial(check_group, "g" * 120)]),
-    ([message(body=b""), message(body=bytes(4_194_305))], [message(body=b"x"), message(body=bytes(4_194_304))]),
+    ([message(body=b""), message(body=bytes(67_108_865))], [message(body=b"x"), message(body=bytes(67_108_864))]),
+    ([part(4_194_305), part(20_001, 20_000)], [part(4_194_304), part(20_000, 20_000)]),
     ([message(tags=tag) for tag in ("", " ", "a||b")], [message(tags="a|b"), message(tags=None)]),
     ([message(keys=keys) for keys in ([""], ["a b"], "a b", "")], [message(keys=["a", "b"]), message(keys=[])]),
     ([message(keys=[f"a{c}b"]) for c in "\x00\x01\x02"], [message(**THREES)]),

@@ -34,6 +34,9 @@ def test_levels_that_are_none(text: str) -> None:
         {"index_entries": 1},
         {"index_slots": 1.5},
         {"max_message_bytes": True},
+        {"max_message_bytes": 0},
+        {"max_message_bytes": (64 << 20) + 1},
+        {"max_message_bytes": 20 << 20, "commitlog_file_bytes": 20 << 20},
         {"retention_hours": 0.0},
         {"delete_at_hour": "24"},
         {"delete_at_hour": "x"},
@@ -49,3 +52,12 @@ def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         StoreConfig(**wrong)
     assert caught.value.field == next(iter(wrong))
+
+
+def test_a_long_message_has_to_fit_into_a_log_file() -> None:
+    beside = 33 << 10
+    StoreConfig(max_message_bytes=64 << 20)
+    StoreConfig(max_message_bytes=20 << 20, commitlog_file_bytes=(20 << 20) + beside)
+    with pytest.raises(InvalidInput, match=r"max_message_bytes: at most 20971519, .*raise commitlog_file_bytes"):
+        StoreConfig(max_message_bytes=20 << 20, commitlog_file_bytes=(20 << 20) + beside - 1)
+    StoreConfig(commitlog_file_bytes=1 << 20)  # what is the default for all files is no wish for long messages

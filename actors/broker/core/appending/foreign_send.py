@@ -28,6 +28,7 @@ from raymq.actors.protocol import PERM_INHERIT, PERM_WRITE
 from raymq.storage.config import split_host
 from raymq.storage.records import property_names as names
 from raymq.storage.records import record as layout
+from raymq.storage.records.limits import TOO_LONG
 from raymq.storage.records.record import decode_properties, encode, encode_properties
 from raymq.storage.records.unique_keys import UniqueKeys
 from raymq.storage.steps import Steps, finish, mapped
@@ -176,7 +177,7 @@ class Accepting:
             raise PermissionDenied(f"topic {draft.topic} is the system's own, nothing may be sent to it")
         limit = self._store.config.max_message_bytes
         if not 0 < len(draft.body) <= limit:
-            remedy = layout.TOO_LONG if draft.body else None
+            remedy = TOO_LONG if draft.body else None
             raise MessageIllegal("body", f"1 to {limit} bytes", len(draft.body), remedy=remedy)
         if draft.sys_flag & layout.SYS_FLAG_TRANSACTION_PREPARED and draft.kind is not MessageKind.HALF:
             raise MessageIllegal("sysFlag", "no transaction's bits without its property", draft.sys_flag)

@@ -1,0 +1,24 @@
+"""How long a message's body may be: the one table, from which every other bound on bytes is derived.
+
+A cluster's own limit is its brokers' `max_message_bytes`. Producers learn it with the routes of their topics and keep
+it before anything is sent; where nobody has said one it is taken for `DEFAULT_MESSAGE_BYTES`. Who reads has to take
+what any setting of before has let in, so that the readers' bounds follow from `MOST_MESSAGE_BYTES`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: `max_message_bytes` where nothing else is configured: RocketMQ's maxMessageSize, of its brokers and of its producers.
+DEFAULT_MESSAGE_BYTES: Final = 4 << 20
+#: What `max_message_bytes` may be set to. Lengths of records and frames, which are RocketMQ's 32 bits, and a commit log
+#: file would allow 2 GiB. But a body is one value at both ends, and what a body may be multiplies: this is what a
+#: producer's buffer holds, what one connection may have under way in a broker, and what a few compressed bytes, from
+#: whomever, may become in a consumer.
+MOST_MESSAGE_BYTES: Final = 64 << 20
+#: What a record has besides its body, at most: header, topic, properties, and the mark that ends a log file behind it.
+MOST_BESIDE_BODY: Final = 33 << 10
+#: The remedy of a body that is longer than the brokers allow.
+TOO_LONG: Final = "send less, or raise max_message_bytes in the brokers' configuration"
+#: The remedy of one that is longer than any broker could.
+ELSEWHERE: Final = "store it elsewhere, and send where it is"

@@ -1,0 +1,58 @@
+"""Which bodies a sender compares with its broker's limit, and with which."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.protocol import TopicRoute
+from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body, refuse_longer
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.records.record import encode, encode_properties
+
+MIB = 1 << 20
+
+
+def records(*lengths: int, host: str = "10.0.0.1") -> tuple[bytearray, np.ndarray]:
+    made = [
+        encode("t", 0, bytes(n), encode_properties({"n": "x"}), born_timestamp_ms=1, born_host=(host, 1))
+        for n in lengths
+    ]
+    return bytearray().join(made), np.array(list(map(len, made)), np.int32)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "::1"])
+@pytest.mark.parametrize(
+    ("lengths", "longest"),
+    [
+        ((1,), 0),
+        ((4 * MIB - 1000,), 0),
+        ((4 * MIB + 1,), 4 * MIB + 1),
+        ((1, 5 * MIB, 7), 5 * MIB),
+        ((5 * MIB, 6 * MIB), 6 * MIB),
+        ((MIB,) * 6, 0),
+    ],
+)
+def test_only_what_might_be_too_long_to_be_read_is_looked_at(lengths: tuple[int, ...], longest: int, host: str) -> None:
+    assert longest_body(*records(*lengths, host=host)) == longest
+
+
+def test_a_long_record_that_is_none_is_no_record() -> None:
+    data, sizes = records(5 * MIB)
+    data[4:8] = b"oops"
+    with pytest.raises(StoreCorrupt):
+        longest_body(data, sizes)
+
+
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [({}, READ_BY_ALL_BYTES), ({"b": 1}, READ_BY_ALL_BYTES), ({"a": 1024, "b": 1}, 1024), ({"a": 20 * MIB}, 20 * MIB)],
+)
+def test_a_broker_that_does_not_say_takes_what_all_take(told: dict[str, int], limit: int) -> None:
+    route = TopicRoute("t", (), {"a": "h:1", "b": "h:2"}, told)
+    assert limit_of(route, "a") == limit
+    assert limit_of(None, "a") == READ_BY_ALL_BYTES
+    refuse_longer(limit, limit_of(route, "a"))
+    with pytest.raises(InvalidInput, match=f"body: 1 to {limit} bytes; got {limit + 1}.*raise max_message_bytes"):
+        refuse_longer(limit + 1, limit_of(route, "a"))
