@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from raymq.storage import delay_levels
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput
 
@@ -23,7 +24,7 @@ MAX_DERIVED_TOPIC_CHARACTERS = 255
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 #: Where messages for a chosen time wait; RocketMQ's TIMER_TOPIC.
-TIMER_TOPIC = "rmq_sys_wheel_timer"
+TIMER_TOPIC = delay_levels.TIMER_TOPIC
 #: The model of topics that a first message makes.
 AUTO_CREATE_TOPIC = "TBW102"
 #: The most queues that a topic may have on one broker.

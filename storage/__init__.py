@@ -5,7 +5,8 @@ What is in it, in the order to read it:
     files: mapped files and all calls of the operating system.
     log: the commit log, the consume queues and the key index, how they are written, read, recovered and deleted.
     tables: what is small and changes, as topics, groups and their progress; timers: messages for a chosen time.
-    store: the facade over all of them, which `assembly` puts together; config: its settings.
+    store: the facade over all of them, which `assembly` puts together, and for which `making_room` makes some where the
+    disk is full; config: its settings.
 
 The way of a message:
     `Store.append` is given records that `records.record.encode` or its batch forms have made;

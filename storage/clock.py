@@ -19,6 +19,11 @@ def boottime() -> float:
     return time.clock_gettime(_BOOTTIME)
 
 
+def wall_ms() -> int:
+    """Wall time, in ms since the epoch. Any thread."""
+    return time.time_ns() // 1_000_000
+
+
 def boot_id() -> str:
     """Which start of the machine `boottime` counts from: another text after each; "" where the kernel does not say."""
     try:

@@ -9,6 +9,8 @@ from raymq.storage.errors import InvalidInput
 
 #: The topic in which messages wait for their level's time: level n in queue n - 1.
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+#: The topic in whose queue 0 messages wait for a time of their own; RocketMQ's TIMER_TOPIC.
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL = re.compile(r"([0-9]{1,9})([smhd])")

@@ -117,6 +117,16 @@ class Paths:
         return self.root / "raymq" / "ballast"
 
     @property
+    def timers(self) -> Path:
+        """The folder of the timer log."""
+        return self.root / "raymq" / "timers"
+
+    @property
+    def staged(self) -> Path:
+        """The folder of staged writes."""
+        return self.root / "raymq" / "staged"
+
+    @property
     def epochs(self) -> Path:
         """Where losses of power have cut the log."""
         return self.root / "raymq" / "epochs.json"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,12 +20,12 @@ import numpy.typing as npt
 
 from raymq.storage import paths as layout_of
 from raymq.storage.assembly import open_parts
-from raymq.storage.clock import boot_id
+from raymq.storage.clock import boot_id, wall_ms
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, QueueNotFound, StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
-from raymq.storage.files.ballast import Ballast
+from raymq.storage.files.ballast import BALLAST_BYTES, Ballast
 from raymq.storage.files.descriptors import RESERVE
 from raymq.storage.files.room import ROOM
 from raymq.storage.log.checking import Single
@@ -39,6 +38,7 @@ from raymq.storage.log.reading import Reader, check_offset
 from raymq.storage.log.recovery import RecoveryReport
 from raymq.storage.log.retention import FILES_A_RUN, Deleted, Disk, Removal, Remover, Retention
 from raymq.storage.log.writing import AppendResult, Stored, Writer
+from raymq.storage.making_room import open_with_room
 from raymq.storage.records.record import Buffer, Record
 from raymq.storage.steps import Steps, finish
 from raymq.storage.tables.remains import Remains
@@ -100,7 +100,8 @@ class Store:
         self.confirmed = ConfirmPoint(log, durable=self.config.flush == "sync")
         repair = QueueRepair(log, self._dispatcher, parts.deleted_topics)
         self._reader = Reader(log, self._dispatcher, repair, self.confirmed)
-        self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms)
+        self._ballast = Ballast(parts.paths.ballast)
+        self._writer = Writer(directory, self.config, log, self._dispatcher, now_ms, self._keep_ballast)
         self._checkpointing = threading.Lock()
         self._settling, self._deleting = threading.Lock(), threading.Lock()
         self._deleted_count = 0
@@ -125,7 +126,6 @@ class Store:
 
     def _begin_writing(self) -> None:
         parts = self._parts
-        self._ballast = Ballast(parts.paths.ballast)
         try:
             failpoint("open.before_checkpoint")
             self._save_checkpoint()
@@ -133,10 +133,7 @@ class Store:
             self._remover.add([(folder, None) for folder in parts.dispatcher.leftovers])
             if not parts.health.was_good:
                 parts.health.certify()
-            if not ROOM.was_given(self.directory):  # else who opens may need it for longer
-                self._keep_ballast(Disk.of(self.directory))
-            if self._ballast.is_there:  # else what is left of the disk is needed otherwise
-                parts.log.prepare_ahead(clean=self.config.flush == "sync")
+            self.keep_ballast()
             parts.ahead.start()
             parts.dispatcher.start()
         except BaseException:
@@ -153,10 +150,18 @@ class Store:
         deletions.entries.clear()
         self._shorten_at = max(_LEAST_DELETIONS_BYTES, 2 * deletions.length)
 
+    def keep_ballast(self) -> None:
+        """Make the ballast where it is missing and there is room for it: before anything else takes that."""
+        self._keep_ballast(Disk.of(self.directory))
+
     def _keep_ballast(self, disk: Disk) -> None:
-        """Make the ballast where it is missing and the disk is not full."""
-        if not self._ballast.is_there and disk.ratio < self.config.disk_refuse_ratio:
+        if ROOM.was_given(self.directory):
+            return  # who opens may need it for longer
+        # The last of a disk that is too full for messages is left to what lets files go.
+        if disk.ratio < self.config.disk_refuse_ratio or disk.free >= 2 * BALLAST_BYTES:
             self._ballast.make()
+        if self._ballast.is_there:  # else what is left of the disk is needed otherwise
+            self._log.prepare_ahead(clean=self.config.flush == "sync")
 
     @classmethod
     def open(
@@ -165,7 +170,7 @@ class Store:
         config: StoreConfig | None = None,
         read_only: bool = False,
         *,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = wall_ms,
         due_from_ms: Callable[[], int] | None = None,
     ) -> Store:
         """Open a directory, new or not, and recover it.
@@ -179,7 +184,8 @@ class Store:
         Raises:
             StoreLocked: another process or another Store of this one has it.
             StoreCorrupt: files of a wrong size or missing between others, settings that cannot be read.
-            StoreFull: the disk has no room even for what opening writes. StoreBusy: no descriptors are left.
+            StoreFull: the disk has no room even for what opening writes, not even with the ballast's and without all
+                that may be removed (`making_room`). StoreBusy: no descriptors are left.
             InvalidInput: read-only, and there is no directory.
         """
         path = Path(directory)
@@ -188,9 +194,9 @@ class Store:
         arguments = path, config or StoreConfig(), read_only, now_ms, due_from_ms
         if read_only:
             return cls(*arguments)
-        # Only who is open can delete what has expired: what opening has to write has its place in the ballast.
-        with Ballast(layout_of.Paths(path).ballast).at_hand(path):
-            return cls(*arguments)
+        store = open_with_room(path, arguments[1], now_ms, lambda: cls(*arguments))
+        store.keep_ballast()
+        return store
 
     # ---- writing
 

@@ -24,11 +24,21 @@ class FullDisk(FileCalls):
         self._take(fd, max(4096, len(content)))
         return super().write(fd, content)
 
+    def truncate(self, fd: int, size: int) -> None:
+        before = os.fstat(fd).st_blocks
+        super().truncate(fd, size)
+        self.free_bytes += (before - os.fstat(fd).st_blocks) * 512
+
     def allocate(self, fd: int, start: int, length: int) -> None:
         before = os.fstat(fd).st_blocks
         if before * 512 < start + length:
             self._take(fd, length)
         super().allocate(fd, start, length)
+
+    def rename(self, source: Path, target: Path) -> None:
+        freed = os.stat(target).st_blocks * 512 if target.is_file() else 0
+        super().rename(source, target)
+        self.free_bytes += freed
 
     def unlink(self, path: Path) -> None:
         freed = os.stat(path).st_blocks * 512

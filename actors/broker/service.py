@@ -59,11 +59,10 @@ from raymq.actors.wire.memory_door import InvokeDoor
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
-from raymq.storage.clock import SteadyClock, boottime
+from raymq.storage.clock import SteadyClock, boottime, wall_ms
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
-from raymq.storage.files.ballast import Ballast
-from raymq.storage.paths import Paths
+from raymq.storage.making_room import open_with_room
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import read_identity, write_identity
 
@@ -181,7 +180,8 @@ class BrokerService:
             StoreLocked: another process owns the directory.
             OSError: the broker's port is taken.
             StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
-            StoreFull: the disk has no room for what a start writes, not even with the ballast's.
+            StoreFull: the disk has no room for what a start writes, and nothing that may be removed (`making_room`).
+                Nothing is lost, and another call may succeed.
         """
         check_name("broker", spec.name, 127)
         # pyarrow's first conversion imports pandas where it is installed: half a second in which a broker that serves
@@ -194,17 +194,22 @@ class BrokerService:
         bound = bind_broker(spec.host, identity.port)
         try:
             identity.port = int(bound[0].getsockname()[1])
-            # Retention makes room, but only in a broker that has started: what a start writes has its place there.
-            with Ballast(Paths(directory).ballast).at_hand(directory):
+            config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
+
+            def begin() -> BrokerService:
                 steady = SteadyClock()
-                store = cls._opened(spec, identity, steady)
+                store = cls._opened(spec, config, identity, steady)
                 try:
-                    service = cls(spec, node_id, store, identity, steady)
+                    return cls(spec, node_id, store, identity, steady)
                 except BaseException:
                     _abandon(store)
                     raise
+
+            # Retention makes room, but only in a broker that has started.
+            service = open_with_room(directory, config, wall_ms, begin)
+            service.store.keep_ballast()
             try:
-                await service._listen(bound)
+                await service._listen(bound)  # noqa: SLF001 - its own class
             except BaseException:
                 with contextlib.suppress(Exception):  # it is told by now what is in the way
                     await service.stop()
@@ -215,9 +220,8 @@ class BrokerService:
         return service
 
     @staticmethod
-    def _opened(spec: BrokerSpec, identity: _Identity, steady: SteadyClock) -> Store:
+    def _opened(spec: BrokerSpec, config: StoreConfig, identity: _Identity, steady: SteadyClock) -> Store:
         """The broker's open store, in which it stands who this is; raises as `start`."""
-        config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
         store = Store.open(spec.directory, config, due_from_ms=steady.next_ms)
         try:
             write_identity(

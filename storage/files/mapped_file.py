@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from raymq.storage.errors import StoreBusy, StoreFull
 from raymq.storage.files import fileutil, holes
 from raymq.storage.files.file_work import Ahead
 
@@ -126,7 +127,13 @@ class MappedFile:
         if not self._allocated_from <= begin <= self._allocated_to:
             self._allocated_from = self._allocated_to = begin
         target = min(self.size, -(-end // self._step) * self._step)
-        fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
+        try:
+            fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
+        except StoreBusy:
+            raise
+        except StoreFull:  # the last of the disk is enough for what is written now
+            target = min(self.size, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+            fileutil.allocate(self._fd, self._allocated_to, target - self._allocated_to, self.path)
         self._allocated_to = target
 
     @property

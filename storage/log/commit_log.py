@@ -91,7 +91,9 @@ class CommitLog:
         self.last_timestamp_ms = last_timestamp_ms
 
     def prepare_ahead(self, *, clean: bool) -> None:
-        """From now on a thread prepares the files behind the log's end; `clean` as in `Preallocator`."""
+        """From now on a thread prepares the files behind the log's end, if none does; `clean` as in `Preallocator`."""
+        if self._ahead is not None:
+            return
         self._ahead = Preallocator(self.files, clean=clean)
         self._ahead.start(self.max_offset)
 

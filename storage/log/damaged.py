@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,14 @@ from raymq.storage.records.record import Buffer
 #: What is kept at most; the newest copy always is.
 MOST_COPIES: Final = 100
 MOST_BYTES: Final = 1 << 30
+
+
+_NAME: Final = re.compile(r"[0-9]{20}")
+
+
+def copies_in(folder: Path) -> list[Path]:
+    """The copies that `keep_copy` has made there, and nothing else that may be in it."""
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
 
 
 def keep_copy(folder: Path, position: int, damaged: Buffer) -> Path:

@@ -41,9 +41,17 @@ class Writer:
     """The one writer of a store."""
 
     def __init__(
-        self, directory: Path, config: StoreConfig, log: CommitLog, dispatcher: Dispatcher, now_ms: Callable[[], int]
+        self,
+        directory: Path,
+        config: StoreConfig,
+        log: CommitLog,
+        dispatcher: Dispatcher,
+        now_ms: Callable[[], int],
+        keep_ballast: Callable[[Disk], None],
     ) -> None:
+        """`keep_ballast` is told how full the disk is, once a second at most, before an append takes of it."""
         self._directory = directory
+        self._keep_ballast = keep_ballast
         self.checker = Checker(config.max_message_bytes, log.capacity)
         #: Of what is made out of stored records, which may be longer than messages may be now.
         self._checker_again = Checker(log.capacity, log.capacity)
@@ -165,7 +173,9 @@ class Writer:
         now = time.monotonic()
         if now - self._disk_checked_at >= _DISK_CHECK_SECONDS:
             self._disk_checked_at = now
-            ratio, limit = Disk.of(self._directory).ratio, self._refuse_ratio
+            disk = Disk.of(self._directory)
+            self._keep_ballast(disk)
+            ratio, limit = disk.ratio, self._refuse_ratio
             self._disk_full = f"the disk is {ratio:.1%} full, writes end at {limit:.1%}" if ratio >= limit else ""
         if self._disk_full:
             raise StoreFull(self._disk_full)

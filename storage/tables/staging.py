@@ -137,10 +137,15 @@ class StagedRecords:
         for path in found:
             if not path.name.startswith(_SWEPT) and path.stat().st_mtime < limit:
                 rename(path, path.with_name(_SWEPT + path.name))
-        return list(self._root.glob(f"{_SWEPT}*"))
+        return swept_in(self._root)
 
     def _directory(self, transaction: str) -> Path:
         return self._root / _checked("transaction", transaction)
+
+
+def swept_in(root: Path) -> list[Path]:
+    """The folders below the one of staged writes that `sweep` has put aside."""
+    return list(root.glob(f"{_SWEPT}*"))
 
 
 def _read_chunk(path: Path) -> StagedChunk:

@@ -79,6 +79,20 @@ def load(folder: Path) -> TimerState | None:
         return None
 
 
+def peek(folder: Path) -> TimerState | None:
+    """What was said last, and nothing is written; None if nothing was, or it cannot be read, or another version did.
+
+    Raises:
+        StoreBusy, StoreFailed: it cannot be read now.
+    """
+    try:
+        told = json.loads(fileutil.read_whole(_state_path(folder)))
+        is_whole = told.pop("crc", -1) == _crc(told) and told.get("version") == _VERSION
+        return _read(told) if is_whole else None
+    except (FileNotFoundError, *json_file.ANOTHER_FORM):
+        return None
+
+
 def _crc(told: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(told).encode())
 

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.actor_startup import Hosted
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec
 from raymq.client import Message
+from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError, StoreFull
+from raymq.storage.files import json_file
 from raymq.storage.files.ballast import BALLAST_BYTES
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.log.retention import Disk
+from raymq.storage.making_room import RoomMaker
 from raymq.storage.paths import Paths
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.full_disk import FullDisk
@@ -131,6 +135,57 @@ def test_a_broker_starts_whatever_is_left_of_the_disk(
 
     with replaced(disk):
         starts_and_goes_on(loop, directory, make_room)
+
+
+@pytest.mark.parametrize("kib", [0, 4, 20, 49, 200])
+def test_a_broker_without_a_ballast_starts_with_the_room_that_nobody_needs(
+    loop: EventLoopThread, killed: Path, tmp_path: Path, kib: int
+) -> None:
+    """Fault 13.25: the start before has used the ballast, and the disk is still full."""
+    directory = tmp_path / "store"
+    shutil.copytree(killed, directory)
+    Paths(directory).ballast.unlink()
+    disk = FullDisk(kib << 10)
+
+    def make_room() -> None:
+        disk.free_bytes += 64 << 20
+
+    with replaced(disk):
+        starts_and_goes_on(loop, directory, make_room)
+
+
+@pytest.mark.parametrize("kib", [0, 4, 12, 20, 32, 49, 100])
+def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
+    killed: Path, tmp_path: Path, kib: int
+) -> None:
+    """In the same process, at its address, without anybody who starts it anew; until then it says what is missing."""
+    directory = tmp_path / "store"
+    shutil.copytree(killed, directory)
+    Paths(directory).ballast.unlink()
+    maker = RoomMaker(directory, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
+    while maker.step():
+        pass
+    port = json_file.load(directory / "raymq" / "broker.json")["port"]
+    disk = FullDisk(kib << 10)
+    own = EventLoopThread("full")
+    spec = BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE)
+    with replaced(disk):
+        hosted = Hosted("b", own, lambda: BrokerService.start(spec, "n"))
+        try:
+            if kib < 12:
+                with pytest.raises(StoreFull) as caught:
+                    hosted.wait(60, 0.5)
+                assert str(directory) in str(caught.value)
+                assert "bytes are free" in str(caught.value)
+            disk.free_bytes += 64 << 20
+            broker = hosted.wait(60, 60)
+            assert broker.address == f"127.0.0.1:{port}"
+            assert bodies(own, broker)[:COUNT] == [b"%d" % number for number in range(COUNT)]
+            assert broker.store.consumer_offsets.get("g", "t", 0) == 7
+            append(own, broker, b"again")
+            assert Paths(directory).ballast.exists()
+        finally:
+            hosted.stop()
 
 
 @pytest.mark.parametrize("kib", [0, 4, 24, 49, 100, 400])

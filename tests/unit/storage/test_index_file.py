@@ -48,7 +48,7 @@ def test_slots_are_allocated_before_they_are_made_anew(tmp_path: Path) -> None:
         stream.truncate(40)
         stream.truncate(len(content))
     file = IndexFile(tmp_path / "1", 2_000, 100, writable=True)
-    disk = FaultyCalls("allocate", 1, errno.ENOSPC)
+    disk = FaultyCalls("allocate", 1, errno.ENOSPC, lasting=True)
     with replaced(disk), pytest.raises(StoreFull):
         file.restore(header)
     assert (tmp_path / "1").read_bytes()[40:] == bytes(len(content) - 40), "nothing was written through the mapping"

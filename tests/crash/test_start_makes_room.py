@@ -1,0 +1,268 @@
+"""A start on a full disk without a ballast: what may go goes before the store is opened, and nothing else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import making_room
+from raymq.storage import store as store_module
+from raymq.storage.errors import StoreCorrupt, StoreFull, StoreLocked
+from raymq.storage.failpoints import VARIABLE
+from raymq.storage.files.ballast import BALLAST_BYTES
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.files.fileutil import make_folder
+from raymq.storage.log.retention import Disk
+from raymq.storage.paths import Paths, take_lock
+from raymq.storage.store import Store
+from tests.full_disk import FullDisk
+from tests.stored import SMALL, append, bodies, make_record, write_entries
+
+pytestmark = pytest.mark.crash
+
+ROOT = Path(__file__).parents[2]
+HOUR_MS = 3_600_000
+BEGAN_MS = 1_000 * HOUR_MS
+COUNT = 400
+CONFIG = replace(SMALL, flush_interval_ms=HOUR_MS, delete_at_hour="*")
+#: At this time the first 250 messages, one stored each second, have expired.
+LATER_MS = BEGAN_MS + 72 * HOUR_MS + 250_000
+
+
+def killed(directory: Path, *, checkpoint_at: int = COUNT, **settings: object) -> None:
+    """A store whose process was killed, with a message stored each second; no ballast is left."""
+    now_ms = BEGAN_MS
+    config = replace(CONFIG, **settings)  # type: ignore[arg-type]
+    store = Store.open(directory, config, now_ms=lambda: now_ms)
+    for number in range(COUNT):
+        append(store, make_record(b"%d" % number, queue_id=number % 2, keys=f"k{number}"))
+        now_ms += 1000
+        if number + 1 == checkpoint_at:
+            write_entries(store)
+            store._save_checkpoint()
+    store.consumer_offsets.commit("g", "orders", 0, 199)
+    store._flusher.stop()
+    store._abandon()
+    Paths(directory).ballast.unlink()
+
+
+def numbers(store: Store) -> list[int]:
+    """The messages that are there, which are found in every way of reading, and are the newest ones without a gap."""
+    found = sorted(int(body) for queue_id in (0, 1) for body in bodies(store, queue_id=queue_id))
+    assert found == list(range(found[0], COUNT)) == [int(record.body) for record in store.walk(0)]
+    for number in (found[0], found[-1]):
+        assert [int(r.body) for r in store.query("orders", f"k{number}", 0, 1 << 60, 9)] == [number]
+    assert store.max_offset("orders", 0) == store.max_offset("orders", 1) == COUNT // 2
+    assert store.consumer_offsets.get("g", "orders", 0) == 199
+    return found
+
+
+@contextlib.contextmanager
+def opened_full(directory: Path, **settings: object) -> Iterator[Store]:
+    """The store, opened later. Where there is no room to close it properly the next opening recovers it."""
+    store = Store.open(directory, replace(CONFIG, **settings), now_ms=lambda: LATER_MS)  # type: ignore[arg-type]
+    try:
+        yield store
+    finally:
+        with contextlib.suppress(StoreFull):
+            store.close()
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all that is left of a file system."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert Disk.of(disk).free == 0
+    return filler
+
+
+@pytest.mark.parametrize("kib", [0, 4, 8, 16, 32])
+def test_what_has_expired_goes_before_the_store_is_opened(
+    tmp_path: Path, kib: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault 13.25: without a ballast the opening failed, so that retention, which would make room, never ran."""
+    killed(tmp_path)
+    with replaced(FullDisk(kib << 10)), opened_full(tmp_path) as store:
+        found = numbers(store)
+        assert found[0] <= 250
+        minimum = store.min_physical_offset
+    removed = [record.args[0] for record in caplog.records if record.name == making_room.__name__ and record.args]
+    assert [Path(str(path)).name for path in removed if "commitlog" in str(path)] == [
+        f"{start:020d}" for start in range(0, minimum, CONFIG.commitlog_file_bytes)
+    ]
+    with opened_full(tmp_path) as store:
+        assert numbers(store)[0] >= found[0]
+        append(store, make_record(b"again"))
+
+
+def test_above_the_forced_ratio_the_oldest_files_go_whatever_their_age(small_disk: Path) -> None:
+    sizes = {"commitlog_file_bytes": 1 << 20, "consume_queue_file_entries": 1_000}
+    store = Store.open(small_disk / "store", replace(CONFIG, **sizes))
+    with contextlib.suppress(StoreFull):
+        for number in range(10**6):
+            append(store, make_record(b"%d:" % number + bytes(100_000)))
+            if number % 100 == 99:
+                store._save_checkpoint()
+    end = store.max_offset("orders", 0)
+    store._flusher.stop()
+    store._abandon()
+    Paths(small_disk / "store").ballast.unlink(missing_ok=True)
+    fill(small_disk)
+    with Store.open(small_disk / "store", replace(CONFIG, **sizes)) as store:
+        assert 0 < store.min_offset("orders", 0) < store.max_offset("orders", 0) == end
+        store.delete_expired()
+        assert Paths(small_disk / "store").ballast.exists(), "it is made as soon as there is room"
+
+
+def test_where_nothing_may_go_the_error_names_the_disk_and_nothing_is_lost(tmp_path: Path) -> None:
+    killed(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "commitlog").iterdir()}
+    with replaced(FullDisk(0)), pytest.raises(StoreFull) as caught, opened_full(tmp_path, retention_hours=1000.0):
+        pass
+    assert str(tmp_path) in str(caught.value)
+    assert "bytes are free" in str(caught.value)
+    assert "free a few MiB" in str(caught.value)
+    assert {path: path.read_bytes() for path in (tmp_path / "commitlog").iterdir()} == before
+    with opened_full(tmp_path, retention_hours=1000.0) as store:
+        assert numbers(store)[0] == 0
+
+
+def test_blocks_behind_the_log_s_end_are_room(small_disk: Path) -> None:
+    """A process that is killed leaves what it had allocated for the next messages."""
+    sizes = {"commitlog_file_bytes": 16 << 20}
+    killed(small_disk / "store", **sizes)
+    fill(small_disk)
+    with opened_full(small_disk / "store", **sizes) as store:
+        assert numbers(store)[0] == 0
+        (small_disk / "filler").unlink()
+        append(store, make_record(b"again"))
+    with opened_full(small_disk / "store", **sizes) as store:
+        assert store.recovery.corruption == []
+        assert bodies(store)[-1] == b"again"
+
+
+def test_what_nobody_reads_goes_first(tmp_path: Path) -> None:
+    killed(tmp_path)
+    paths = Paths(tmp_path)
+    rubbish = [tmp_path / "checkpoint.tmp", paths.damaged / f"{7:020d}", paths.staged / ".old" / "0.0.chunk"]
+    rubbish.append(paths.deleted_queues / "3" / "0" / f"{0:020d}")
+    kept = paths.damaged / "topics.json"  # what a repair has set aside
+    for path in (*rubbish, kept):
+        make_folder(path.parent)
+        path.write_bytes(bytes(20_000))
+    with replaced(FullDisk(0)), opened_full(tmp_path, retention_hours=1000.0) as store:
+        assert numbers(store)[0] == 0
+    assert not any(path.exists() for path in rubbish)
+    assert kept.exists()
+
+
+def test_queues_and_index_below_the_log_go(tmp_path: Path) -> None:
+    killed(tmp_path)
+    # The process died between the log's files and those that follow them.
+    for path in sorted((tmp_path / "commitlog").iterdir())[:6]:
+        path.unlink()
+    before = len(list((tmp_path / "index").iterdir()))
+    with replaced(FullDisk(0)), opened_full(tmp_path, retention_hours=1000.0) as store:
+        assert numbers(store)[0] > 0
+        assert len(list((tmp_path / "index").iterdir())) < before
+        assert min((tmp_path / "consumequeue" / "orders" / "0").iterdir()).name != f"{0:020d}"
+
+
+@pytest.mark.parametrize("checkpoint_at", [1, 60, 200])
+def test_what_is_behind_the_last_checkpoint_stays(tmp_path: Path, checkpoint_at: int) -> None:
+    """Of that a loss of power takes the queue entries: their offsets would be given away again."""
+    killed(tmp_path, checkpoint_at=checkpoint_at)
+    with replaced(FullDisk(0)), contextlib.suppress(StoreFull), opened_full(tmp_path) as store:
+        assert numbers(store)[0] < checkpoint_at
+    with opened_full(tmp_path) as store:
+        assert numbers(store)[0] < checkpoint_at
+
+
+def test_after_a_loss_of_power_the_offsets_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed(tmp_path)
+    monkeypatch.setattr("raymq.storage.assembly.boot_id", lambda: "another")
+    monkeypatch.setattr(making_room, "boot_id", lambda: "another")
+    monkeypatch.setattr(store_module, "boot_id", lambda: "another")
+    with replaced(FullDisk(0)), opened_full(tmp_path) as store:
+        assert 0 < numbers(store)[0] <= 250
+
+
+def test_a_directory_without_a_checkpoint_of_ours_loses_no_log_file(tmp_path: Path) -> None:
+    killed(tmp_path)
+    shutil.rmtree(tmp_path / "raymq")
+    with replaced(FullDisk(0)), pytest.raises(StoreFull), opened_full(tmp_path):
+        pass
+    with opened_full(tmp_path) as store:
+        assert int(next(store.walk(0)).body) == 0
+
+
+def test_a_directory_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    killed(tmp_path)
+    lock = take_lock(Paths(tmp_path))
+    try:
+        maker = making_room.RoomMaker(tmp_path, CONFIG, lambda: LATER_MS)
+        with pytest.raises(StoreLocked):
+            maker.step()
+    finally:
+        lock.release()
+    assert min((tmp_path / "commitlog").iterdir()).name == f"{0:020d}"
+
+
+def test_damage_is_told_as_what_it_is(tmp_path: Path) -> None:
+    killed(tmp_path)
+    (tmp_path / "commitlog" / f"{4096 * 3:020d}").unlink()
+    with replaced(FullDisk(0)), pytest.raises(StoreCorrupt), opened_full(tmp_path):
+        pass
+
+
+def open_on_a_full_disk(directory: Path) -> None:
+    with replaced(FullDisk(0)), opened_full(directory):
+        pass
+
+
+@pytest.mark.parametrize("time", [1, 2, 5])
+def test_killed_while_it_makes_room(tmp_path: Path, time: int) -> None:
+    killed(tmp_path)
+    program = (
+        "from pathlib import Path; from tests.crash.test_start_makes_room import open_on_a_full_disk;"
+        f"open_on_a_full_disk(Path({str(tmp_path)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            VARIABLE: f"retention.before_remove:{time}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        },
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert min((tmp_path / "commitlog").iterdir()).name == f"{(time - 1) * CONFIG.commitlog_file_bytes:020d}"
+    with replaced(FullDisk(0)), opened_full(tmp_path) as store:
+        assert 0 < numbers(store)[0] <= 250
+
+
+def test_the_ballast_is_taken_before_the_next_message(tmp_path: Path) -> None:
+    """It was taken by a run of retention, up to ten seconds later."""
+    killed(tmp_path)
+    disk = FullDisk(0)
+    with replaced(disk), opened_full(tmp_path) as store:
+        while store.delete_expired().log_files:
+            assert store.wait_for_removals(10)
+        disk.free_bytes = BALLAST_BYTES
+        store._writer._disk_checked_at = float("-inf")  # a second later
+        with contextlib.suppress(StoreFull):
+            append(store, make_record(b"again"))
+        assert Paths(tmp_path).ballast.stat().st_blocks * 512 >= BALLAST_BYTES

@@ -1,0 +1,158 @@
+"""A start that removes log files for want of room leaves those in which a message waits for its time."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.service import BrokerService
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.protocol import BrokerSpec
+from raymq.client import Message
+from raymq.storage.errors import StoreError, StoreFull
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.paths import Paths
+from raymq.storage.tables.topic_config import TopicConfig
+from tests.full_disk import FullDisk
+from tests.polling import poll_until
+from tests.unit.actors.bench import encoded
+
+pytestmark = pytest.mark.crash
+
+FILE_BYTES = 1 << 16
+#: All that is not of the newest file has expired at once.
+STORE = {
+    "commitlog_file_bytes": FILE_BYTES,
+    "consume_queue_file_entries": 1_000,
+    "index_slots": 100,
+    "index_entries": 1_000,
+    "flush_interval_ms": 3_600_000,
+    "disk_refuse_ratio": 1.0,
+    "retention_hours": 1e-9,
+    "delete_at_hour": "*",
+    "delay_levels": "1s 1h",
+}
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoopThread]:
+    made = EventLoopThread("broker")
+    yield made
+    made.stop()
+
+
+def start(loop: EventLoopThread, directory: Path) -> BrokerService:
+    return loop.run(BrokerService.start(BrokerSpec("b", "c", str(directory), "127.0.0.1", (), store=STORE), "n"))
+
+
+class Life:
+    """A broker that is killed; its log has some files before and behind a message that waits."""
+
+    def __init__(self, loop: EventLoopThread, directory: Path) -> None:
+        self.loop = loop
+        self.directory = directory
+        self.broker = start(loop, directory / "lived")
+        self.run(lambda: self.broker.store.topic_configs.put(TopicConfig("t", 1, 1, 6)))
+
+    def run(self, work: object) -> object:
+        async def do() -> object:
+            return work()  # type: ignore[operator]
+
+        return self.loop.run(do())
+
+    def append(self, body: bytes, **fields: object) -> None:
+        records, sizes = encoded(Message("t", body, **fields))  # type: ignore[arg-type]
+        self.run(lambda: self.broker.core.append("t", 0, memoryview(records), sizes, delayed=bool(fields)))
+
+    def files(self, count: int) -> None:
+        for _ in range(count):
+            self.append(bytes(FILE_BYTES // 2 + 100))
+
+    def killed(self) -> Path:
+        """What is left of it, without a ballast and without blocks that nobody needs."""
+        left = self.directory / "left"
+        shutil.copytree(self.directory / "lived", left)
+        with contextlib.suppress(StoreError):
+            self.loop.run(self.broker.stop())
+        Paths(left).ballast.unlink()
+        for path in left.rglob("commitlog/*"):  # full blocks of zeros, as RoomMaker would free them
+            size = path.stat().st_size
+            used = len(path.read_bytes().rstrip(b"\0"))
+            with path.open("r+b") as file:
+                file.truncate(-(-used // 4096) * 4096)
+                file.truncate(size)
+        return left
+
+
+def place_of_waiting(broker: BrokerService) -> int | None:
+    """The place in the log of the first message that waits."""
+    found = broker.core.schedule.first_place()
+    waiting, _ = broker.core.timers.log.waiting((0, -(1 << 63)), 1 << 62, 1_000)
+    return min([*([] if found is None else [found]), *waiting["physical_offset"].tolist()], default=None)
+
+
+@pytest.mark.parametrize("timers_saved", [True, False])
+@pytest.mark.parametrize("kind", ["level", "timer"])
+def test_the_file_of_a_message_that_waits_stays(
+    loop: EventLoopThread, tmp_path: Path, kind: str, timers_saved: bool
+) -> None:
+    life = Life(loop, tmp_path)
+    life.files(5)
+    life.append(b"waits", **({"delay_level": 2} if kind == "level" else {"deliver_at": time.time() + 3600}))
+    life.files(5)
+    if timers_saved:
+        loop.run(life.broker._checkpoint_timers())
+    life.run(life.broker.store._save_checkpoint)
+    left = life.killed()
+    with replaced(FullDisk(0)):
+        broker = start(loop, left)
+        place = life.run(lambda: place_of_waiting(broker))
+        minimum = broker.store.min_physical_offset
+        with contextlib.suppress(StoreError):
+            loop.run(broker.stop())
+    assert isinstance(place, int)
+    assert 0 < minimum <= place < minimum + FILE_BYTES
+
+
+@pytest.mark.parametrize("kind", ["level", "timer"])
+def test_what_was_delivered_keeps_no_file(loop: EventLoopThread, tmp_path: Path, kind: str) -> None:
+    life = Life(loop, tmp_path)
+    life.append(b"waited", **({"delay_level": 1} if kind == "level" else {"deliver_at": time.time() + 1}))
+    life.files(5)
+
+    def delivered() -> bool:
+        life.run(life.broker.core.deliver_due)
+        return life.run(lambda: life.broker.store.max_offset("t", 0)) == 6
+
+    poll_until(delivered)
+    life.files(5)
+    loop.run(life.broker._checkpoint_timers())
+    life.run(life.broker.store._save_checkpoint)
+    loop.run(life.broker._checkpoint_timers())
+    left = life.killed()
+    with replaced(FullDisk(0)):
+        broker = start(loop, left)
+        assert life.run(lambda: place_of_waiting(broker)) is None
+        assert broker.store.min_physical_offset >= 8 * FILE_BYTES
+        with contextlib.suppress(StoreError):
+            loop.run(broker.stop())
+
+
+def test_a_timer_log_that_cannot_be_read_keeps_all_that_waited(loop: EventLoopThread, tmp_path: Path) -> None:
+    life = Life(loop, tmp_path)
+    life.append(b"waits", deliver_at=time.time() + 3600)
+    life.files(6)
+    loop.run(life.broker._checkpoint_timers())
+    life.run(life.broker.store._save_checkpoint)
+    left = life.killed()
+    (Paths(left).timers / "state.json").write_bytes(b"{")
+    with replaced(FullDisk(0)), pytest.raises(StoreFull):
+        start(loop, left)
+    broker = start(loop, left)
+    assert life.run(lambda: place_of_waiting(broker)) == 0
+    loop.run(broker.stop())
