@@ -186,12 +186,18 @@ def decode(
         raise ProtocolError(f"a header of {header_bytes} bytes is above the limit of {max_header_bytes}")
     if form == Serialization.JSON and header_bytes > max_json_bytes:
         raise ProtocolError(f"a JSON header of {header_bytes} bytes is above the limit of {max_json_bytes}")
+    header = frame[LENGTH.size : end]
     try:
-        command = _DECODERS[form](frame[LENGTH.size : end])
+        command = _DECODERS[form](header)
     except ProtocolError:
         raise
     except Exception as error:  # any garbage: whatever a parser raises, the peer gets one answer
         raise ProtocolError(f"header not readable: {error}") from error
+    finally:
+        # Said, not left to the last reference: CPython 3.11.2 now and then forgets to drop that of an argument, and a
+        # buffer that somebody has a view of can neither grow nor shrink.
+        if isinstance(header, memoryview):
+            header.release()
     command.body = frame[end:]
     command.header_bytes = header_bytes
     return command

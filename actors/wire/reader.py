@@ -150,7 +150,9 @@ class FrameReader:
                 self._position, self.large_bytes = start + length, 0
                 with memoryview(self._pending) as view, view[start : start + length] as frame:
                     command = decode(frame, *self._header_limits)
-                    command.body = bytes(command.body)
+                    body, command.body = command.body, bytes(command.body)
+                    assert isinstance(body, memoryview)
+                    body.release()
                 return command
             if length > _LARGE_BYTES:
                 self.large_bytes = length

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raymq.actors.errors import ProtocolError
+from raymq.actors.wire import frame
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.reader import SCRATCH_BYTES, FrameReader
 from tests.served import encoded
@@ -265,3 +266,24 @@ def test_a_million_mutated_frames() -> None:
     grown = own.memory_info().rss - before
     print(f"grown by {grown / MIB:.1f} MiB")
     assert grown < 16 * MIB
+
+
+@pytest.mark.parametrize("serialization", list(Serialization))
+def test_a_header_that_somebody_forgets_to_drop_does_not_stop_the_reader(
+    monkeypatch: pytest.MonkeyPatch, serialization: Serialization
+) -> None:
+    """CPython 3.11.2 now and then keeps the argument of a call for ever; a bytearray with a view of it has one size."""
+    kept = []
+    decoder = frame._DECODERS[serialization]
+
+    def keeping(header: bytes | memoryview) -> Command:
+        kept.append(header)
+        return decoder(header)
+
+    monkeypatch.setitem(frame._DECODERS, serialization, keeping)
+    reader = FrameReader()
+    data = b"".join(encoded(Command(1, opaque=n, body=b"x" * n, serialization=serialization)) for n in range(100))
+    assert [
+        command.opaque for at in range(0, len(data), 1000) for command in reader.feed(data[at : at + 1000])
+    ] == list(range(100))
+    assert kept
