@@ -88,13 +88,19 @@ class InFlight:
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
         self._journal.entries.clear()
-        for topic in remains.deleted_later(self._forgotten):
+        unheeded = remains.deleted_later(self._forgotten)
+        told = {topic for _, topic, _ in self._queues}.intersection(unheeded)
+        for topic in unheeded:
             self._forget_topic(topic)
         known, self._forgotten = self._forgotten, dict(remains.deleted_topics)
         self._clamp(remains)
         self._rewrite_at = _REWRITE_BYTES
         self._rewriting: threading.Thread | None = None
         if writable and (known != self._forgotten or not self._journal.empty):
+            # First: if what follows does not come to its end, the frames of before are heard again, behind a table
+            # that says it knows of these deletions.
+            for topic in sorted(told):
+                self._journal.append((_TOPIC_GONE, "", topic, 0, remains.deleted_topics[topic]))
             self._rewrite()
 
     def _clamp(self, remains: Remains) -> None:
@@ -141,8 +147,7 @@ class InFlight:
         """
         entry = _TOPIC_GONE, "", topic, 0, log_end
         if self._journal.append_or_owe(entry):
-            self._know(self._owed)
-            self._owed.clear()
+            self._note_owed()
             self._apply(_TOPIC_GONE, ("", topic, 0), [log_end])
         else:
             self._owed[topic] = log_end
@@ -153,6 +158,11 @@ class InFlight:
         forgotten = self._forgotten or {}
         for topic in [topic for topic, place in forgotten.items() if place <= before]:
             del forgotten[topic]
+
+    def _note_owed(self) -> None:
+        """The journal has the deletions that were owed."""
+        self._know(self._owed)
+        self._owed.clear()
 
     def _know(self, deleted: Mapping[str, int]) -> None:
         # In place: there may be very many, and another thread may be about to copy them.
@@ -182,8 +192,7 @@ class InFlight:
     def _change(self, kind: str, queue: GroupQueue, *rest: Any) -> None:
         self._journal.append((kind, *queue, *rest))
         if self._owed:
-            self._know(self._owed)
-            self._owed.clear()
+            self._note_owed()
         self._apply(kind, queue, rest)
         if self._journal.length >= self._rewrite_at:
             # The change is safe in the journal; a rewrite that fails is tried again when as much has come in.
@@ -224,8 +233,9 @@ class InFlight:
             self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.settle(self._entries()))
 
     def _rewrite(self) -> None:
-        self._journal.divert()
-        self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.settle(self._entries()))
+        """Leave nothing in the journal but what is out, whatever file it stood in: not what a start has cut off."""
+        self._rewrite_at = max(_REWRITE_BYTES, 2 * self._journal.rewrite(self._entries()))
+        self._note_owed()
 
     def _entries(self) -> Iterator[tuple[Any, ...]]:
         """All that is out. Any thread: each copy of a table is one operation of the interpreter."""

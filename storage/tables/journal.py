@@ -150,20 +150,22 @@ class Journal:
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         self.check()
-        frame = self._preface + self._owed + _framed(entry)
+        self._write(self._preface + self._owed + _framed(entry))
+        self._preface = self._owed = b""
+
+    def _write(self, frames: bytes) -> None:
         if self._torn:
             self._cut()
         failpoint("journal.before_write")
         try:
-            fileutil.write_all(self._fd, frame, self._path)
+            fileutil.write_all(self._fd, frames, self._path)
         except StoreError:
             self._torn = True
             with contextlib.suppress(StoreError):
                 self._cut()
             raise
         failpoint("journal.after_write")
-        self._preface = self._owed = b""
-        self.length += len(frame)
+        self.length += len(frames)
 
     def append_or_owe(self, entry: tuple[Any, ...]) -> bool:
         """`append`; where it fails the frame is owed: it is written with the next one, before that.
@@ -194,8 +196,13 @@ class Journal:
         if self._failure is not None:
             raise StoreFailed(f"the store failed before: {self._failure}") from self._failure
 
-    def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> None:
+    def rewrite(self, entries: Iterable[tuple[Any, ...]] = ()) -> int:
         """Drop all frames for these, which say the same in less; frames that are owed are written behind them.
+
+        A kill within it may leave the frames that are dropped behind these: who hears all of them comes to the same.
+
+        Returns:
+            how many bytes the entries take.
 
         Raises:
             StoreFull, StoreFailed: not done, the frames are still there. If the new file has taken the old one's
@@ -204,6 +211,11 @@ class Journal:
         # By a new file: after a loss of power an old page behind new ones would bring back old frames. Everything
         # that can be refused comes before the rename; frames go to the file that has the name, from then on.
         content = b"".join(map(_framed, entries))
+        length = len(content)
+        if self._before >= 0 and self._owed:  # else those that are beside would be heard behind them
+            self._write(self._owed)
+        if self._has_base or self._before >= 0:
+            self.sync()  # what is heard again behind the entries has to be all of it, after a loss of power, too
         if self._has_base:
             self._replace_base(content)
             content = b""
@@ -234,6 +246,7 @@ class Journal:
                 self._on_failure(error)
                 raise
             self._know_synced(names)
+        return length
 
     def sync(self) -> None:
         """Wait until the frames are on disk; StoreFailed if they may not be. Any thread, several at a time."""

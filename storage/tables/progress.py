@@ -85,17 +85,24 @@ class Progress:
         for entry in self.journal.entries:
             if entry[0] != _DELAY or remains.has(entry[-1]):
                 self.apply(entry)
-        clamped = self._forget_deleted() | self._clamp()
+        clamped = self._forget_deleted(writable=writable) | self._clamp()
         self.consumer_offsets = ConsumerOffsets(self)
         self.delay_progress = DelayProgress(self)
         if writable and (clamped or not self.journal.empty):
             self.fold()
 
-    def _forget_deleted(self) -> bool:
-        """Forget offsets in deleted topics where the journal was not told of the deletion; whether anything changed."""
+    def _forget_deleted(self, *, writable: bool) -> bool:
+        """Forget offsets in deleted topics where the journal was not told of the deletion; whether anything changed.
+
+        The journal is told first: if the fold that follows does not come to its end its frames are heard again, behind
+        a file that says it knows of these deletions.
+        """
         deleted, told = self._remains.deleted_topics, self.forgotten
         unheeded = self._remains.deleted_later(told)
+        has = {topic for topics in self.consumers.values() for topic in topics} | {each[1] for each in self.resets}
         for topic in unheeded:
+            if writable and topic in has:
+                self.journal.append((_TOPIC_GONE, topic, deleted[topic]))
             self._forget_topic(topic)
         self.forgotten = dict(deleted)
         return bool(unheeded) or self.forgotten != told
