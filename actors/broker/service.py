@@ -385,8 +385,7 @@ class BrokerService:
 
     async def _sweep_groups(self) -> None:
         gone = self.groups.expire()
-        for client_id in gone.client_ids:
-            self.core.locks.forget(client_id)
+        self.core.locks.forget(gone.client_ids)
         for name in gone.groups:
             self._notify_group(name)
 

@@ -133,4 +133,4 @@ def test_a_rewriting_of_a_journal_that_is_diverted_does_without_descriptors(tmp_
     journal.close()
     entries = Journal(tmp_path / "a.journal", writable=False).entries
     assert entries in ([("x", 1), ("x", 2), ("x", 3)], [("all", 2), ("x", 3)])
-    assert (len(entries) == 2) == (nth > 3), "the folder, once more for its names, and the new file are all that it takes"
+    assert (len(entries) == 2) == (nth > 3), "the folder, for its names too, and the new file are all that it takes"

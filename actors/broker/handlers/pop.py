@@ -37,8 +37,10 @@ from raymq.storage.steps import Steps
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: A pop is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
-#: So many messages are acknowledged before others have their turn.
+#: So many messages are acknowledged before others have their turn; an entry takes as long as some of them, however
+#: many it names.
 _ACKS_AT_ONCE = 1_000
+_ENTRY_ACKS = 10
 _STALE = "the handle is stale: acknowledged, renewed, expired or reset"
 
 
@@ -117,7 +119,7 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
 
     def batch_ack(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         acks = read_batch_acks(request)
-        if sum(ack.count for ack in acks) + len(acks) > _ACKS_AT_ONCE:
+        if sum(ack.count for ack in acks) + _ENTRY_ACKS * len(acks) > _ACKS_AT_ONCE:
             return batch_ack_in_turns(request, acks)
         stale = sum(ack.count - acknowledge(ack, ack.offsets()) for ack in acks)
         return request.response(ResponseCode.SUCCESS, {STALE: stale})
@@ -127,9 +129,11 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
         stale = done = 0
         for ack in acks:
             offsets = ack.offsets()
-            for piece in (offsets[at : at + _ACKS_AT_ONCE] for at in range(0, len(offsets), _ACKS_AT_ONCE)):
+            # One that names nothing costs a turn's time, too.
+            for at in range(0, max(1, len(offsets)), _ACKS_AT_ONCE):
+                piece = offsets[at : at + _ACKS_AT_ONCE]
                 stale += len(piece) - acknowledge(ack, piece)
-                done += len(piece) + 1
+                done += len(piece) + _ENTRY_ACKS
                 if done >= _ACKS_AT_ONCE:
                     done = 0
                     await asyncio.sleep(0)

@@ -6,24 +6,29 @@ Fault 13.21: a batch of 180,000 one-byte messages held the loop for 1.8 s, a fet
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending import batch_body
 from raymq.actors.broker.core.appending.batch_body import AT_ONCE
-from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.groups.clients import Consumer, GroupTable
 from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.broker.core.groups.locks import QueueLocks
 from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.broker.handlers import pop
 from raymq.actors.errors import InvalidInput, MessageIllegal, ProtocolError, TopicNotFound
 from raymq.actors.filter.sql_filter import MAX_CHARACTERS, compile_sql, compiling
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import GRACE_SECONDS, MessageQueue
 from raymq.actors.request_limits import MAX_BATCH, MAX_FETCHED, check_count
 from raymq.actors.wire import frame, json_body
+from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.stepwise import in_steps, stepwise
@@ -213,6 +218,74 @@ def test_giving_locks_back_touches_the_locks_that_are_given_back(bench: Bench) -
     locks.validate()
     locks.unlock("g", "c", [("t", n) for n in range(10)])
     locks.validate()
+
+
+class Watched(dict[Any, Any]):
+    """A table that tells `looked` each time that somebody goes through all of it."""
+
+    looked: list[str]
+
+    def items(self) -> Any:
+        self.looked.append("all")
+        return super().items()
+
+
+def test_however_many_clients_go_at_once_all_locks_are_looked_at_once() -> None:
+    """Each of them went through all locks: 1,000 ids of one connection held a loop for 50 s beside 192,000 locks."""
+    locks = QueueLocks(FakeClock(0.0))
+    for client in range(20):
+        locks.lock("g", f"c{client}", [("t", client)])
+    table = locks._groups["g"] = Watched(locks._groups["g"])
+    table.looked = []
+    locks.forget([f"c{client}" for client in range(1, 1_000)])
+    assert table.looked == ["all"]
+    assert [locks.holder("g", "t", queue_id) for queue_id in (0, 1, 19)] == ["c0", None, None]
+    locks.forget([])
+    locks.validate()
+
+
+def test_however_many_members_go_at_once_the_queues_of_their_group_are_looked_at_once() -> None:
+    clock = FakeClock(0.0)
+    groups = GroupTable(clock)
+    for number in range(20):
+        connection = "stays" if number == 0 else "goes"
+        groups.greet(f"c{number}", connection)
+        groups.consume(f"c{number}", Consumer("g", {}))
+        groups.fetched("g", f"c{number}", [("t", number)])
+    known = groups.consumer_group("g")
+    table = Watched(known.owners)
+    table.looked = []
+    known.owners = table
+    groups.connection_closed("goes")
+    clock.advance(GRACE_SECONDS)
+    assert groups.expire().groups == {"g"}
+    assert table.looked == ["all"]
+    assert groups.members("g") == ["c0"]
+    assert groups.owners("g") == {("t", 0): "c0"}
+    groups.validate()
+
+
+async def test_entries_that_acknowledge_nothing_leave_others_their_turn(bench: Bench) -> None:
+    """21,000 of them in one request were 170 ms without a turn in between."""
+    bench.core.topics.create("t", 1)
+    context = cast("BrokerContext", SimpleNamespace(core=bench.core))
+    entry = {"c": "g", "t": "t", "q": 0, "pt": 1, "so": 0, "b": base64.b64encode(bytes(8)).decode()}
+    request = Command(RequestCode.BATCH_ACK_MESSAGE, body=json.dumps({"acks": [entry] * 1_000}).encode())
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(others())
+    answer = pop.handlers(context)[RequestCode.BATCH_ACK_MESSAGE](NOBODY, request)
+    assert not isinstance(answer, Command)
+    assert answer is not None
+    assert (await answer) is not None
+    counting.cancel()
+    assert turns >= 10
 
 
 # -- what grows with what there is ---------------------------------------------------------------------------------

@@ -215,12 +215,20 @@ class GroupTable:
 
     def stop_consuming(self, client_id: str, group: str) -> bool:
         """A member leaves in good order. True if it was one: the others have to be told."""
+        return self._leave(group, (client_id,))
+
+    def _leave(self, group: str, client_ids: Iterable[str]) -> bool:
+        """Members leave, all in one go: their queues are looked for once. True if one of them was one."""
         known = self._consumers.get(group)
-        member = None if known is None else known.members.pop(client_id, None)
-        if known is None or member is None:
+        if known is None:
             return False
-        self._weigh(member.client, -member.weight)
-        known.owners = {queue: owner for queue, owner in known.owners.items() if owner != client_id}
+        left = {client_id for client_id in client_ids if client_id in known.members}
+        if not left:
+            return False
+        for client_id in left:
+            member = known.members.pop(client_id)
+            self._weigh(member.client, -member.weight)
+        known.owners = {queue: owner for queue, owner in known.owners.items() if owner not in left}
         if not known.members:
             del self._consumers[group]
         return True
@@ -260,8 +268,7 @@ class GroupTable:
 
         changed = set()
         for name, group in list(self._consumers.items()):
-            for client_id in [c for c, member in group.members.items() if over(c, member)]:
-                self.stop_consuming(client_id, name)
+            if self._leave(name, [c for c, member in group.members.items() if over(c, member)]):
                 changed.add(name)
         for name, members in list(self._producers.items()):
             for client_id in [c for c, member in members.items() if over(c, member)]:

@@ -102,10 +102,11 @@ class QueueLocks:
         """The client left the group: all its locks there end."""
         self._drop(group, lambda _, lock: lock.client_id == client_id)
 
-    def forget(self, client_id: str) -> None:
-        """The client is gone: all its locks end."""
-        for group in list(self._groups):
-            self.leave(group, client_id)
+    def forget(self, client_ids: Collection[str]) -> None:
+        """The clients are gone: all their locks end. It costs what there is of locks, however many clients they are."""
+        gone = frozenset(client_ids)
+        for group in list(self._groups) if gone else ():
+            self._drop(group, lambda _, lock: lock.client_id in gone)
 
     def any_held(self, group: str) -> bool:
         """Whether some client consumes a queue of `group` in order at the moment."""
