@@ -22,7 +22,7 @@ from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables import journal as journal_module
 from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.in_flight import Delivery, InFlight
+from raymq.storage.tables.in_flight import InFlight, Lent
 from raymq.storage.tables.progress import Progress
 from raymq.storage.tables.remains import Remains
 from tests.crash.power_loss import Disk
@@ -30,7 +30,7 @@ from tests.faulty_calls import FaultyCalls
 from tests.stored import SMALL, append, make_record
 
 QUEUE = ("g", "t", 0)
-FIRST = Delivery(1_000, 2_000, 0, 16)
+FIRST = Lent(1_000, 2_000, 0, 16)
 #: The topic was deleted, and one of its name made, that has so many messages by now.
 MADE_ANEW = Remains(1 << 40, max_offsets={("t", 0): 150}, deleted_topics={"t": 5_000})
 
