@@ -54,7 +54,7 @@ def test_leaving_a_group_and_being_forgotten(locks: QueueLocks) -> None:
         locks.lock(group, "y", [Q1])
     locks.leave("g", "x")
     assert [locks.holder(group, *Q0) for group in ("g", "h")] == [None, "x"]
-    locks.forget(["x"])
+    locks.forget({"x"})
     assert [locks.holder(group, *Q0) for group in ("g", "h")] == [None, None]
     assert [locks.holder(group, *Q1) for group in ("g", "h")] == ["y", "y"]
 
@@ -105,5 +105,5 @@ def test_there_are_at_most_so_many_locks(locks: QueueLocks, clock: FakeClock, mo
     locks.lock("i", "y", [Q0])
     clock.advance(LEASE_SECONDS)
     assert set(locks.lock("j", "y", [Q0, Q1, Q2])) == {Q0, Q1, Q2}, "those that are over make room"
-    locks.forget(["y"])
+    locks.forget({"y"})
     assert set(locks.lock("g", "x", [Q0, Q1, Q2])) == {Q0, Q1, Q2}

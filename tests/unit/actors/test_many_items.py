@@ -237,10 +237,10 @@ def test_however_many_clients_go_at_once_all_locks_are_looked_at_once() -> None:
         locks.lock("g", f"c{client}", [("t", client)])
     table = locks._groups["g"] = Watched(locks._groups["g"])
     table.looked = []
-    locks.forget([f"c{client}" for client in range(1, 1_000)])
+    locks.forget({f"c{client}" for client in range(1, 1_000)})
     assert table.looked == ["all"]
     assert [locks.holder("g", "t", queue_id) for queue_id in (0, 1, 19)] == ["c0", None, None]
-    locks.forget([])
+    locks.forget(set())
     locks.validate()
 
 

@@ -61,7 +61,7 @@ def test_a_lock_that_another_may_have_had_is_not_the_same() -> None:
     assert ask()
     clock.advance(LEASE_SECONDS + 1)
     assert ask(), "nobody asked for it meanwhile"
-    brokers.forget("me")
+    brokers.forget({"me"})
     assert not ask(), "the broker had given it up"
     assert ask()
     clock.advance(LEASE_SECONDS)

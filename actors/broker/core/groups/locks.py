@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from raymq.actors.errors import ServerBusy
@@ -102,11 +102,10 @@ class QueueLocks:
         """The client left the group: all its locks there end."""
         self._drop(group, lambda _, lock: lock.client_id == client_id)
 
-    def forget(self, client_ids: Collection[str]) -> None:
+    def forget(self, client_ids: Set[str]) -> None:
         """The clients are gone: all their locks end. It costs what there is of locks, however many clients they are."""
-        gone = frozenset(client_ids)
-        for group in list(self._groups) if gone else ():
-            self._drop(group, lambda _, lock: lock.client_id in gone)
+        for group in list(self._groups) if client_ids else ():
+            self._drop(group, lambda _, lock: lock.client_id in client_ids)
 
     def any_held(self, group: str) -> bool:
         """Whether some client consumes a queue of `group` in order at the moment."""
