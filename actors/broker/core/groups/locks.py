@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from raymq.actors.errors import ServerBusy
@@ -102,7 +103,7 @@ class QueueLocks:
         """The client left the group: all its locks there end."""
         self._drop(group, lambda _, lock: lock.client_id == client_id)
 
-    def forget(self, client_ids: Set[str]) -> None:
+    def forget(self, client_ids: AbstractSet[str]) -> None:
         """The clients are gone: all their locks end. It costs what there is of locks, however many clients they are."""
         for group in list(self._groups) if client_ids else ():
             self._drop(group, lambda _, lock: lock.client_id in client_ids)
