@@ -14,53 +14,30 @@ import logging
 import math
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from raymq.actors.errors import (
     BrokerUnavailable,
     ClientClosed,
-    NothingToPop,
     RayMQError,
-    StaleHandle,
     TopicNotFound,
     WorkFailed,
 )
 from raymq.actors.naming import retry_topic
 from raymq.actors.supervision import Supervisor, is_meant
-from raymq.actors.wire.commands.batch_ack import STALE, batch_ack_command
-from raymq.actors.wire.commands.pop import MAX_MESSAGES, read_handles
-from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.pop import (
-    ANY_QUEUE,
-    FROM_MIN,
-    AckMessage,
-    ChangeInvisibleTime,
-    Handle,
-    Notification,
-    PopMessage,
-)
-from raymq.actors.wire.told import number_in
+from raymq.actors.wire.commands.pop import MAX_MESSAGES
 from raymq.client.connection import Connection
 from raymq.client.members.membership import Membership
 from raymq.client.members.subscription import SqlWanted, TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.kept import KeptMessage, KeptMessages
 from raymq.client.pop.receiver import Receiver
-from raymq.client.receipt import Receipt
-from raymq.client.requests.asking import ask, patiently
-from raymq.client.requests.fetching import ANSWER_SECONDS
+from raymq.client.pop.requests import PopRequests, Source
 from raymq.storage.clock import boottime
-from raymq.storage.records.record import decode
 
 _TICK_SECONDS = 1.0
-_REQUEST_SECONDS = 5.0
-#: The answer to a pop is waited for as long as what it brings is hidden from others, but no longer than this.
-_LATE_SECONDS = 300.0
-#: One notification waits so long; then it is asked for anew.
-_PARK_SECONDS = 15.0
 #: A broker that does not answer is asked again after this.
 _PAUSE_SECONDS = 0.5
 #: A source that has not answered a pop after this is passed over for the next one; its answer is taken when it comes.
@@ -74,9 +51,6 @@ _HANDOVER_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
-
-#: A broker and one of the consumer's topics there.
-Source = tuple[str, str]
 
 
 class Popping:
@@ -94,8 +68,8 @@ class Popping:
         self._mq = mq
         self._group = group
         self._filters: dict[str, TagFilter | SqlWanted] = {**filters, retry_topic(group): TagFilter.parse("*")}
-        self._ordered = ordered
-        self._max_reconsume_times = max_reconsume_times
+        #: What it asks of brokers.
+        self.requests = PopRequests(mq, group, self._filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
         self._membership = Membership(
             mq,
             f"{mq.pool.local_host}@{uuid.uuid4().hex}",
@@ -238,39 +212,6 @@ class Popping:
         finally:
             stopped.cancel()
 
-    async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
-        """End the deliveries; False if one of the handles was stale."""
-        if len(messages) == 1:
-            queue, handle = messages[0].queue, receipts[0].handle
-            command = AckMessage(self._group, queue.topic, queue.queue_id, str(handle), handle.offset)
-            try:
-                await self._ask(queue.broker, queue.topic, command.command)
-            except StaleHandle:
-                return False
-            return True
-        handles: dict[Source, list[Handle]] = defaultdict(list)
-        for message, receipt in zip(messages, receipts, strict=True):
-            handles[message.queue.broker, message.queue.topic].append(receipt.handle)
-        stale = await asyncio.gather(*(self._acknowledge(source, each) for source, each in handles.items()))
-        return not any(stale)
-
-    async def change_invisible(
-        self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int, *, undelivered: bool | None = None
-    ) -> bool:
-        """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale."""
-        queue, handle = message.queue, receipt.handle
-        header = ChangeInvisibleTime(
-            self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered
-        )
-        try:
-            answer = await self._ask(queue.broker, queue.topic, header.command)
-        except StaleHandle:
-            return False
-        receipt.handle = handle._replace(
-            start_offset=handle.offset, pop_time_ms=number_in(answer, "popTime"), invisible_ms=invisible_ms
-        )
-        return True
-
     # -- taking --------------------------------------------------------------------------------------------------
 
     async def _sources(self) -> list[Source]:
@@ -328,7 +269,7 @@ class Popping:
         """Pop from one source; how many messages it gave. They are kept until somebody receives them."""
         asked_at = time.monotonic()
         try:
-            messages, popped = await self._pop(source, room, invisible_ms)
+            messages, unwanted = await self.requests.pop(source, room, invisible_ms)
         except RayMQError:
             raise
         except BaseException as error:
@@ -337,9 +278,11 @@ class Popping:
             failure = self.supervisor.report("pop", error)
             raise WorkFailed("pop", repr(error), failure.in_a_row) from error
         self.supervisor.succeeded("pop")
+        if unwanted:
+            self._spawn(self.requests.pass_over(source, unwanted))
         if messages:
             self._look_again_at(self._kept.add(messages, asked_at, invisible_ms))
-        return popped
+        return len(messages) + len(unwanted)
 
     def _received(self, max_messages: int, invisible_ms: int, receiver: Receiver) -> list[ReceivedMessage]:
         if receiver.has_given_up:  # it has `take_back` called perhaps before this: nobody would look any more
@@ -378,7 +321,7 @@ class Popping:
         message, asked_at = popped.message, time.monotonic()
         assert message.receipt is not None
         with contextlib.suppress(RayMQError):  # it comes again when its time is over
-            if await self.change_invisible(message, message.receipt, popped.invisible_ms):
+            if await self.requests.change_invisible(message, message.receipt, popped.invisible_ms):
                 self._look_again_at(self._kept.renewed(popped, asked_at))
 
     def arrived(self, receiver: Receiver) -> None:
@@ -398,52 +341,11 @@ class Popping:
     async def _give_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Let messages that nobody has received be given out again at once; that is no failed delivery."""
         gone = [
-            self.change_invisible(message, message.receipt, 1, undelivered=True)
+            self.requests.change_invisible(message, message.receipt, 1, undelivered=True)
             for message in messages
             if message.receipt
         ]
         await asyncio.gather(*gone, return_exceptions=True)
-
-    async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:
-        """The messages that one broker gave at once, unwanted ones of equal hash left out, and how many it gave."""
-        broker, topic = source
-        tag_filter = self._filters[topic]
-        wanted = tag_filter.subscription(topic)
-        header = PopMessage(
-            consumer_group=self._group,
-            topic=topic,
-            queue_id=ANY_QUEUE,
-            max_msg_nums=room,
-            invisible_time=invisible_ms,
-            poll_time=0,
-            born_time=int(time.time() * 1000),
-            init_mode=FROM_MIN,
-            exp_type=wanted.kind,
-            exp=wanted.expression,
-            order=self._ordered,
-            max_reconsume_times=self._max_reconsume_times,
-        )
-        try:
-            answer = await ask(self._mq, topic, broker, header.command(), _seconds_for_pop(invisible_ms))
-        except NothingToPop:
-            return [], 0
-        handle_of = read_handles(header, broker, answer)
-        body = memoryview(answer.body)
-        messages: list[ReceivedMessage] = []
-        at = 0
-        while at < len(body):
-            record = decode(body, at)
-            at += record.size
-            receipt = Receipt(handle_of(record.queue_id, record.queue_offset))
-            messages.append(ReceivedMessage.from_record(record, broker, receipt))
-        unwanted = [message for message in messages if not tag_filter.passes(message.tags)]
-        if unwanted:
-            self._spawn(self._pass_over(source, [m.receipt.handle for m in unwanted if m.receipt is not None]))
-        return [message for message in messages if tag_filter.passes(message.tags)], len(messages)
-
-    async def _pass_over(self, source: Source, handles: list[Handle]) -> None:
-        with contextlib.suppress(RayMQError):  # they come again, and are passed over then
-            await self._acknowledge(source, handles)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
@@ -457,7 +359,7 @@ class Popping:
     async def _notified(self, source: Source) -> None:
         """Ends when the source may have something, and after a pause where it could not be asked."""
         try:
-            await self._notify(source)
+            await self.requests.notify(source)
         except RayMQError as error:
             _log.debug("notification of %s: %s", source, error)
         except BaseException as error:
@@ -468,25 +370,6 @@ class Popping:
             self.supervisor.succeeded("notification")
             return
         await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def _notify(self, source: Source) -> None:
-        broker, topic = source
-        header = Notification(
-            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
-        )
-        await ask(self._mq, topic, broker, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
-
-    # -- asking --------------------------------------------------------------------------------------------------
-
-    async def _acknowledge(self, source: Source, handles: list[Handle]) -> int:
-        """Acknowledge at one broker; how many handles were stale."""
-        broker, topic = source
-        answer = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
-        return number_in(answer, STALE)
-
-    async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
-        """Repeat a request while the broker is unreachable, for a while: what it does it does once."""
-        return await patiently(lambda: ask(self._mq, topic, broker, command(), _REQUEST_SECONDS), _REQUEST_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         async def reported() -> None:
@@ -500,8 +383,3 @@ class Popping:
         task = asyncio.get_running_loop().create_task(reported())
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
-
-
-def _seconds_for_pop(invisible_ms: int) -> float:
-    """How long the answer to a pop is waited for. A receive passes over a source that does not answer soon."""
-    return max(_REQUEST_SECONDS, min(invisible_ms / 1000, _LATE_SECONDS))

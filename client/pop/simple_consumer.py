@@ -202,11 +202,11 @@ class SimpleConsumer(ClientBase):
     async def _ack(self, message: ReceivedMessage | Sequence[ReceivedMessage]) -> bool:
         messages = [message] if isinstance(message, ReceivedMessage) else _several(message)
         receipts = [_receipt(each) for each in messages]
-        return await self._popping.acknowledge(messages, receipts)
+        return await self._popping.requests.acknowledge(messages, receipts)
 
     async def _change(self, message: ReceivedMessage, seconds: float) -> bool:
         receipt = _receipt(message)
-        return await self._popping.change_invisible(message, receipt, _invisible_ms("seconds", seconds))
+        return await self._popping.requests.change_invisible(message, receipt, _invisible_ms("seconds", seconds))
 
 
 def _invisible_ms(field: str, seconds: float) -> int:

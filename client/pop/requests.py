@@ -1,0 +1,163 @@
+"""What a simple consumer asks of brokers: pops, notifications, acknowledgements, other times of being hidden.
+
+Runs on the connection's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from raymq.actors.errors import NothingToPop, RayMQError, StaleHandle
+from raymq.actors.wire.commands.batch_ack import STALE, batch_ack_command
+from raymq.actors.wire.commands.pop import read_handles
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import (
+    ANY_QUEUE,
+    FROM_MIN,
+    AckMessage,
+    ChangeInvisibleTime,
+    Handle,
+    Notification,
+    PopMessage,
+)
+from raymq.actors.wire.told import number_in
+from raymq.client.connection import Connection
+from raymq.client.members.subscription import SqlWanted, TagFilter
+from raymq.client.message import ReceivedMessage
+from raymq.client.receipt import Receipt
+from raymq.client.requests.asking import ask, patiently
+from raymq.client.requests.fetching import ANSWER_SECONDS
+from raymq.storage.records.record import decode
+
+_REQUEST_SECONDS = 5.0
+#: The answer to a pop is waited for as long as what it brings is hidden from others, but no longer than this.
+_LATE_SECONDS = 300.0
+#: One notification waits so long; then it is asked for anew.
+_PARK_SECONDS = 15.0
+
+#: A broker and one of the consumer's topics there.
+Source = tuple[str, str]
+
+
+class PopRequests:
+    """Those of one consumer. They raise what `ask` raises."""
+
+    def __init__(
+        self,
+        mq: Connection,
+        group: str,
+        filters: Mapping[str, TagFilter | SqlWanted],
+        *,
+        ordered: bool,
+        max_reconsume_times: int,
+    ) -> None:
+        """`filters` by topic."""
+        self._mq = mq
+        self._group = group
+        self._filters = filters
+        self._ordered = ordered
+        self._max_reconsume_times = max_reconsume_times
+
+    async def pop(
+        self, source: Source, room: int, invisible_ms: int
+    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        """The messages that one broker gave at once: the wanted ones, and others whose tags have the same hash."""
+        broker, topic = source
+        tag_filter = self._filters[topic]
+        subscription = tag_filter.subscription(topic)
+        header = PopMessage(
+            consumer_group=self._group,
+            topic=topic,
+            queue_id=ANY_QUEUE,
+            max_msg_nums=room,
+            invisible_time=invisible_ms,
+            poll_time=0,
+            born_time=int(time.time() * 1000),
+            init_mode=FROM_MIN,
+            exp_type=subscription.kind,
+            exp=subscription.expression,
+            order=self._ordered,
+            max_reconsume_times=self._max_reconsume_times,
+        )
+        try:
+            answer = await ask(self._mq, topic, broker, header.command(), _seconds_for_pop(invisible_ms))
+        except NothingToPop:
+            return [], []
+        handle_of = read_handles(header, broker, answer)
+        body = memoryview(answer.body)
+        wanted: list[ReceivedMessage] = []
+        unwanted: list[ReceivedMessage] = []
+        at = 0
+        while at < len(body):
+            record = decode(body, at)
+            at += record.size
+            receipt = Receipt(handle_of(record.queue_id, record.queue_offset))
+            message = ReceivedMessage.from_record(record, broker, receipt)
+            (wanted if tag_filter.passes(message.tags) else unwanted).append(message)
+        return wanted, unwanted
+
+    async def pass_over(self, source: Source, messages: Sequence[ReceivedMessage]) -> None:
+        """Acknowledge what nobody wants; where that fails they come again, and are passed over then."""
+        handles = [message.receipt.handle for message in messages if message.receipt is not None]
+        with contextlib.suppress(RayMQError):
+            await self._acknowledge(source, handles)
+
+    async def notify(self, source: Source) -> None:
+        """Ends when the source may have something, or after 15 s."""
+        broker, topic = source
+        header = Notification(
+            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
+        )
+        await ask(self._mq, topic, broker, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
+
+    async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
+        """End the deliveries; False if one of the handles was stale."""
+        if len(messages) == 1:
+            queue, handle = messages[0].queue, receipts[0].handle
+            command = AckMessage(self._group, queue.topic, queue.queue_id, str(handle), handle.offset)
+            try:
+                await self._ask(queue.broker, queue.topic, command.command)
+            except StaleHandle:
+                return False
+            return True
+        handles: dict[Source, list[Handle]] = defaultdict(list)
+        for message, receipt in zip(messages, receipts, strict=True):
+            handles[message.queue.broker, message.queue.topic].append(receipt.handle)
+        stale = await asyncio.gather(*(self._acknowledge(source, each) for source, each in handles.items()))
+        return not any(stale)
+
+    async def change_invisible(
+        self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int, *, undelivered: bool | None = None
+    ) -> bool:
+        """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale."""
+        queue, handle = message.queue, receipt.handle
+        header = ChangeInvisibleTime(
+            self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered
+        )
+        try:
+            answer = await self._ask(queue.broker, queue.topic, header.command)
+        except StaleHandle:
+            return False
+        receipt.handle = handle._replace(
+            start_offset=handle.offset, pop_time_ms=number_in(answer, "popTime"), invisible_ms=invisible_ms
+        )
+        return True
+
+    async def _acknowledge(self, source: Source, handles: list[Handle]) -> int:
+        """Acknowledge at one broker; how many handles were stale."""
+        broker, topic = source
+        answer = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
+        return number_in(answer, STALE)
+
+    async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
+        """Repeat a request while the broker is unreachable, for a while: what it does it does once."""
+        return await patiently(lambda: ask(self._mq, topic, broker, command(), _REQUEST_SECONDS), _REQUEST_SECONDS)
+
+
+def _seconds_for_pop(invisible_ms: int) -> float:
+    """How long the answer to a pop is waited for. A receive passes over a source that does not answer soon."""
+    return max(_REQUEST_SECONDS, min(invisible_ms / 1000, _LATE_SECONDS))
