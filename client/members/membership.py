@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from raymq.actors.errors import BrokerUnavailable, GroupNotFound, RayMQError
-from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import group as wire_group
+from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.connection import WireConnection
 from raymq.client.connection import Connection
 
@@ -36,24 +36,14 @@ class Membership:
     def __init__(
         self,
         mq: Connection,
-        client_id: str,
-        group: str,
-        subscriptions: Mapping[str, Subscription],
+        member: Member,
         *,
-        consume_type: str,
-        model: str,
-        start: str,
         clock: Callable[[], float],
         retry_max_times: int | None = None,
         owners: bool = False,
     ) -> None:
         self._mq = mq
-        self._client_id = client_id
-        self._group = group
-        self._subscriptions = subscriptions
-        self._consume_type = consume_type
-        self._model = model
-        self._start = start
+        self._member = member
         self._clock = clock
         self._retry_max_times = retry_max_times
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
@@ -87,7 +77,7 @@ class Membership:
         unmet = failures.keys() - self._greeted.keys()
         for address, error in failures.items():
             level = logging.WARNING if address in unmet - self._unmet else logging.DEBUG
-            _log.log(level, "heartbeat of %s: %s", self._group, error)
+            _log.log(level, "heartbeat of %s: %s", self._member.group, error)
         self._unmet = frozenset(unmet)
 
     def is_unmet(self, address: str | None) -> bool:
@@ -115,7 +105,7 @@ class Membership:
         command = wire_group.unregister_command
         await asyncio.gather(
             *(
-                self._mq.pool.request(address, command(self._client_id, self._group), _REQUEST_SECONDS)
+                self._mq.pool.request(address, command(self._member.client_id, self._member.group), _REQUEST_SECONDS)
                 for address in self._greeted
             ),
             return_exceptions=True,
@@ -123,7 +113,7 @@ class Membership:
 
     async def _addresses(self) -> Sequence[str]:
         found: set[str] = set()
-        for topic in self._subscriptions:
+        for topic in self._member.subscriptions:
             try:
                 found.update((await self._mq.routes.get(topic)).addresses.values())
             except RayMQError as error:
@@ -136,18 +126,10 @@ class Membership:
             known, at = self._greeted.get(address, (None, 0.0))
             if known is connection and self._clock() - at < HEARTBEAT_SECONDS:
                 return None
-            command = wire_group.heartbeat_command(
-                self._client_id,
-                self._group,
-                self._subscriptions,
-                consume_type=self._consume_type,
-                model=self._model,
-                start=self._start,
-            )
             if known is None and self._retry_max_times is not None:
-                settings = wire_group.create_group_command(self._group, self._retry_max_times)
+                settings = wire_group.create_group_command(self._member.group, self._retry_max_times)
                 await connection.request(settings, _REQUEST_SECONDS)
-            await connection.request(command, _REQUEST_SECONDS)
+            await connection.request(wire_group.heartbeat_command(self._member), _REQUEST_SECONDS)
             self._greeted[address] = (connection, self._clock())
         except RayMQError as error:
             return error
@@ -155,7 +137,7 @@ class Membership:
 
     async def _ask(self, address: str) -> list[str]:
         try:
-            command = wire_group.members_command(self._group, owners=self._asks_owners)
+            command = wire_group.members_command(self._member.group, owners=self._asks_owners)
             answer = await self._mq.pool.request(address, command, _REQUEST_SECONDS)
             if self._asks_owners:
                 self.owners |= wire_group.read_owners(answer)

@@ -27,6 +27,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.naming import retry_topic
 from raymq.actors.supervision import Supervisor, is_meant
+from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.commands.pop import MAX_MESSAGES
 from raymq.client.connection import Connection
 from raymq.client.members.membership import Membership
@@ -72,12 +73,12 @@ class Popping:
         self.requests = PopRequests(mq, group, self._filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
         self._membership = Membership(
             mq,
-            f"{mq.pool.local_host}@{uuid.uuid4().hex}",
-            group,
-            {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
-            consume_type="CONSUME_POP",
-            model="CLUSTERING",
-            start="CONSUME_FROM_FIRST_OFFSET",
+            Member(
+                f"{mq.pool.local_host}@{uuid.uuid4().hex}",
+                group,
+                {topic: wanted.subscription(topic) for topic, wanted in filters.items()},
+                consume_type="CONSUME_POP",
+            ),
             clock=boottime,
         )
         self.supervisor = Supervisor(f"simple consumer of {group}")

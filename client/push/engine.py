@@ -19,6 +19,7 @@ from raymq.actors.naming import retry_topic
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Failure, Supervisor, is_meant
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.connection import WireConnection
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
@@ -82,12 +83,13 @@ class Consuming:
             self._filters[retry_topic(settings.group)] = TagFilter.parse("*")
         self._membership = Membership(
             mq,
-            self._client_id,
-            settings.group,
-            {topic: wanted.subscription(topic) for topic, wanted in settings.filters.items()},
-            consume_type="CONSUME_PASSIVELY",
-            model=settings.model.value,
-            start=settings.consume_from.value,
+            Member(
+                self._client_id,
+                settings.group,
+                {topic: wanted.subscription(topic) for topic, wanted in settings.filters.items()},
+                model=settings.model.value,
+                start=settings.consume_from.value,
+            ),
             clock=boottime,
             retry_max_times=settings.max_reconsume_times if self._clustering and not settings.ordered else None,
             owners=self._sticky,

@@ -235,9 +235,7 @@ def test_requests_are_carried_out_in_order(door: Door) -> None:
 
 
 def test_membership_lasts_as_long_as_the_connection(door: Door, broker: BrokerService) -> None:
-    heartbeat = group.heartbeat_command(
-        "me", "g", {"t": Subscription("t")}, model="CLUSTERING", start="CONSUME_FROM_FIRST_OFFSET"
-    )
+    heartbeat = group.heartbeat_command(group.Member("me", "g", {"t": Subscription("t")}))
     assert door.ask(heartbeat).code == ResponseCode.SUCCESS
     assert group.read_members(door.ask(group.members_command("g"))) == ["me"]
     door.leave()

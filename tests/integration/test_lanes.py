@@ -187,9 +187,7 @@ DYING = """
 
     async def main(address):
         connection = await ConnectionPool().get(address)
-        await connection.request(
-            group.heartbeat_command("me", "g", {"t": Subscription("t")}, model="CLUSTERING", start="FIRST"), 5
-        )
+        await connection.request(group.heartbeat_command(group.Member("me", "g", {"t": Subscription("t")})), 5)
         queue = {"topic": "t", "brokerName": "broker-a", "queueId": 0}
         body = json.dumps({"consumerGroup": "g", "clientId": "me", "mqSet": [queue]}).encode()
         await connection.request(Command(RequestCode.LOCK_BATCH_MQ, body=body), 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
@@ -13,28 +14,37 @@ from raymq.actors.wire.headers.group import GetConsumerListByGroup, HeartBeat, U
 from raymq.actors.wire.told import listed, queue, reader, text, told_in
 
 
-def heartbeat_command(
-    client_id: str,
-    group: str,
-    subscriptions: Mapping[str, Subscription],
-    *,
-    model: str,
-    start: str,
-    consume_type: str = "CONSUME_PASSIVELY",
-) -> Command:
-    """HEART_BEAT of one consumer; `subscriptions` are by topic, the rest are RocketMQ's words."""
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client in a consumer group, as it tells brokers of itself.
+
+    Attributes:
+        subscriptions: by topic.
+        consume_type, model, start: RocketMQ's words.
+    """
+
+    client_id: str
+    group: str
+    subscriptions: Mapping[str, Subscription]
+    consume_type: str = "CONSUME_PASSIVELY"
+    model: str = "CLUSTERING"
+    start: str = "CONSUME_FROM_FIRST_OFFSET"
+
+
+def heartbeat_command(member: Member) -> Command:
+    """HEART_BEAT of one consumer."""
     consumer = {
-        "groupName": group,
-        "consumeType": consume_type,
-        "messageModel": model,
-        "consumeFromWhere": start,
+        "groupName": member.group,
+        "consumeType": member.consume_type,
+        "messageModel": member.model,
+        "consumeFromWhere": member.start,
         "unitMode": False,
         "subscriptionDataSet": [
             {"topic": topic, "subString": subscription.expression, "expressionType": subscription.kind}
-            for topic, subscription in sorted(subscriptions.items())
+            for topic, subscription in sorted(member.subscriptions.items())
         ],
     }
-    body = {"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
+    body = {"clientID": member.client_id, "producerDataSet": [], "consumerDataSet": [consumer]}
     return HeartBeat(strict=True).command(json.dumps(body).encode())
 
 

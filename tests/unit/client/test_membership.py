@@ -10,6 +10,7 @@ import pytest
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ServerBusy, SubscriptionMismatch, Timeout
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import TopicRoute
+from raymq.actors.wire.commands.group import Member
 from raymq.client.members.membership import Membership
 
 HANGS = Timeout("b", "no answer within 3 s")
@@ -43,9 +44,7 @@ class Peer:
 
 
 def membership(cluster: Cluster) -> Membership:
-    wanted = {"t": Subscription("t")}
-    options = {"consume_type": "CONSUME_PASSIVELY", "model": "CLUSTERING", "start": "CONSUME_FROM_FIRST_OFFSET"}
-    return Membership(cluster, "me", "g", wanted, clock=lambda: 0.0, **options)  # type: ignore[arg-type]
+    return Membership(cluster, Member("me", "g", {"t": Subscription("t")}), clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [HANGS, GONE, AWAY], ids=repr)
