@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 
 import click
@@ -48,16 +49,7 @@ def list_groups(admin: Admin) -> Rows:
 @admin_rows("no queue")
 def group_progress(admin: Admin, name: str) -> Rows:
     """How far group NAME is in each queue."""
-    return [
-        {
-            **_queue_fields(queue),
-            "committed_offset": found.committed_offset,
-            "max_offset": found.max_offset,
-            "lag": found.lag,
-            "owner": found.owner,
-        }
-        for queue, found in admin.group_progress(name).items()
-    ]
+    return [{**_queue_fields(queue), **asdict(found)} for queue, found in admin.group_progress(name).items()]
 
 
 @group_commands.command("reset")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from raymq.client import Admin, InvalidInput
@@ -41,13 +43,7 @@ def create_topic(finder: Finder, name: str, queues: int, ordered: bool, as_json:
 def topic_stats(admin: Admin, name: str) -> Rows:
     """What each queue of topic NAME holds."""
     return [
-        {
-            "broker": queue.broker,
-            "queue_id": queue.queue_id,
-            "min_offset": found.min_offset,
-            "max_offset": found.max_offset,
-            "last_store_timestamp": found.last_store_timestamp,
-        }
+        {"broker": queue.broker, "queue_id": queue.queue_id, **asdict(found)}
         for queue, found in admin.topic_stats(name).items()
     ]
 

@@ -6,12 +6,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 #: Turns are given for this long before the loop's other work is done.
 _SLICE_SECONDS = 0.002
 
 
 _log = logging.getLogger(__name__)
+
+
+def settle(answer: asyncio.Future[Any], look: Callable[[], None]) -> None:
+    """Look again for who waits for `answer`: whatever `look` raises is it. Nothing where he has it, or has gone."""
+    if answer.done():
+        return
+    try:
+        look()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        answer.set_exception(error)
 
 
 class Turns:

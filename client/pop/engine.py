@@ -58,19 +58,14 @@ class Popping:
     """One running consumer. Made and used on the connection's loop."""
 
     def __init__(
-        self,
-        mq: Connection,
-        group: str,
-        filters: Mapping[str, TagFilter | SqlWanted],
-        *,
-        ordered: bool,
-        max_reconsume_times: int,
+        self, mq: Connection, group: str, filters: Mapping[str, TagFilter | SqlWanted], requests: PopRequests
     ) -> None:
+        """`filters` by topic."""
         self._mq = mq
         self._group = group
-        self._filters: dict[str, TagFilter | SqlWanted] = {**filters, retry_topic(group): TagFilter.parse("*")}
+        self._topics = [*filters, retry_topic(group)]
         #: What it asks of brokers.
-        self.requests = PopRequests(mq, group, self._filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
+        self.requests = requests
         self._membership = Membership(
             mq,
             Member(
@@ -105,7 +100,7 @@ class Popping:
         Raises:
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join.
         """
-        for topic in self._filters:
+        for topic in self._topics:
             if topic != retry_topic(self._group):
                 await self._mq.routes.get(topic, fresh=True)
         await self._membership.heartbeat(strict=True)
@@ -218,7 +213,7 @@ class Popping:
     async def _sources(self) -> list[Source]:
         """Every broker of every topic, each time another one first."""
         sources: list[Source] = []
-        for topic in self._filters:
+        for topic in self._topics:
             try:
                 route = await self._mq.routes.get(topic)
             except TopicNotFound:

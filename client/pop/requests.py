@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from raymq.actors.errors import NothingToPop, RayMQError, StaleHandle
+from raymq.actors.naming import retry_topic
 from raymq.actors.wire.commands.batch_ack import STALE, batch_ack_command
 from raymq.actors.wire.commands.pop import read_handles
 from raymq.actors.wire.frame import Command
@@ -58,7 +59,7 @@ class PopRequests:
         """`filters` by topic."""
         self._mq = mq
         self._group = group
-        self._filters = filters
+        self._filters = {**filters, retry_topic(group): TagFilter.parse("*")}
         self._ordered = ordered
         self._max_reconsume_times = max_reconsume_times
 

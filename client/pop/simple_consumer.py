@@ -20,6 +20,7 @@ from raymq.client.members.subscription import Sql, SqlWanted, TagFilter, parse_s
 from raymq.client.message import ReceivedMessage
 from raymq.client.pop.engine import Popping
 from raymq.client.pop.receiver import Receiver
+from raymq.client.pop.requests import PopRequests
 from raymq.client.receipt import Receipt
 
 _MAX_INVISIBLE_SECONDS: Final = 12 * 3600.0
@@ -182,7 +183,8 @@ class SimpleConsumer(ClientBase):
     async def _begin(
         self, filters: Mapping[str, TagFilter | SqlWanted], ordered: bool, max_reconsume_times: int
     ) -> Popping:
-        popping = Popping(self._mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
+        requests = PopRequests(self._mq, self.group, filters, ordered=ordered, max_reconsume_times=max_reconsume_times)
+        popping = Popping(self._mq, self.group, filters, requests)
         try:
             await popping.start()
         except BaseException:

@@ -219,17 +219,22 @@ def test_the_last_file_lost(directory: Path, size: int | None) -> None:
     check_it_goes_on(store)
 
 
+def check_it_is_refused_until(directory: Path, path: Path, content: bytes) -> None:
+    """The store names the file, and opens when that is there again."""
+    with pytest.raises(StoreCorrupt) as caught:
+        open_store(directory)
+    assert caught.value.file == str(path)
+    path.write_bytes(content)
+    with open_store(directory) as store:
+        check_messages(store, MESSAGES)
+
+
 def test_a_file_in_the_middle_lost(directory: Path) -> None:
     """RocketMQ: starts and fails reads there. Ours refuses and names the file: it may be put back."""
     missing = log_file(directory, 2 * FILE)
     content = missing.read_bytes()
     missing.unlink()
-    with pytest.raises(StoreCorrupt) as caught:
-        open_store(directory)
-    assert caught.value.file == str(missing)
-    missing.write_bytes(content)
-    with open_store(directory) as store:
-        check_messages(store, MESSAGES)
+    check_it_is_refused_until(directory, missing, content)
 
 
 @pytest.mark.parametrize("kind", ["log", "queue"])
@@ -240,12 +245,7 @@ def test_a_file_of_another_size(directory: Path, kind: str) -> None:
         path = directory / "consumequeue" / "payments" / "0" / f"{1200:020d}"
     content = path.read_bytes()
     path.write_bytes(content + b"\0")
-    with pytest.raises(StoreCorrupt) as caught:
-        open_store(directory)
-    assert caught.value.file == str(path)
-    path.write_bytes(content)
-    with open_store(directory) as store:
-        check_messages(store, MESSAGES)
+    check_it_is_refused_until(directory, path, content)
 
 
 def test_all_log_files_lost(directory: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,22 @@ def send(mq: Connection, queue: MessageQueue | None = None) -> None:
     Producer(mq, "p").send_batch([Message("t", b"%d" % number) for number in range(COUNT)], queue=queue)
 
 
+def receive_late(
+    mq: Connection, late: LateAnswers, threads: ThreadPoolExecutor
+) -> tuple[SimpleConsumer, Future[list[ReceivedMessage]]]:
+    """A consumer that receives on another thread what a broker has given and not answered yet."""
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    send(mq)
+    receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
+    poll_until(lambda: late.held)
+    return consumer, receiving
+
+
 def test_what_a_broker_gives_while_the_consumer_is_closed_goes_back(
     services: Services, mq: Connection, late: LateAnswers
 ) -> None:
-    consumer = SimpleConsumer(mq, "g", {"t": "*"})
-    send(mq)
     with ThreadPoolExecutor(2) as threads:
-        receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
-        poll_until(lambda: late.held)
+        consumer, receiving = receive_late(mq, late, threads)
         closing = threads.submit(consumer.close)
         with pytest.raises(ClientClosed):  # at once, whatever the close waits for
             receiving.result(5)
@@ -202,11 +210,8 @@ def test_a_receive_that_is_given_up_before_its_first_step_takes_nothing(
 def test_of_two_that_close_it_the_second_one_waits_for_the_first(
     services: Services, mq: Connection, late: LateAnswers
 ) -> None:
-    consumer = SimpleConsumer(mq, "g", {"t": "*"})
-    send(mq)
     with ThreadPoolExecutor(3) as threads:
-        receiving = threads.submit(consumer.receive, COUNT, HIDDEN_SECONDS, 30.0)
-        poll_until(lambda: late.held)
+        consumer, receiving = receive_late(mq, late, threads)
         first = threads.submit(consumer.close)
         poll_until(lambda: consumer._popping._stopped.is_set())
         second = threads.submit(mq.close)
@@ -259,7 +264,7 @@ def test_an_answer_that_is_later_than_a_request_may_be_brings_its_messages_all_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that hangs for longer than a request waits, and then gives what it was asked for."""
-    monkeypatch.setattr("raymq.client.pop.engine._REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("raymq.client.pop.requests._REQUEST_SECONDS", 0.5)
     first = BrokerProcess("broker-a", tmp_path)
     brokers = [first, BrokerProcess("broker-b", tmp_path, first.name_server)]
     try:

@@ -181,12 +181,18 @@ def test_a_full_buffer_raises_where_it_was_asked_to(services: Services, mq: Conn
         assert first.result(5)
 
 
+def hold_up(services: Services, producer: Producer) -> threading.Event:
+    """Stop all brokers, once the producer has its routes, until the event is set."""
+    producer.send_async(Message("t", b"x")).result(5)
+    release = threading.Event()
+    services.loop.loop.call_soon_threadsafe(release.wait, 10.0)
+    return release
+
+
 def test_a_buffer_that_stays_full_blocks_for_the_budget_only(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, timeout=0.3) as producer:
-        producer.send_async(Message("t", b"x")).result(5)
-        release = threading.Event()
-        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)
+        release = hold_up(services, producer)
         producer.send_async(Message("t", bytes(2_000)), timeout=10.0)
         try:
             began = time.monotonic()
@@ -200,9 +206,7 @@ def test_a_buffer_that_stays_full_blocks_for_the_budget_only(services: Services,
 def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connection, admin: Admin) -> None:
     del admin
     with Producer(mq, "p", linger=0.001, buffer_bytes=1_000, timeout=10.0) as producer:
-        producer.send_async(Message("t", b"x")).result(5)
-        release = threading.Event()
-        services.loop.loop.call_soon_threadsafe(release.wait, 10.0)
+        release = hold_up(services, producer)
         threading.Timer(0.2, release.set).start()
         futures = [producer.send_async(Message("t", bytes(2_000))) for _ in range(20)]
         assert release.is_set()

@@ -18,7 +18,7 @@ from raymq.actors.wire.commands.fetch import INDEX, MAX_ANSWER_BYTES, reading_wa
 from raymq.actors.wire.frame import FLAG_EARLY, Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
-from raymq.actors.wire.wakeups import Turns
+from raymq.actors.wire.wakeups import Turns, settle
 from raymq.storage.steps import Steps
 
 #: A fetch is parked at most this long, whatever it asks for.
@@ -107,12 +107,7 @@ class _Asked:
     def _turn(self) -> None:
         """Something arrived, or the wait is over."""
         self._has_turn = False
-        if self._future.done():  # the connection was closed in between
-            return
-        try:
-            self._look_again()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            self._future.set_exception(error)
+        settle(self._future, self._look_again)
 
     def _look_again(self) -> None:
         parked = self._parked

@@ -25,7 +25,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
-from raymq.actors.wire.wakeups import Turns
+from raymq.actors.wire.wakeups import Turns, settle
 from raymq.storage.steps import Steps
 
 #: A pull is parked at most this long, whatever it asks for.
@@ -122,12 +122,7 @@ class _Pull:
 
     def _again(self) -> None:
         """Something arrived, or the time is over: answer, or wait on."""
-        if self._future.done():  # the connection was closed in between
-            return
-        try:
-            self._attempt_again()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-            self._future.set_exception(error)
+        settle(self._future, self._attempt_again)
 
     def _attempt_again(self) -> None:
         found = self.attempt()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import socket
 import ssl
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command
 from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection, without_body
 from raymq.actors.wire.tls import client_context, server_context
 from tests.polling import poll_until
@@ -157,12 +159,19 @@ async def test_what_only_the_client_waits_for_ends_with_it() -> None:
     assert bench.noted == [-1, 0, 1, 0, 1, 2]
 
 
-async def test_what_a_broken_connection_brought_keeps_to_its_limits() -> None:
-    bench = Bench()
+@contextlib.asynccontextmanager
+async def of_little_room(bench: Bench) -> AsyncIterator[tuple[Server, socket.socket]]:
+    """A server that takes few bytes of requests of a connection, and one to it."""
     limits = ServerLimits(connection_request_bytes=10_000)
     async with serving(bench.handlers(), limits=limits) as (server, address):
         client = await connected(address)
         client.setblocking(True)
+        yield server, client
+
+
+async def test_what_a_broken_connection_brought_keeps_to_its_limits() -> None:
+    bench = Bench()
+    async with of_little_room(bench) as (server, client):
         client.sendall(burst(NOTE, 2) + burst(SLOW, 40, body=b"x" * 1000))
         reset(client)
         await until(lambda: bench.begun)
@@ -174,10 +183,7 @@ async def test_what_a_broken_connection_brought_keeps_to_its_limits() -> None:
 
 async def test_what_nobody_had_read_when_the_connection_broke_is_carried_out() -> None:
     bench = Bench()
-    limits = ServerLimits(connection_request_bytes=10_000)
-    async with serving(bench.handlers(), limits=limits) as (server, address):
-        client = await connected(address)
-        client.setblocking(True)
+    async with of_little_room(bench) as (server, client):
         client.sendall(burst(SLOW, 40, body=b"x" * 1000))
         await until(lambda: bench.begun)  # and no more is read of it, until some of these are done
         client.sendall(burst(NOTE, 20))

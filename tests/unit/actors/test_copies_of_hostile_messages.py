@@ -215,12 +215,16 @@ def test_timers(several: list[Hostile]) -> None:
     and_start_again(run)
 
 
+def put_all(broker: Broker, places: dict[bytes, tuple[int, int]], several: list[Hostile], topic: str) -> None:
+    for body, each in mixed(several):
+        places[body] = broker.put(each, topic, 0, body, {"UNIQ_KEY": "k"})
+
+
 @RUNS
 @given(st.lists(hostile, min_size=1, max_size=6), st.sampled_from([0, 1, -1]))
 def test_retries_and_dead_letters(several: list[Hostile], level: int) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
-        for body, each in mixed(several):
-            places[body] = broker.put(each, "t", 0, body, {"UNIQ_KEY": "k"})
+        put_all(broker, places, several, "t")
         for body, each in mixed(several):
             try:
                 broker.core.redelivery.send_back("g", places[body][1], level)
@@ -236,8 +240,7 @@ def test_retries_and_dead_letters(several: list[Hostile], level: int) -> None:
 @given(st.lists(hostile, min_size=1, max_size=6))
 def test_redrive(several: list[Hostile]) -> None:
     def run(broker: Broker, places: dict[bytes, tuple[int, int]]) -> None:
-        for body, each in mixed(several):
-            places[body] = broker.put(each, "%DLQ%g", 0, body, {"UNIQ_KEY": "k"})
+        put_all(broker, places, several, "%DLQ%g")
         bodies = [body for body, _ in mixed(several)]
         told = broker.core.dead_letters.redrive("g", range(len(bodies)), force=False, dry_run=False)
         of_sound = [word for word, body in zip(told, bodies, strict=True) if body.startswith(b"sound")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raymq.actors.broker.core.groups import offsets as offset_rules
+from raymq.actors.broker.core.groups.offsets import GroupOffsets
 from raymq.actors.broker.core.reading.pulling import Pulled, PullStatus, pull
 from raymq.actors.errors import (
     GroupNotFound,
@@ -160,10 +161,15 @@ def test_a_waiting_reset_survives_a_kill_and_a_clean_restart(bench: Bench) -> No
     assert bench.core.offsets.commit("g", "t", 0, 9)
 
 
-def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
-    offsets = bench.core.offsets
+def offsets_in_ten(bench: Bench) -> GroupOffsets:
+    """The offsets of groups in ten messages."""
     bench.core.ensure_group("g")
     bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    return bench.core.offsets
+
+
+def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
+    offsets = offsets_in_ten(bench)
     assert offsets.commit("g", "t", 0, 6, since=0)
     bench.core.reset_offset("g", "t", 0, 3)
     assert offsets.heed_reset("g", "t", 0, 3) is None, "another member took the queue over and is there"
@@ -178,9 +184,7 @@ def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
 
 def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench) -> None:
     """Also where its consumer has fetched up to the reset's place already, and so has heeded it unknowingly."""
-    offsets = bench.core.offsets
-    bench.core.ensure_group("g")
-    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    offsets = offsets_in_ten(bench)
     assert offsets.commit("g", "t", 0, 2, since=0)
     bench.core.reset_offset("g", "t", 0, 10)
     with pytest.raises(OffsetReset, match="10"):
@@ -193,9 +197,7 @@ def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench
 
 
 def test_a_commit_into_a_topic_that_was_made_anew_is_told_where_it_begins(bench: Bench) -> None:
-    offsets = bench.core.offsets
-    bench.core.ensure_group("g")
-    bench.append(*[Message("t", b"%d" % n) for n in range(10)])
+    offsets = offsets_in_ten(bench)
     known = bench.store.incarnation("t")
     assert offsets.commit("g", "t", 0, 5, since=0, incarnation=known)
     bench.core.topics.delete("t")

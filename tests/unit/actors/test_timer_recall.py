@@ -33,6 +33,13 @@ def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
 
 
+def nothing_comes_and_it_is_forgotten(bench: TimerBench, seconds: float) -> None:
+    bench.clock.advance(seconds)
+    assert bench.deliver() == []
+    bench.forget()
+    assert told(bench) == 0
+
+
 @pytest.mark.usefixtures("runs_at_once")
 def test_recall(bench: TimerBench) -> None:
     near, far = bench.send(b"near", after=5.0) + bench.send(b"far", after=20 * DAY)
@@ -41,10 +48,7 @@ def test_recall(bench: TimerBench) -> None:
         assert bench.recall(message) is RecallStatus.WITHDRAWN
     bench.kill()
     assert bench.recall(far) is RecallStatus.WITHDRAWN
-    bench.clock.advance(21 * DAY)
-    assert bench.deliver() == []
-    bench.forget()
-    assert told(bench) == 0
+    nothing_comes_and_it_is_forgotten(bench, 21 * DAY)
     for message in (near, far):
         assert bench.recall(message) is RecallStatus.WITHDRAWN
 
@@ -57,10 +61,7 @@ def test_recall_of_what_was_delivered(bench: TimerBench) -> None:
     assert bench.recall(message) is RecallStatus.DELIVERED
     bench.kill()
     assert bench.recall(message) is RecallStatus.DELIVERED
-    bench.clock.advance(2 * HOUR)
-    assert bench.deliver() == []
-    bench.forget()
-    assert told(bench) == 0
+    nothing_comes_and_it_is_forgotten(bench, 2 * HOUR)
     assert bench.recall(message) is RecallStatus.DELIVERED
 
 

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 
 import pytest
 
 from raymq.client import ConsumeResult, Producer, PushConsumer
 from raymq.client.connection import Connection
 from raymq.client.forking import renew_in_child
-
-
-def in_child(look: Callable[[], str]) -> str:
-    """What `look` returns in a forked child."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, look().encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        seen = told.read()
-    os.waitpid(child, 0)
-    return seen
+from tests.forked import in_child
 
 
 class Owner:

@@ -9,8 +9,9 @@ import pytest
 
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.pop.engine import Popping, Source
+from raymq.client.pop.engine import Popping
 from raymq.client.pop.receiver import Receiver
+from raymq.client.pop.requests import PopRequests, Source
 from tests.polling import poll_until
 from tests.received import message
 
@@ -23,14 +24,18 @@ def mq() -> Iterator[Connection]:
         yield connection
 
 
-class Giving(Popping):
+class OneMessage(PopRequests):
     """Every pop gives one message."""
 
-    def __init__(self, mq: Connection) -> None:
-        super().__init__(mq, "g", {}, ordered=False, max_reconsume_times=16)
+    async def pop(
+        self, source: Source, room: int, invisible_ms: int
+    ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
+        return [message(0)], []
 
-    async def _pop(self, source: Source, room: int, invisible_ms: int) -> tuple[list[ReceivedMessage], int]:
-        return [message(0)], 1
+
+class Giving(Popping):
+    def __init__(self, mq: Connection) -> None:
+        super().__init__(mq, "g", {}, OneMessage(mq, "g", {}, ordered=False, max_reconsume_times=16))
 
     async def pop(self, invisible_ms: int) -> None:
         await self._keep_popped(("broker-a", "t"), 1, invisible_ms)

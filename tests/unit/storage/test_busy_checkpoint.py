@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,20 @@ class Busy(Disk):
         if re.search(self.without, path):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    def fails_once(self, call: Callable[[], None], *without: str) -> None:
+        """Call it while each of these paths lacks a descriptor, and once more when none does; then power is lost."""
+        for self.without in without:
+            with pytest.raises(StoreBusy):
+                call()
+        self.without = "(?!)"
+        call()
+        self.after_power_loss(self.lost, random.Random(1), 0.0)
+
+    @property
+    def lost(self) -> Path:
+        """What the disk holds after that."""
+        return self.root.parent / "lost"
+
 
 def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "s").mkdir()
@@ -49,12 +64,7 @@ def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytes
         store._save_checkpoint()
         for number in range(1, 100):
             append(store, make_record(b"%d" % number, keys=f"k{number}"))
-        disk.without = "/index/"
-        with pytest.raises(StoreBusy):
-            store._save_checkpoint()
-        disk.without = "(?!)"
-        store._save_checkpoint()
-        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        disk.fails_once(store._save_checkpoint, "/index/")
         store.close()
     disk.close()
     for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
@@ -70,12 +80,7 @@ def test_the_name_of_a_new_index_file_is_synced_after_all(tmp_path: Path) -> Non
     with replaced(disk):
         store = Store.open(tmp_path / "s", CONFIG)
         append(store, make_record(b"0", keys="k0"))
-        disk.without = "/s/index$"
-        with pytest.raises(StoreBusy):
-            store._save_checkpoint()
-        disk.without = "(?!)"
-        store._save_checkpoint()
-        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        disk.fails_once(store._save_checkpoint, "/s/index$")
         store.close()
     disk.close()
     assert len(list((tmp_path / "lost" / "index").iterdir())) == 1
@@ -91,13 +96,7 @@ def test_the_name_of_a_journal_beside_is_synced_after_all(tmp_path: Path) -> Non
         disk.remember_all()
         journal.divert()
         journal.append(("b",))
-        for without in ("/s$", "/j[.]beside$"):
-            disk.without = without
-            with pytest.raises(StoreBusy):
-                journal.sync()
-        disk.without = "(?!)"
-        journal.sync()
-        disk.after_power_loss(tmp_path / "lost", random.Random(1), 0.0)
+        disk.fails_once(journal.sync, "/s$", "/j[.]beside$")
         journal.close()
     disk.close()
     assert Journal(tmp_path / "lost" / "j", writable=False).entries == [("a",), ("b",)]
