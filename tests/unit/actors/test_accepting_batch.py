@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raymq.actors.broker.core.appending.batch_body import Member, split
+from raymq.actors.broker.core.appending.batch_body import BatchMember, split
 from raymq.actors.errors import InvalidInput, MessageIllegal, PermissionDenied, RayMQError, TopicNotFound
 from tests.unit.actors.taking_in import CLUSTER, Intake, member
 
@@ -123,7 +123,7 @@ def test_one_bad_message_refuses_the_batch(intake: Intake, name: str) -> None:
 class TestSplitting:
     def test_the_parts(self) -> None:
         packed = member(b"a", b"x", flag=7) + member(b"bc", b"")
-        assert split(packed) == [Member(7, b"a", b"x"), Member(0, b"bc", b"")]
+        assert split(packed) == [BatchMember(7, b"a", b"x"), BatchMember(0, b"bc", b"")]
 
     @pytest.mark.parametrize("at", [0, 16])
     @pytest.mark.parametrize("value", [-(1 << 31), -1, 0, 1, 21, 1 << 20, (1 << 31) - 1])

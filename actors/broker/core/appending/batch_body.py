@@ -21,7 +21,7 @@ _LEAST = _HEAD.size + _PROPERTIES_LENGTH.size
 AT_ONCE: Final = 1_000
 
 
-class Member(NamedTuple):
+class BatchMember(NamedTuple):
     """One message of a batch; `properties` as a record has them."""
 
     flag: int
@@ -29,7 +29,7 @@ class Member(NamedTuple):
     properties: bytes
 
 
-def split(batch: bytes) -> list[Member]:
+def split(batch: bytes) -> list[BatchMember]:
     """The messages of a batch, at least one.
 
     Raises:
@@ -38,9 +38,9 @@ def split(batch: bytes) -> list[Member]:
     return finish(splitting(batch))
 
 
-def splitting(batch: bytes) -> Steps[list[Member]]:
+def splitting(batch: bytes) -> Steps[list[BatchMember]]:
     """`split` in steps."""
-    members: list[Member] = []
+    members: list[BatchMember] = []
     position, end = 0, len(batch)
     while position < end:
         if members and len(members) % AT_ONCE == 0:
@@ -57,7 +57,7 @@ def splitting(batch: bytes) -> Steps[list[Member]]:
         (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(batch, properties_at - _PROPERTIES_LENGTH.size)
         if properties_at + properties_bytes != following:
             raise _illegal("lengths that add up to the message's size", position, end)
-        members.append(Member(flag, batch[body_at : body_at + body_bytes], batch[properties_at:following]))
+        members.append(BatchMember(flag, batch[body_at : body_at + body_bytes], batch[properties_at:following]))
         position = following
     if not members:
         raise _illegal("at least one message", position, end)

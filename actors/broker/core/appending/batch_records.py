@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.broker.core.appending.batch_body import AT_ONCE, Member
+from raymq.actors.broker.core.appending.batch_body import AT_ONCE, BatchMember
 from raymq.actors.broker.core.appending.inbound_message import Draft
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import crc
@@ -21,7 +21,7 @@ _INT = struct.Struct(">i")
 _PROPERTIES_LENGTH = struct.Struct(">H")
 
 
-def encoding(batch: Draft, members: Sequence[Member]) -> Steps[tuple[bytes, npt.NDArray[np.int32]]]:
+def encoding(batch: Draft, members: Sequence[BatchMember]) -> Steps[tuple[bytes, npt.NDArray[np.int32]]]:
     """The members as records for the batch's queue, in one buffer, and their sizes; in steps.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.appending import batch_body
-from raymq.actors.broker.core.appending.batch_body import AT_ONCE, Member
+from raymq.actors.broker.core.appending.batch_body import AT_ONCE, BatchMember
 from raymq.actors.broker.core.appending.batch_records import encoding
 from raymq.actors.broker.core.appending.inbound_message import TIMER_NAMES, Detour, Draft, MessageKind, kind_of
 from raymq.actors.broker.core.copies.rewriting import Append
@@ -222,7 +222,7 @@ class Accepting:
             draft.queue_id = 0
             draft.properties[names.DELAY] = "0"
 
-    def _completing(self, members: Sequence[Member], common: Mapping[str, str]) -> Steps[list[Member]]:
+    def _completing(self, members: Sequence[BatchMember], common: Mapping[str, str]) -> Steps[list[BatchMember]]:
         """The messages of a batch with all the properties that they are stored with."""
         told = b"".join([member.properties for member in members])
         before, after = encode_properties(common), encode_properties({names.CLUSTER: self._cluster})
@@ -231,8 +231,8 @@ class Accepting:
         if any(mark in told for mark in _WATCHED):
             members = yield from mapped(_checked, members, AT_ONCE)
 
-        def completed(member: Member) -> Member:
-            return Member(member.flag, member.body, before + self._keyed(member.properties) + after)
+        def completed(member: BatchMember) -> BatchMember:
+            return BatchMember(member.flag, member.body, before + self._keyed(member.properties) + after)
 
         completed_members = yield from mapped(completed, members, AT_ONCE)
         return completed_members
@@ -269,13 +269,13 @@ def _unreserved(told: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in told.items() if not names.is_reserved(name)}
 
 
-def _checked(member: Member) -> Member:
+def _checked(member: BatchMember) -> BatchMember:
     """A batch's message without the properties that only brokers may say; it must come at once."""
     told = _unreserved(decode_properties(member.properties))
     kind = kind_of(told, reconsume_times=0)
     if kind is not MessageKind.NORMAL:
         raise MessageIllegal("batch", "messages that come at once", kind.value)
-    return Member(member.flag, member.body, encode_properties(told))
+    return BatchMember(member.flag, member.body, encode_properties(told))
 
 
 def _with_zeros() -> MessageIllegal:
