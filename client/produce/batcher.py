@@ -30,6 +30,7 @@ from raymq.actors.errors import (
     TopicNotFound,
 )
 from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.send_plan import try_seconds
 from raymq.actors.sending.sender import Sends, Terms, queue_of_sharding_key
 from raymq.actors.sending.topic_creation import make_topic
 from raymq.client.connection import Connection
@@ -88,6 +89,8 @@ class Batcher:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
+        #: By topic: keys get their queues one batch after the other. To find those out may take one longer than the next.
+        self._choosing: dict[str, asyncio.Lock] = {}
 
     def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:
         """Put a message into its batch.
@@ -272,46 +275,73 @@ class Batcher:
         finally:
             turn.release()
 
-    async def _queues(self, topic: str, deadline: float) -> list[MessageQueue]:
-        """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied."""
+    async def _queues(self, topic: str, tries: int, deadline: float) -> list[MessageQueue]:
+        """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied.
+
+        A name server that hangs has its share of the time, as in any send: a route that is known serves all the same.
+        """
         began = time.monotonic()
         routes = self._mq.routes
 
-        def left() -> float:
-            return max(0.0, deadline - time.monotonic())
+        def share() -> float:
+            return try_seconds(max(0.0, deadline - time.monotonic()), tries)
 
-        try:
+        while True:
             try:
-                route = await routes.get(topic, timeout=left())
-            except TopicNotFound:
-                route = await make_topic(self._mq.pool, routes, topic, left())
-            queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=left()))
-        except (BrokerUnavailable, ServerBusy) as error:
-            attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
-            raise NotStored("there is no route", [attempt]) from error
-        if not queues:
-            raise PermissionDenied(f"topic {topic} may not be written")
-        return queues
+                try:
+                    route = await routes.get(topic, timeout=share())
+                except TopicNotFound:
+                    route = await make_topic(self._mq.pool, routes, topic, share())
+                queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=share()))
+            except (BrokerUnavailable, ServerBusy) as error:
+                tries -= 1
+                if tries > 0 and time.monotonic() < deadline:
+                    continue
+                attempt = Attempt(None, None, error.code, str(error), time.monotonic() - began)
+                raise NotStored("there is no route", [attempt]) from error
+            if not queues:
+                raise PermissionDenied(f"topic {topic} may not be written")
+            return queues
 
     async def _send_by_key(self, batch: MessageBatch) -> None:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
-        deadline = time.monotonic() + batch.terms.timeout
-        queues = await self._queues(batch.topic, deadline)
-        members: dict[MessageQueue, list[int]] = {}
-        for index, sharding_key in enumerate(batch.sharding_keys):
-            members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
-        sends = [
-            self._send_together(
-                [batch.messages[index] for index in indices], replace(batch.terms, queue=queue), deadline
+        terms = batch.terms
+        deadline = time.monotonic() + terms.timeout
+        async with self._chooses(batch.topic, terms):
+            queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
+            members: dict[MessageQueue, list[int]] = {}
+            for index, sharding_key in enumerate(batch.sharding_keys):
+                members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
+            parts = (
+                self._send_together([batch.messages[index] for index in indices], replace(terms, queue=queue), deadline)
+                for queue, indices in members.items()
             )
-            for queue, indices in members.items()
-        ]
+            sends = asyncio.gather(*parts, return_exceptions=True)
+            try:
+                await asyncio.sleep(0)  # each part has gone its first step, to its place behind the others of its queue
+            except asyncio.CancelledError:
+                sends.cancel()
+                raise
         outcomes: list[Outcome] = [ClientClosed("not sent")] * len(batch.sharding_keys)
-        for indices, made in zip(members.values(), await asyncio.gather(*sends, return_exceptions=True), strict=True):
+        for indices, made in zip(members.values(), await sends, strict=True):
             results = [made] * len(indices) if isinstance(made, BaseException) else made()
             for index, result in zip(indices, results, strict=True):
                 outcomes[index] = result
         batch.finish(lambda: outcomes)
+
+    @asynccontextmanager
+    async def _chooses(self, topic: str, terms: Terms) -> AsyncIterator[None]:
+        """Behind the batches of its topic that look for their keys' queues; NotStored where that takes too long."""
+        choosing = self._choosing.setdefault(topic, asyncio.Lock())
+        try:
+            async with asyncio.timeout(terms.timeout):
+                await choosing.acquire()
+        except TimeoutError:
+            raise NotStored("its time was over before it was its turn") from None
+        try:
+            yield
+        finally:
+            choosing.release()
 
 
 def _left(terms: Terms, began: float) -> float:

@@ -9,13 +9,19 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raymq.actors import routing
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import ServerConnection
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SendResult
 from raymq.client.errors import (
     BufferFull,
@@ -107,6 +113,58 @@ def test_sharding_keys_and_chosen_queues_keep_their_order(mq: Connection, admin:
         (queue,) = {future.result().queue for future in futures}
         expected = [b"%s:%d" % (key.encode(), number) for number in range(1_000) if f"k{number % 7}" == key]
         assert [body for body in found[queue] if body.startswith(key.encode())] == expected
+
+
+class SlowRoutes:
+    """A name server whose answers about routes wait, each as long as `seconds` says, which is told how many came."""
+
+    def __init__(self, services: Services, seconds: Callable[[int], float]) -> None:
+        server = services.name_server._server
+        known = server.handlers[RequestCode.GET_ROUTEINFO_BY_TOPIC]
+        self.asked = 0
+        self.release = asyncio.Event()
+
+        async def answer(connection: ServerConnection, request: Command) -> Command | None:
+            self.asked += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.release.wait(), seconds(self.asked))
+            answer = known(connection, request)
+            return await answer if isawaitable(answer) else answer
+
+        server.handlers = {**server.handlers, RequestCode.GET_ROUTEINFO_BY_TOPIC: answer}
+
+
+def test_keys_keep_their_order_while_a_route_is_asked_for(services: Services, mq: Connection, admin: Admin) -> None:
+    """The question of a batch may take longer than that of the next one, which must not overtake it."""
+    del admin
+    with Producer(mq, "p", linger=0.001, timeout=FOREVER) as producer:
+        producer.send(Message("t", b"x"), sharding_key="k")
+        slow = SlowRoutes(services, lambda turn: 0.5 if turn == 1 else 0.0)
+        mq.routes.forget("t")
+        first = producer.send_async(Message("t", b"1"), sharding_key="k")
+        poll_until(lambda: slow.asked)
+        later = [producer.send_async(Message("t", b"%d" % number), sharding_key="k") for number in range(2, 5)]
+        offsets = [future.result().queue_offset for future in (first, *later)]
+        assert offsets == sorted(offsets)
+
+
+def test_a_name_server_that_hangs_leaves_keys_time_to_be_sent(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of the routes stays in use, and most of the budget is the brokers'."""
+    del admin
+    with Producer(mq, "p", linger=0.001, timeout=1.5) as producer:
+        sent = [producer.send_async(Message("t", b"x"), sharding_key="k").result()]
+        slow = SlowRoutes(services, lambda _: 60.0)
+        monkeypatch.setattr(routing, "ROUTE_SECONDS", 0.0)
+        sent.append(producer.send_async(Message("t", b"x"), sharding_key="k").result())
+        assert slow.asked
+        services.loop.run(_set(slow.release))
+    assert [each.queue_offset for each in sent] == [0, 1]
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
 
 
 def test_a_part_that_fails_takes_no_other_along(services: Services, mq: Connection, admin: Admin) -> None:
