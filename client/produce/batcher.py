@@ -89,7 +89,7 @@ class Batcher:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
         self._turns: dict[MessageQueue, asyncio.Lock] = {}
-        #: By topic: keys get their queues one batch after the other. To find those out may take one longer than the next.
+        #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
         self._choosing: dict[str, asyncio.Lock] = {}
 
     def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:

@@ -37,6 +37,8 @@ from raymq.client.push.trace import TraceEvent, TraceState
 
 #: Calls that are handed to the threads ahead of time, per thread, so that a thread never waits for the loop.
 _CALLS_PER_THREAD = 2
+#: What `health` calls it when there is no thread for calls.
+_THREADS = "threads of the listener"
 #: Calls beside the loop may end before somebody looks at what they did.
 _ENDED_CALLS = 16
 
@@ -104,7 +106,9 @@ class Delivery:
         self._pass_over = pass_over
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._threads = ListenerThreads(settings.threads, f"raymq-{settings.group}", self._run, self._failed)
+        self._threads = ListenerThreads(
+            settings.threads, f"raymq-{settings.group}", self._run, self._failed, self._lacking
+        )
         self._most_calls = settings.threads * _CALLS_PER_THREAD
         self._run_aside = run_aside
         self._pace = CallPace(self._clock)
@@ -211,6 +215,10 @@ class Delivery:
         """Something around a call failed that nobody expected to. Any thread."""
         self._supervisor.report("listener call", error)
 
+    def _lacking(self, error: RuntimeError) -> None:
+        """No thread could be started for a call, which waits."""
+        self._supervisor.report(_THREADS, error)
+
     def pause(self) -> None:
         """Begin no further call; the queues stay owned, and fill up to their limits.
 
@@ -255,6 +263,8 @@ class Delivery:
 
     def expire_calls(self) -> None:
         """Count calls that run for longer than the consume time-out as failed; what they answer later is ignored."""
+        if self._threads.urge():
+            self._supervisor.succeeded(_THREADS)
         if self._settings.ordered:
             return
         self.settle()

@@ -32,11 +32,14 @@ class ListenerThreads(Generic[_Call]):
         name: str,
         run: Callable[[_Call], None],
         failed: Callable[[BaseException], object] = lambda error: _log.error("a call failed", exc_info=error),
+        lacking: Callable[[RuntimeError], object] = lambda error: _log.error("no thread can be started: %s", error),
     ) -> None:
+        """`lacking` is told when the system has no room for one more thread: `urge` tries again."""
         self._most = most
         self._name = name
         self._run = run
         self._failed = failed
+        self._lacking = lacking
         self._calls: deque[_Call] = deque()
         #: Each thread that sleeps waits for a lock of its own.
         self._sleeping: list[threading.Lock] = []
@@ -49,12 +52,22 @@ class ListenerThreads(Generic[_Call]):
         if self._closed:
             return
         self._calls.append(call)
-        if self._started < self._most and len(self._calls) > len(self._sleeping) + self._on_its_way:
-            name = f"{self._name}_{self._started}"
-            self._started += 1
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-        else:
-            self._wake_one()
+        self.urge()
+
+    def urge(self) -> bool:
+        """See to it that what waits is made; False if it lacks a thread. To be called again and again, too."""
+        if self._closed or len(self._calls) <= len(self._sleeping) + self._on_its_way or self._started >= self._most:
+            if self._calls:
+                self._wake_one()
+            return True
+        try:
+            threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True).start()
+        except RuntimeError as error:  # the system has no room for one more now
+            if threading.main_thread().is_alive():  # else the program ends: then none can be started
+                self._lacking(error)
+            return False
+        self._started += 1
+        return True
 
     def withdraw(self) -> list[_Call]:
         """Take back what was handed over and not begun, in its order."""

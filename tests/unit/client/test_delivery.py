@@ -115,6 +115,31 @@ def test_a_failure_is_sent_back_at_once(answer: Answer | BaseException) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_calls_are_made_as_soon_as_there_is_a_thread_for_them(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine has no room for one more thread now and then: that is told, and no call waits for ever."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("raymq-g_") and len(refused) < 2:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def scenario(bench: Bench) -> None:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        bench.add(0)
+        bench.delivery.expire_calls()
+        assert (bench.begun, len(refused)) == ([], 2)
+        bench.delivery.expire_calls()
+        bench.end_a_call()
+        bench.delivery.settle()
+        assert (bench.begun, bench.finished) == ([0], True)
+        assert "can't start new thread" in bench.delivery._supervisor.failures[0].error
+
+    run(scenario, ordered=ordered)
+
+
 def test_the_next_of_an_ordered_queue_begins_at_once() -> None:
     async def scenario(bench: Bench) -> None:
         bench.add(0, 1)
