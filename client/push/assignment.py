@@ -153,8 +153,8 @@ class Assignment:
         self._stages: dict[MessageQueue, Stage] = {}
         self._mine: AbstractSet[MessageQueue] = frozenset()
         self._settled = False
-        #: Queues that were let go before their broker knew how far they were done.
-        self._unsaved: dict[MessageQueue, Position] = {}
+        #: Queues that were let go before their broker knew how far they were done, and what it was told before.
+        self._unsaved: dict[MessageQueue, tuple[Position, int]] = {}
         #: Queues on their way out of which there is nothing to commit: their brokers do not have them any more.
         self._vanished: set[MessageQueue] = set()
         self._missed_until = clock()
@@ -233,14 +233,25 @@ class Assignment:
         if queue not in self._mine:
             return self._not_yet(queue)
         epoch = 0
-        unsaved = self._unsaved.pop(queue, None)
-        if unsaved is not None and unsaved.incarnation >= incarnation:
+        unsaved = self._still_counts(queue, offset, incarnation)
+        if unsaved is not None:
             done = unsaved.commit_offset
             offset = max(offset, done) if self._clustering else done
             if offset == done:  # it was come to by what was read then
                 epoch = unsaved.epoch
         self._stages[queue] = Stage.OPEN
         return [Open(queue, offset, incarnation, epoch)]
+
+    def _still_counts(self, queue: MessageQueue, offset: int, incarnation: int) -> Position | None:
+        """How far a queue was done when it was let go, if its broker, where the group is at `offset`, was not told.
+
+        It counts no more in another incarnation of the topic, and if the group was sent back meanwhile.
+        """
+        if queue not in self._unsaved:
+            return None
+        position, told = self._unsaved.pop(queue)
+        was_sent_back = self._clustering and offset < told
+        return None if position.incarnation < incarnation or was_sent_back else position
 
     def start_unknown(self, queue: MessageQueue) -> list[Instruction]:
         """It cannot be found out now. That is not "no offset": come back rather than start somewhere."""
@@ -282,12 +293,17 @@ class Assignment:
         self._stages[queue] = Stage.COMMITTING
         return [CommitLast(queue)]
 
-    def committed_last(self, queue: MessageQueue, position: Position, *, saved: bool) -> list[Instruction]:
-        """The last commit was tried. What its broker could not be told counts if the queue comes back to us."""
+    def committed_last(self, queue: MessageQueue, position: Position, *, told: int, saved: bool) -> list[Instruction]:
+        """The last commit was tried. What its broker could not be told counts if the queue comes back to us.
+
+        Args:
+            told: what the broker was told before that.
+            saved: whether there is nothing that it should know.
+        """
         if self._stages.get(queue) is not Stage.COMMITTING:
             return []
         if not (saved and self._clustering):
-            self._unsaved[queue] = position
+            self._unsaved[queue] = position, told
         return self._out(queue)
 
     def unlocked(self, queue: MessageQueue) -> list[Instruction]:

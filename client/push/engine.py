@@ -350,8 +350,9 @@ class Consuming:
             if is_meant(error):
                 raise
             self.supervisor.report("commit", error)
-        saved = self._committed.pop(queue, offset) >= offset
-        await self._carry_out(self._assignment.committed_last(queue, process, saved=saved))
+        told = self._committed.pop(queue, offset)
+        saved = process.is_void or told >= offset
+        await self._carry_out(self._assignment.committed_last(queue, process, told=told, saved=saved))
 
     async def _unlock(self, queue: MessageQueue) -> None:
         self._dropped.pop(queue, None)
@@ -426,7 +427,7 @@ class Consuming:
         return [process for process in self._queues.values() if self._has_to_commit(process)]
 
     def _has_to_commit(self, process: ProcessQueue) -> bool:
-        return self._clustering and self._committed.get(process.queue) != process.commit_offset
+        return self._clustering and not process.is_void and self._committed.get(process.queue) != process.commit_offset
 
     async def _commit(self, process: ProcessQueue) -> None:
         offset = process.commit_offset
@@ -438,7 +439,9 @@ class Consuming:
             if self._queues.get(process.queue, process) is process:
                 self._committed[process.queue] = offset
         except OffsetReset as reset:
-            if not process.dropped:
+            if process.dropped:
+                process.is_void = True
+            else:
                 self.move(process, reset.offset, reset.incarnation)
                 self._has_room(process)
         except RayMQError as error:

@@ -31,6 +31,8 @@ class ProcessQueue:
     #: Of the topic in which the offsets are meant.
     incarnation: int = 0
     dropped: bool = False
+    #: The group was sent elsewhere when this was dropped already: how far it is done counts no more.
+    is_void: bool = False
     epoch: int = 0
     #: Nothing is fetched until it has room again.
     waits_for_room: bool = False

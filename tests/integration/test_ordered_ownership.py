@@ -11,7 +11,13 @@ from itertools import pairwise
 
 import pytest
 
+from raymq.actors.errors import OffsetReset
+from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import TopicRoute
+from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_fetched
+from raymq.actors.wire.commands.lock import lock_command, unlock_command
+from raymq.actors.wire.commands.offset import update_offset_command
+from raymq.actors.wire.frame import Command
 from raymq.client import (
     Admin,
     Connection,
@@ -22,6 +28,7 @@ from raymq.client import (
     PushConsumer,
     ReceivedMessage,
 )
+from raymq.client.push.assignment import Stage
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -229,3 +236,50 @@ def test_a_restarted_broker_gives_no_lock_that_a_member_may_still_trust(services
         assert services.loop.run(rest()) == 0, "it waited for its lock, and began with it"
         producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 0))
         poll_until(lambda: calls.all, 20)
+
+
+@pytest.mark.timeout(60)
+def test_a_reset_that_another_member_heeded_meanwhile_counts_when_a_queue_comes_back(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """What an owner did before is not what the group has done any more, though its last commit was refused."""
+    queue, group = QUEUES[0], "g"
+    begun, go_on = list[int](), threading.Event()
+
+    def listen(messages: list[ReceivedMessage]) -> ConsumeResult:
+        begun.extend(message.queue_offset for message in messages)
+        if messages[0].body == b"wait":
+            assert go_on.wait(30)
+        return ConsumeResult.SUCCESS
+
+    with Connection([services.name_server.address]) as other, Producer(mq, "p") as producer:
+
+        def ask(command: Command) -> Command:
+            address = services.brokers[queue.broker].address
+            return other.run(other.pool.request(address, command, 5.0))
+
+        def fetch_as_other(offset: int) -> list[Fetched]:
+            wanted = [Wanted(queue.topic, queue.queue_id, offset)]
+            return read_fetched(ask(fetch_command("other", wanted, 10, 1 << 20, 0.0, group, "other")))
+
+        with PushConsumer(mq, group, {"t": "*"}, listen, ordered=True) as consumer:
+            began = time.time() - 1.0
+            producer.send_batch([Message("t", b"x")] * 10, queue=queue)
+            poll_until(lambda: admin.group_progress(group)[queue].committed_offset == 10)
+            # While it has as much as it may it fetches nothing, and so hears nothing of the reset.
+            producer.send_batch([Message("t", b"wait"), *[Message("t", b"x")] * 1_100], queue=queue)
+            engine = consumer._consuming
+            assert engine is not None
+            poll_until(lambda: begun[-1] == 10 and engine._queues[queue].waits_for_room)
+            ask(unlock_command(engine._client_id, group, [queue]))
+            ask(lock_command("other", group, [queue]))
+            admin.reset_offset_by_time(group, "t", began)
+            assert isinstance(fetch_as_other(10)[0].error, OffsetReset)
+            assert len(fetch_as_other(0)[0].sizes) == 10
+            ask(update_offset_command(group, queue.topic, queue.queue_id, 2, since=0))
+            poll_until(lambda: engine._assignment.stage(queue) is Stage.ENDING)
+            ask(unlock_command("other", group, [queue]))
+            before = len(begun)
+            go_on.set()
+            poll_until(lambda: len(begun) > before + 20)
+            assert begun[before:][:20] == list(range(2, 22))

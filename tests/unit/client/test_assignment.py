@@ -52,8 +52,8 @@ EVENTS: dict[str, Event] = {
     "gone": lambda each: each.gone(Q),
     "lock lost": lambda each: each.locks_lost({Q}),
     "calls over": lambda each: each.calls_over(Q),
-    "committed": lambda each: each.committed_last(Q, Place(9), saved=True),
-    "commit failed": lambda each: each.committed_last(Q, Place(9), saved=False),
+    "committed": lambda each: each.committed_last(Q, Place(9), told=5, saved=True),
+    "commit failed": lambda each: each.committed_last(Q, Place(9), told=5, saved=False),
     "unlocked": lambda each: each.unlocked(Q),
 }
 LOCKING, WAITING, FINDING, OPEN = Stage.LOCKING, Stage.WAITING, Stage.FINDING, Stage.OPEN
@@ -174,6 +174,8 @@ def test_a_queue_that_is_let_go_comes_back_when_nothing_is_left_to_do(stage: Sta
         (True, False, Place(9, 1, 5), (7, 1), Open(Q, 9, 1, 5)),
         (True, False, Place(9, 1, 5), (9, 1), Open(Q, 9, 1, 5)),
         (True, False, Place(9, 1, 5), (12, 1), Open(Q, 12, 1, 0)),  # another member came further meanwhile
+        (True, False, Place(9, 1, 5), (3, 1), Open(Q, 9, 1, 5)),
+        (True, False, Place(9, 1, 5), (2, 1), Open(Q, 2, 1, 0)),  # the group was sent back meanwhile
         (True, False, Place(9, 1, 5), (0, 2), Open(Q, 0, 2, 0)),  # the topic was deleted and made anew
         (True, False, Place(0, 1, 5), (0, 2), Open(Q, 0, 2, 0)),
         (False, False, Place(9, 1, 5), (7, 1), Open(Q, 9, 1, 5)),
@@ -188,7 +190,7 @@ def test_where_a_queue_goes_on_that_comes_back(
     found.share_out(shares(Q))
     found.start_found(Q, 3, 1)
     found.share_out(Shares({OTHER}, {OTHER}, set(), True))  # its broker is away
-    found.committed_last(Q, was, saved=saved)
+    found.committed_last(Q, was, told=3, saved=saved)
     found.share_out(shares(Q, OTHER))
     assert found.start_found(Q, *start) == [opened]
     found.validate()
@@ -240,7 +242,7 @@ def test_a_broker_that_fell_out_of_the_routes_is_looked_for_during_a_minute() ->
     found.share_out(shares(Q))
     assert not found.is_missing_some, "it went to another member"
     found.share_out(Shares({OTHER}, {OTHER}, set(), True))
-    found.committed_last(OTHER, Place(0), saved=True)
+    found.committed_last(OTHER, Place(0), told=0, saved=True)
     found.share_out(shares(OTHER))
     found.start_found(OTHER, 0, 0)
     assert found.is_missing_some

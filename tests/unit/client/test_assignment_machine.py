@@ -203,9 +203,11 @@ class Group(RuleBasedStateMachine):
                 member.duties.remove(duty)
                 place = member.dropped.pop(queue)
                 member.owes.discard(queue)
+                told = min(self.committed[queue], place.commit_offset)
                 if fate != "request lost":
                     self.commit(queue, place)
-                self.follow(member, member.assignment.committed_last(queue, place, saved=fate == "well"))
+                saved = fate == "well"
+                self.follow(member, member.assignment.committed_last(queue, place, told=told, saved=saved))
             case Unlock(queue):
                 member.duties.remove(duty)
                 assert queue not in member.owes, "it is handed on before its last commit was tried"
