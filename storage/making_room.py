@@ -109,12 +109,11 @@ class RoomMaker:
 
     def _rubbish(self) -> bool:
         root, ours = self._paths.root, self._paths.root / "raymq"
-        found = [*root.glob("*.tmp"), *self._paths.config.glob("*.tmp"), *ours.rglob("*.tmp")]
+        found = [*_successors_in(root), *_successors_in(self._paths.config), *_successors_in(ours, below=True)]
         self._remove(found, "it never took its place")
-        if self._paths.deleted_queues.is_dir():
-            deleted = list(self._paths.deleted_queues.iterdir())
-            self._remove(deleted, "its topic was deleted")
-            found += deleted
+        deleted = fileutil.paths_in(self._paths.deleted_queues)
+        self._remove(deleted, "its topic was deleted")
+        found += deleted
         swept, copies = swept_in(self._paths.staged), copies_in(self._paths.damaged)
         self._remove(swept, "nobody will commit it")
         self._remove(copies, "a copy of damaged bytes")
@@ -214,3 +213,15 @@ class RoomMaker:
 def _nearest(directory: Path) -> Path:
     """The directory, or the one above it that is there."""
     return next((each for each in (directory, *directory.parents) if each.is_dir()), Path("/"))
+
+
+def _successors_in(folder: Path, *, below: bool = False) -> list[Path]:
+    """The files in a folder, and in those below it, that never took the place of another one."""
+    found: list[Path] = []
+    for entry in fileutil.entries_of(folder):
+        path = folder / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            found += _successors_in(path, below=True) if below else []
+        elif path.suffix == ".tmp":
+            found.append(path)
+    return found

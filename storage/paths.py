@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -176,9 +177,16 @@ def fitted(config: StoreConfig, paths: Paths, state: State | None) -> StoreConfi
         config = replace(config, commitlog_file_bytes=int(log_files[1].name) - int(log_files[0].name))
     elif log_files and log_files[0].stat().st_size:
         config = replace(config, commitlog_file_bytes=log_files[0].stat().st_size)
-    sizes = Counter(path.stat().st_size for path in paths.consume_queue.glob("*/*/[0-9]*"))
+    sizes = Counter(path.stat().st_size for path in _queue_files(paths.consume_queue))
     whole = [size for size, _ in sizes.most_common() if size and size % ENTRY_BYTES == 0]
     if whole:
         config = replace(config, consume_queue_file_entries=whole[0] // ENTRY_BYTES)
     index = index_sizes.find(paths.index, config.index_slots, config.index_entries)
     return replace(config, index_slots=index[0], index_entries=index[1]) if index else config
+
+
+def _queue_files(folder: Path) -> Iterator[Path]:
+    """Of all queues of all topics."""
+    for topic in fileutil.paths_in(folder):
+        for queue in fileutil.paths_in(topic):
+            yield from (path for path in fileutil.paths_in(queue) if path.name[0].isdigit())

@@ -186,8 +186,8 @@ def _tables(paths: Paths) -> list[_Table]:
 def _topics(paths: Paths) -> tuple[Mapping[str, Any], str]:
     """The topics that have queues on disk."""
     table = {}
-    for topic in sorted(paths.consume_queue.glob("*")):
-        queues = max((int(each.name) + 1 for each in topic.glob("*") if _is_number(each)), default=0)
+    for topic in fileutil.paths_in(paths.consume_queue):
+        queues = max((int(each.name) + 1 for each in fileutil.paths_in(topic) if _is_number(each)), default=0)
         if queues and topic.name != SCHEDULE_TOPIC:
             table[topic.name] = TopicConfig(topic.name, queues, queues).to_json()
     return {"topicConfigTable": table}, f"{len(table)} topics, by the queues on disk, as ordinary ones"
@@ -199,7 +199,8 @@ def _is_number(path: Path) -> bool:
 
 def _groups(paths: Paths, offsets: Path) -> tuple[Mapping[str, Any], str]:
     """The groups that have progress, or a retry topic."""
-    names = {topic.name.removeprefix(_RETRY_PREFIX) for topic in paths.consume_queue.glob(f"{_RETRY_PREFIX}*")}
+    topics = [topic.name for topic in fileutil.paths_in(paths.consume_queue)]
+    names = {name.removeprefix(_RETRY_PREFIX) for name in topics if name.startswith(_RETRY_PREFIX)}
     with contextlib.suppress(StoreCorrupt):  # it is repaired first; where that is only looked at, it says nothing
         names.update(read_consumers(offsets).offsets)
     table = {name: GroupConfig(name).to_json() for name in sorted(names - {""})}

@@ -30,6 +30,7 @@ class UnsyncedCalls(FileCalls):
 
 KINDS: Final = (
     "open",
+    "scan",
     "duplicate",
     "map",
     "write",
@@ -93,6 +94,10 @@ class FaultyCalls(FileCalls):
     def open(self, path: Path, flags: int) -> int:
         self._count("open", path)
         return self._real.open(path, flags)
+
+    def scan(self, folder: Path) -> list[os.DirEntry[str]]:
+        self._count("scan", folder)
+        return self._real.scan(folder)
 
     def duplicate(self, fd: int) -> int:
         self._count("duplicate", fd)

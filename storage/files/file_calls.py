@@ -1,8 +1,8 @@
 """The system calls that change files, behind one seam: `fileutil` makes them through `current`.
 
 This is where a test stands between the store and the disk: tests/faulty_calls.py lets a chosen call fail as a disk
-would, and whatever overrides `fsync` and `fdatasync` sees what is on disk after a loss of power. Reading has no seam,
-and neither has the memory of a mapping: bytes reach it without a call, and its disk with `fdatasync`.
+would, and whatever overrides `fsync` and `fdatasync` sees what is on disk after a loss of power. Reading bytes has no
+seam, and neither has the memory of a mapping: bytes reach it without a call, and its disk with `fdatasync`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ class FileCalls:
     def open(self, path: Path, flags: int) -> int:
         """A descriptor, closed in child programs; new files get mode 0644."""
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def scan(self, folder: Path) -> list[os.DirEntry[str]]:
+        """What is in a folder; a descriptor is taken meanwhile."""
+        with os.scandir(folder) as entries:
+            return list(entries)
 
     def duplicate(self, fd: int) -> int:
         """Another descriptor of the same open file."""

@@ -141,6 +141,28 @@ def open_to_read(path: Path) -> int:
         raise
 
 
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name; nothing if there is no such folder.
+
+    Only that it is not there means that: what cannot be listed now may be there all the same.
+
+    Raises:
+        StoreBusy, StoreFailed: it cannot be read (now).
+    """
+    try:
+        found = attempt("list", folder, lambda: file_calls.current.scan(folder), reserved=True)
+    except StoreFailed as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            return []
+        raise
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """`entries_of` as paths; raises as that."""
+    return [folder / entry.name for entry in entries_of(folder)]
+
+
 def read_head(path: Path, count: int) -> bytes:
     """The first `count` bytes of a file, as far as there are so many; raises as `open_to_read`."""
     fd = open_to_read(path)
@@ -255,11 +277,17 @@ def remove(path: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it, if it is there, and make that durable; StoreFailed as `remove`."""
     if folder.is_dir():
-        for parent, folders, files in os.walk(folder, topdown=False):
-            for name in (*files, *folders):
-                _remove(Path(parent, name))
-        _remove(folder)
+        _remove_all(folder)
         sync_directory(folder.parent)
+
+
+def _remove_all(folder: Path) -> None:
+    for entry in entries_of(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _remove_all(Path(entry.path))
+        else:
+            _remove(Path(entry.path))
+    _remove(folder)
 
 
 def _remove(path: Path) -> None:

@@ -327,20 +327,17 @@ class MappedFileQueue:
 def _sizes(folder: Path) -> dict[int, int]:
     """The sizes of the files of a sequence, by where they begin."""
     sizes: dict[int, int] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _NAME.fullmatch(entry.name):
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        sizes[int(entry.name)] = status.st_size
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+    for entry in fileutil.entries_of(folder):
+        if _NAME.fullmatch(entry.name):
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                if stat.S_ISREG(status.st_mode):
+                    sizes[int(entry.name)] = status.st_size
     return sizes
 
 
 def files_of(folder: Path) -> list[Path]:
     """The files of a sequence in `folder`, ascending; anything else in it is not ours and left alone."""
-    if not folder.is_dir():
-        return []
-    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_file())
+    return [
+        folder / entry.name for entry in fileutil.entries_of(folder) if _NAME.fullmatch(entry.name) and entry.is_file()
+    ]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from raymq.storage.errors import StoreError
 from raymq.storage.files import fileutil
 from raymq.storage.records.record import Buffer
 
@@ -20,7 +21,7 @@ _NAME: Final = re.compile(r"[0-9]{20}")
 
 def copies_in(folder: Path) -> list[Path]:
     """The copies that `keep_copy` has made there, and nothing else that may be in it."""
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+    return [path for path in fileutil.paths_in(folder) if _NAME.fullmatch(path.name)]
 
 
 def keep_copy(folder: Path, position: int, damaged: Buffer) -> Path:
@@ -32,11 +33,17 @@ def keep_copy(folder: Path, position: int, damaged: Buffer) -> Path:
     fileutil.make_folder(folder)
     path = folder / f"{position:020d}"
     fileutil.replace(path, bytes(damaged))
-    others = sorted((other for other in folder.iterdir() if other != path), key=lambda other: other.stat().st_mtime_ns)
-    held = sum(other.stat().st_size for other in others) + path.stat().st_size
-    while others and (len(others) >= MOST_COPIES or held > MOST_BYTES):
-        oldest = others.pop(0)
-        held -= oldest.stat().st_size
-        with contextlib.suppress(OSError):
-            oldest.unlink()
+    with contextlib.suppress(OSError, StoreError):  # the next copy lets more go
+        _let_go(path)
     return path
+
+
+def _let_go(path: Path) -> None:
+    """Of the oldest copies beside `path`, until there are no more than may be."""
+    others = [(other.stat(), other) for other in copies_in(path.parent) if other != path]
+    others.sort(key=lambda each: each[0].st_mtime_ns)
+    held = sum(status.st_size for status, _ in others) + path.stat().st_size
+    while others and (len(others) >= MOST_COPIES or held > MOST_BYTES):
+        status, oldest = others.pop(0)
+        held -= status.st_size
+        fileutil.unlink(oldest)

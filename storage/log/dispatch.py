@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -65,7 +64,7 @@ class Dispatcher:
         self._folder = folder
         self._aside = aside
         #: What a process that died has not removed of the topics that it had deleted.
-        self.leftovers = sorted(each for each in aside.iterdir() if each.name.isdigit()) if aside.is_dir() else []
+        self.leftovers = [each for each in fileutil.paths_in(aside) if each.name.isdigit()]
         self._deleted = itertools.count(1 + max((int(each.name) for each in self.leftovers), default=0))
         self._file_entries = file_entries
         self.delays = delays
@@ -320,13 +319,10 @@ class Dispatcher:
 
 
 def _queue_folders(folder: Path) -> list[tuple[str, int, Path]]:
-    if not folder.is_dir():
-        return []
     found: list[tuple[str, int, Path]] = []
-    with os.scandir(folder) as topics:
-        for topic in topics:
-            if topic.is_dir() and TOPIC_PATTERN.fullmatch(topic.name.encode()):
-                with os.scandir(topic.path) as queues:
-                    names = [q.name for q in queues if q.is_dir() and _QUEUE_FOLDER.fullmatch(q.name)]
-                found += [(topic.name, int(name), folder / topic.name / name) for name in names]
+    for topic in fileutil.entries_of(folder):
+        if topic.is_dir() and TOPIC_PATTERN.fullmatch(topic.name.encode()):
+            path = folder / topic.name
+            queues = [q.name for q in fileutil.entries_of(path) if q.is_dir() and _QUEUE_FOLDER.fullmatch(q.name)]
+            found += [(topic.name, int(name), path / name) for name in queues]
     return sorted(found)

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.log.index_file import ENTRY, HEADER, file_bytes
 
@@ -27,7 +28,7 @@ def find(folder: Path, slots: int, entries: int) -> tuple[int, int] | None:
     Args:
         slots, entries: what is probably right and tried first.
     """
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for path in fileutil.paths_in(folder):
         size = path.stat().st_size
         if len(path.name) == 17 and path.name.isdigit() and size > file_bytes(1, 2):
             file = MappedFile(path, 0, size, writable=False)

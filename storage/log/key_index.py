@@ -63,7 +63,7 @@ class KeyIndex:
         self._open_files = OpenFiles(_MAPPED_FILES) if writable else None
         self._prepared: Path | None = None
         self._preparing = threading.Lock()
-        paths = sorted(p for p in folder.iterdir() if p.name.isdigit() and len(p.name) == 17) if folder.is_dir() else []
+        paths = [path for path in fileutil.paths_in(folder) if path.name.isdigit() and len(path.name) == 17]
         if paths and paths[-1].stat().st_size == 0:  # The process died when it had just made the file.
             newest = paths.pop()
             if writable:

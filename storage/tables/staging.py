@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.files.fileutil import make_folder, read_whole, remove, remove_tree, rename, replace
+from raymq.storage.files.fileutil import make_folder, paths_in, read_whole, remove, remove_tree, rename, replace
 from raymq.storage.tables.remains import Remains
 
 #: What a transaction or a part may be called: it becomes a file's name.
@@ -79,8 +79,15 @@ class StagedRecords:
 
         StoreCorrupt: one cannot be read; staging it again mends it.
         """
-        paths = sorted(self._directory(transaction).glob(f"{_checked('part', part)}.*.chunk"))
-        return [_read_chunk(path) for path in paths if not path.with_suffix(".done").exists()]
+        beginning, names = f"{_checked('part', part)}.", self._names(transaction)
+        paths = [
+            self._directory(transaction) / name
+            for name in names
+            if name.startswith(beginning)
+            and name.endswith(".chunk")
+            and name.removesuffix("chunk") + "done" not in names
+        ]
+        return [_read_chunk(path) for path in paths]
 
     def attempts(self, chunk: StagedChunk) -> list[tuple[int, int | None]]:
         """The parts of the log in which earlier commits have appended records of `chunk`; None: to the log's end."""
@@ -101,11 +108,12 @@ class StagedRecords:
 
     def clamp(self, remains: Remains) -> None:
         """At an opening: no attempt is under way, and what was said of places that the log has not is void."""
-        for path in self._root.glob("*/*.done"):
+        all_paths = [path for folder in paths_in(self._root) for path in paths_in(folder)]
+        for path in (path for path in all_paths if path.suffix == ".done"):
             content = read_whole(path)
             if len(content) != _POSITION.size or not remains.has(_POSITION.unpack(content)[0]):
                 remove(path)
-        for path in self._root.glob("*/*.intent"):
+        for path in (path for path in all_paths if path.suffix == ".intent"):
             told = _attempts(read_whole(path))
             kept = [(begin, end) for begin, end in _ended(told, remains.log_end) if remains.has(begin)]
             if not kept:
@@ -122,8 +130,9 @@ class StagedRecords:
         directory = self._directory(transaction)
         make_folder(directory)
         replace(directory / "committed", b"")
-        for path in directory.glob("*.*"):
-            remove(path)
+        for path in paths_in(directory):
+            if path.suffix:
+                remove(path)
 
     def drop(self, transaction: str) -> None:
         """Forget a transaction that will not be committed; one that was is left alone."""
@@ -133,11 +142,14 @@ class StagedRecords:
     def sweep(self, now: float | None = None) -> list[Path]:
         """Put aside what is older than `ABANDONED_SECONDS`; the folders that `remove_swept` removes."""
         limit = (time.time() if now is None else now) - ABANDONED_SECONDS
-        found = list(self._root.glob("*"))
-        for path in found:
+        for path in paths_in(self._root):
             if not path.name.startswith(_SWEPT) and path.stat().st_mtime < limit:
                 rename(path, path.with_name(_SWEPT + path.name))
         return swept_in(self._root)
+
+    def _names(self, transaction: str) -> dict[str, None]:
+        """Of its files, sorted."""
+        return dict.fromkeys(path.name for path in paths_in(self._directory(transaction)))
 
     def _directory(self, transaction: str) -> Path:
         return self._root / _checked("transaction", transaction)
@@ -145,7 +157,7 @@ class StagedRecords:
 
 def swept_in(root: Path) -> list[Path]:
     """The folders below the one of staged writes that `sweep` has put aside."""
-    return list(root.glob(f"{_SWEPT}*"))
+    return [path for path in paths_in(root) if path.name.startswith(_SWEPT)]
 
 
 def _read_chunk(path: Path) -> StagedChunk:

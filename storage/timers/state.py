@@ -155,7 +155,7 @@ def _take_over(folder: Path, enqueued: int, log_end: int) -> TimerState:
 
 
 def _hours(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.name.isdecimal())
+    return [path for path in fileutil.paths_in(folder) if path.name.isdecimal()]
 
 
 def _read_hour(path: Path) -> Entries:
@@ -165,7 +165,11 @@ def _read_hour(path: Path) -> Entries:
 
 def journals(folder: Path, first: int) -> dict[int, Path]:
     """The journals from that number on, in their order."""
-    found = {int(path.name[len(_JOURNAL) :]): path for path in folder.glob(f"{_JOURNAL}*[0-9]")}
+    found = {
+        int(path.name[len(_JOURNAL) :]): path
+        for path in fileutil.paths_in(folder)
+        if path.name.startswith(_JOURNAL) and path.name[len(_JOURNAL) :].isdecimal()
+    }
     return {number: found[number] for number in sorted(found) if number >= first}
 
 
@@ -177,8 +181,9 @@ def journal_path(folder: Path, number: int) -> Path:
 def tidy(folder: Path, runs: Collection[Path], first_journal: int) -> None:
     """Remove the files that a state with these runs and journals, which is on disk, does not name."""
     needed = {*runs, *journals(folder, first_journal).values()}
-    for path in [*folder.glob(f"{_RUN}*"), *folder.glob(f"{_JOURNAL}*"), *_hours(folder)]:
-        if path not in needed:
+    for path in fileutil.paths_in(folder):
+        is_ours = path.name.startswith((_RUN, _JOURNAL)) or path.name.isdecimal()
+        if is_ours and path not in needed:
             fileutil.remove(path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage import store as store_module
 from raymq.storage.errors import MessageExpired, OffsetOutOfRange, StoreError, StoreFull
 from raymq.storage.log import retention as retention_of
 from raymq.storage.log.retention import Decision, Disk, Remover, Retention
@@ -381,3 +382,28 @@ def test_what_groups_had_in_deleted_topics_is_remembered_no_longer_than_the_dele
     with Store.open(tmp_path, SMALL) as store:
         assert store.consumer_offsets.get("g", "early-7", 0) == 0
         assert set(store._parts.progress.forgotten or {}) <= {"late", "later", "last"}
+
+
+def test_what_is_remembered_of_deletions_does_not_grow_with_the_life_of_a_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has expired is forgotten whenever the journal of deletions has doubled: at most so much is kept above it."""
+    monkeypatch.setattr(store_module, "_LEAST_DELETIONS_BYTES", 2_000)
+    clock = Clock()
+    store = filled(tmp_path, clock)
+    store._shorten_at = 2_000
+    sizes: list[int] = []
+    for turn in range(40):
+        for number in range(50):
+            store.delete_topic(f"t-{turn}-{number}")
+        store._save_checkpoint()
+        while max(store._parts.deleted_topics.values()) > store._log.min_offset:
+            append(store, *(make_record(b"x" * 500) for _ in range(20)))
+            store.flush()
+            clock.now_ms += 73 * HOUR
+            store.delete_expired(asked=True)
+        store._save_checkpoint()
+        kept = store._parts.progress.forgotten or {}, store.in_flight._forgotten or {}, store._parts.deleted_topics
+        sizes.append(max(map(len, kept)))
+    assert max(sizes) <= 250, sizes
+    store.close()

@@ -1,0 +1,110 @@
+"""A folder that cannot be listed for a moment is not empty: what looks into it fails, a start too; nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.storage.errors import StoreBusy, StoreError
+from raymq.storage.files import fileutil
+from raymq.storage.files.descriptors import RESERVE
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.store import Store
+from raymq.storage.tables.remains import EVERYTHING
+from raymq.storage.tables.staging import StagedRecords
+from raymq.storage.timers.timer_log import TimerLog
+from tests.faulty_calls import FaultyCalls
+from tests.stored import SMALL, append, bodies, make_record
+
+CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
+
+
+@pytest.fixture(autouse=True)
+def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RESERVE, "give", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of several files of each kind, whose process was killed when a deleted topic was not removed yet."""
+    directory = tmp_path_factory.mktemp("used") / "store"
+    store = Store.open(directory, CONFIG)
+    for number in range(60):
+        append(store, make_record(b"%d" % number * 100, keys=f"k{number}", queue_id=number % 2))
+    append(store, make_record(b"gone", topic="gone"))
+    store._remover.stop()
+    store.delete_topic("gone")
+    store._save_checkpoint()
+    store._flusher.stop()
+    store._abandon()
+    return directory
+
+
+def content(directory: Path, **options: bool) -> tuple[list[bytes], list[int], list[str]]:
+    with Store.open(directory, CONFIG, **options) as store:
+        found = [len(store.query("orders", f"k{number}", 0, 1 << 60, 9)) for number in range(60)]
+        return bodies(store), found, store.topics()
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_a_folder_that_cannot_be_listed_fails_the_start_and_nothing_is_lost(
+    used: Path, tmp_path: Path, error: int
+) -> None:
+    """Each of the listings of a start fails once."""
+    before = content(used, read_only=True)
+    nth, failed = 0, True
+    while failed:
+        nth += 1
+        directory = tmp_path / str(nth)
+        shutil.copytree(used, directory)
+        calls = FaultyCalls("scan", nth, error)
+        with replaced(calls):
+            told = ""
+            try:
+                Store.open(directory, CONFIG).close()
+            except StoreError as problem:
+                told = str(problem)
+        assert calls.failed == (errno.errorcode[error] in told)
+        failed = calls.failed
+        assert content(directory) == before
+    assert nth > 5
+
+
+def test_rows_that_were_staged_are_not_passed_over_where_their_folder_cannot_be_listed(tmp_path: Path) -> None:
+    staged = StagedRecords(tmp_path)
+    record = make_record()
+    staged.add("tx", "part", 0, ("orders", 0), record, np.array([len(record)], np.int32))
+    with replaced(FaultyCalls("scan", 1, errno.EMFILE)), pytest.raises(StoreBusy):
+        staged.chunks("tx", "part")
+    with replaced(FaultyCalls("scan", 1, errno.EMFILE)), pytest.raises(StoreBusy):
+        staged.clamp(EVERYTHING)
+    [chunk] = staged.chunks("tx", "part")
+    staged.finish(chunk, 10)
+    assert staged.chunks("tx", "part") == []
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO])
+def test_a_folder_of_timers_that_cannot_be_listed_fails_the_start(tmp_path: Path, error: int) -> None:
+    TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False).close()
+    calls = FaultyCalls("scan", 1, error)
+    with replaced(calls), pytest.raises(StoreError):
+        TimerLog(tmp_path / "timers", log_end=0, clean=True, queue_end=0, memory_lost=False)
+    assert calls.failed
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it_or_it_is_told(tmp_path: Path) -> None:
+    """What could not be listed was passed over."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c").write_bytes(b"x")
+    for nth in (1, 2):
+        with replaced(FaultyCalls("scan", nth, errno.EIO)), pytest.raises(StoreError, match="list"):
+            fileutil.remove_tree(tmp_path / "a")
+        assert (tmp_path / "a" / "b" / "c").exists()
+    fileutil.remove_tree(tmp_path / "a")
+    assert fileutil.paths_in(tmp_path) == []
+    assert fileutil.paths_in(tmp_path / "none") == []
