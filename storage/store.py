@@ -136,10 +136,11 @@ class Store:
             self.keep_ballast()
             parts.ahead.start()
             parts.dispatcher.start()
+            self._flusher.start()
         except BaseException:
+            self._flusher.stop()
             parts.close()
             raise
-        self._flusher.start()
 
     def _keep_deletions(self) -> None:
         """Have the journal tell of all deletions that count; the state does so, too, but one of them may be damaged."""

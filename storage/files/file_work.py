@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.storage.errors import StoreError
-from raymq.storage.files.work_thread import WorkThread
+from raymq.storage.files.work_thread import WorkThread, begin
 
 #: More than that is not worth doing any more when its turn comes.
 _MOST_WAITING: Final = 1024
@@ -22,7 +22,7 @@ class Ahead(WorkThread):
 
     def start(self) -> None:
         """Begin; what was asked for before waits until then."""
-        self._thread.start()
+        begin(self._thread)
 
     def ask(self, work: Callable[[], None]) -> None:
         """Have it done soon; never waits."""

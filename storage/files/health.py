@@ -27,13 +27,13 @@ class Health:
     """Any thread."""
 
     def __init__(self, marker: Path) -> None:
-        """Good, until `fail`; whether the last owner's disk was so is `was_good`."""
+        """Good, until `fail`; whether the last owner's disk was so is `was_good`. StoreFailed: nobody can say now."""
         self._marker = marker
         self._failure: BaseException | None = None
         #: Whether nothing has failed since the store was opened.
         self.good = True
         #: Where the machine is told: worked out while the disk still says what there is.
-        self._memory = _told(marker) if marker.exists() else None
+        self._memory = _told(marker)
         self.was_good = self._memory is not None and not os.path.lexists(self._memory)
 
     def certify(self) -> None:
@@ -62,7 +62,16 @@ class Health:
                         self._memory.touch(mode=0o600)
 
 
-def _told(marker: Path) -> Path:
-    """Where the machine is told of it. A copy of the store, or what is made in its place, has another marker."""
-    name = hashlib.sha256(f"{marker.resolve()} {marker.stat().st_ino}".encode()).hexdigest()[:32]
+def _told(marker: Path) -> Path | None:
+    """Where the machine is told of it. A copy of the store, or what is made in its place, has another marker.
+
+    None: there is no marker. StoreFailed: the disk does not say.
+    """
+    try:
+        number, path = marker.stat().st_ino, marker.resolve()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise fileutil.failed("look at", marker, error) from error
+    name = hashlib.sha256(f"{path} {number}".encode()).hexdigest()[:32]
     return _MEMORY / f"raymq-{name}-failed"

@@ -18,7 +18,7 @@ from typing import Final
 from raymq.storage.errors import StoreError
 from raymq.storage.files.mapped_file import POPULATE_READ, POPULATE_WRITE
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
-from raymq.storage.files.work_thread import WorkThread
+from raymq.storage.files.work_thread import WorkThread, begin
 
 WINDOW_BYTES: Final = 64 << 20
 BLOCKS_BYTES: Final = 256 << 20
@@ -59,7 +59,7 @@ class Preallocator(WorkThread):
         self._position = self._started_at = position
         self._allocated_to = self._prepared_to = position - position % mmap.PAGESIZE
         self._wake_at = position
-        self._thread.start()
+        begin(self._thread)
         self.advance(position)
 
     def advance(self, position: int) -> None:

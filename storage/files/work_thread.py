@@ -1,13 +1,25 @@
-"""A thread that does a store's work ahead of its writer: it sleeps until there is some, and ends between two pieces."""
+"""A store's threads: how they begin, and one that does work ahead of the writer, which sleeps until there is some."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
 
+from raymq.storage.errors import StoreBusy
+
+
+def begin(thread: threading.Thread) -> None:
+    """Start a thread. StoreBusy: the system has none to give now."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StoreBusy(f"could not start the thread {thread.name} now: {error}") from error
+
 
 class WorkThread(ABC):
-    """`_work` wakes it, `_stopping` says that it is to end. Who makes it says when its thread starts."""
+    """`_work` wakes it, `_stopping` says that it is to end, which it does between two pieces of work. Who makes it says
+    when its thread starts.
+    """
 
     def __init__(self, name: str) -> None:
         self._work = threading.Event()

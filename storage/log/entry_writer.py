@@ -19,6 +19,7 @@ from collections import OrderedDict, deque
 from typing import Final, Protocol
 
 from raymq.storage.errors import StoreError
+from raymq.storage.files.work_thread import begin
 
 #: Entries of so long are written together: a queue that is busy is opened ten times a second and not for each message.
 _PAUSE_SECONDS: Final = 0.1
@@ -60,7 +61,7 @@ class EntryWriter:
 
     def start(self) -> None:
         """Begin; what was handed over before waits until then."""
-        self._thread.start()
+        begin(self._thread)
 
     def add(self, queue: Entries) -> None:
         """The queue has entries that are not in its file. Never waits."""

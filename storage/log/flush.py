@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raymq.storage.errors import StoreError
+from raymq.storage.files.work_thread import begin
 
 _PAGE_BYTES: Final = 4096
 _AT_MOST_SECONDS: Final = 10.0
@@ -44,9 +45,9 @@ class Flusher:
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Begin; StoreBusy: the system has no threads to give."""
         for thread in self._threads:
-            thread.start()
+            begin(thread)
 
     def stop(self) -> None:
         """Wait until the threads have ended; what is not flushed stays so. May be called again."""

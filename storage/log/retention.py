@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import StoreBusy, StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.files.work_thread import begin
 
 #: From this used share of the disk on, expired files go at any hour.
 EARLY_RATIO: Final = 0.75
@@ -173,8 +174,10 @@ class Remover:
         with self._changed:
             self._waiting.extend(removals)
             if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name="raymq-remove", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="raymq-remove", daemon=True)
+                with contextlib.suppress(StoreBusy):  # the next call tries again
+                    begin(thread)
+                    self._thread = thread
 
     def moved(self, folder: Path, to: Path) -> None:
         """What is in `folder` is in `to` now: from now on nothing is removed in the former, which may be made anew."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from raymq.storage.errors import StoreError
+from raymq.storage.files.work_thread import begin
 from raymq.storage.tables.journal import Journal, ignore_failure
 from raymq.storage.tables.remains import EVERYTHING, Remains
 
@@ -200,8 +201,9 @@ class InFlight:
             if self._rewriting is None or not self._rewriting.is_alive():
                 with contextlib.suppress(StoreError):
                     self._journal.divert()
-                    self._rewriting = threading.Thread(target=self._settle, name="raymq-in-flight", daemon=True)
-                    self._rewriting.start()
+                    rewriting = threading.Thread(target=self._settle, name="raymq-in-flight", daemon=True)
+                    begin(rewriting)
+                    self._rewriting = rewriting
 
     def _apply(self, kind: str, queue: GroupQueue, rest: Iterable[Any]) -> None:
         if kind == _DELIVERED:

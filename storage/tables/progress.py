@@ -18,6 +18,7 @@ from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import json_file
+from raymq.storage.files.work_thread import begin
 from raymq.storage.tables.journal import Journal, ignore_failure
 from raymq.storage.tables.offset_tables import consumers_of, delays_of, read_consumers, read_delays
 from raymq.storage.tables.remains import EVERYTHING, Remains
@@ -171,8 +172,9 @@ class Progress:
         for each in self._unsure:  # The JSON file will not say them.
             self._append((_DELAY, *each))
         sure = dict(self._sure_delays), self._sure_log_end
-        self._folding = threading.Thread(target=self._finish_fold, args=sure, name="raymq-fold", daemon=True)
-        self._folding.start()
+        folding = threading.Thread(target=self._finish_fold, args=sure, name="raymq-fold", daemon=True)
+        begin(folding)
+        self._folding = folding
 
     def _finish_fold(self, sure_delays: dict[int, int], sure_log_end: int) -> None:
         with contextlib.suppress(StoreError):

@@ -14,6 +14,7 @@ power takes from the log is no longer done, so the data stay until the log has a
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import time
@@ -26,13 +27,27 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.files.fileutil import make_folder, paths_in, read_whole, remove, remove_tree, rename, replace
+from raymq.storage.files.fileutil import (
+    close,
+    fdatasync,
+    make_folder,
+    open_file,
+    paths_in,
+    read_whole,
+    remove,
+    remove_tree,
+    rename,
+    replace,
+    write_all,
+)
 from raymq.storage.tables.remains import Remains
 
 #: What a transaction or a part may be called: it becomes a file's name.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HEADER_LENGTH = struct.Struct(">I")
 _POSITION = struct.Struct(">q")
+#: Where an attempt ends that has not ended.
+_OPEN = -1
 #: Transactions that nothing was added to for so long are swept: their writer is gone.
 ABANDONED_SECONDS = 24 * 3600.0
 #: How the name of a folder begins that is being removed; no transaction is called so.
@@ -99,8 +114,18 @@ class StagedRecords:
         _write_attempts(chunk.path.with_suffix(".intent"), [*_ended(self.attempts(chunk), log_end), (log_end, None)])
 
     def interrupt(self, chunk: StagedChunk, log_end: int) -> None:
-        """Say that the attempt which was declared last has failed, and what it has appended stands before `log_end`."""
-        _write_attempts(chunk.path.with_suffix(".intent"), _ended(self.attempts(chunk), log_end))
+        """Say that the attempt which was declared last has failed, and what it has appended stands before `log_end`.
+
+        That is written into the place that the attempt has had since it was declared: a full disk does not refuse it.
+        """
+        path = chunk.path.with_suffix(".intent")
+        fd = open_file(path, os.O_RDWR)
+        try:
+            os.lseek(fd, -_POSITION.size, os.SEEK_END)
+            write_all(fd, _POSITION.pack(log_end), path)
+            fdatasync(fd, path)
+        finally:
+            close(fd)
 
     def finish(self, chunk: StagedChunk, log_end: int) -> None:
         """Say that `chunk` is in the log before `log_end`."""
@@ -178,8 +203,8 @@ def _attempts(content: bytes) -> list[tuple[int, int | None]]:
     """What an intent says; nothing if it is no intent."""
     if len(content) % _POSITION.size:
         return []
-    places: list[int | None] = [place for (place,) in _POSITION.iter_unpack(content)]
-    ends = places[1::2] + [None] * (len(places) % 2)
+    places: list[int | None] = [None if place == _OPEN else place for (place,) in _POSITION.iter_unpack(content)]
+    ends = places[1::2] + [None] * (len(places) % 2)  # older versions wrote nothing of an attempt that is open
     return [(begin, end) for begin, end in zip(places[::2], ends, strict=True) if begin is not None]
 
 
@@ -189,7 +214,7 @@ def _ended(attempts: Iterable[tuple[int, int | None]], log_end: int) -> list[tup
 
 
 def _write_attempts(path: Path, attempts: Iterable[tuple[int, int | None]]) -> None:
-    places = (place for attempt in attempts for place in attempt if place is not None)
+    places = (_OPEN if place is None else place for attempt in attempts for place in attempt)
     replace(path, b"".join(map(_POSITION.pack, places)))
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from raymq.storage.errors import StoreFull
+from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.records.record import encode
 from tests.unit.actors.bench import Bench
 
@@ -102,4 +107,57 @@ def test_an_append_that_is_refused_is_an_attempt_that_has_ended(tmp_path: Path) 
     bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
     assert list(bench.core.staging.commit("mine", ["part"])) == [3]
     assert len(bench.bodies("t")) == 6
+    bench.store.close()
+
+
+class NoNewFiles(FileCalls):
+    """A disk without room for one more file, or the name of one; what there is can be written to."""
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & os.O_CREAT and not path.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return super().open(path, flags)
+
+
+def test_where_an_attempt_ended_is_noted_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note had no room, and the repeated commit took for its own what others had stored after the attempt."""
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    rows = [row(b"%d" % number, None) for number in range(10)]
+    stage(bench, "mine", rows)
+    staging, append = bench.core.staging, bench.core.staging._append
+    full = NoNewFiles()
+
+    def half(records: memoryview, sizes: npt.NDArray[np.int32], *lanes: tuple[str, int]) -> object:
+        length = int(sizes[:5].sum())
+        append(records[:length], sizes[:5], *lanes)
+        context.enter_context(replaced(full))
+        raise StoreFull("no room")
+
+    with contextlib.ExitStack() as context, monkeypatch.context() as patch:
+        patch.setattr(staging, "_append", half)
+        with pytest.raises(StoreFull):
+            list(staging.commit("mine", ["part"]))
+        patch.undo()
+        bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
+    assert list(staging.commit("mine", ["part"])) == [5]
+    assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % number for number in range(10)])
+    bench.store.close()
+
+
+def test_an_attempt_that_an_older_version_has_begun_is_open(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    stage(bench, "mine", [row(b"x", None)])
+    files = bench.core.staging._files
+    [chunk] = files.chunks("mine", "part")
+    files.declare(chunk, 7)
+    intent = chunk.path.with_suffix(".intent")
+    assert files.attempts(chunk) == [(7, None)]
+    intent.write_bytes(intent.read_bytes()[:8])
+    assert files.attempts(chunk) == [(7, None)]
+    files.declare(chunk, 9)
+    assert files.attempts(chunk) == [(7, 9), (9, None)]
+    files.interrupt(chunk, 11)
+    assert files.attempts(chunk) == [(7, 9), (9, 11)]
     bench.store.close()

@@ -1,0 +1,130 @@
+"""A system that gives no more threads for a moment loses nothing that was changed, and hangs no one who closes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreBusy, StoreFailed
+from raymq.storage.files import health as health_module
+from raymq.storage.files.health import Health
+from raymq.storage.log.retention import Remover
+from raymq.storage.store import Store
+from raymq.storage.tables import in_flight as in_flight_module
+from raymq.storage.tables import progress as progress_module
+from raymq.storage.tables.in_flight import Delivery
+from tests.polling import poll_until
+from tests.stored import SMALL, append, make_record
+
+CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
+
+
+def test_a_commit_is_done_whether_or_not_a_thread_can_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was in the journal when it raised RuntimeError, and the close raised for a thread that had never begun."""
+    monkeypatch.setattr(progress_module, "_FOLD_BYTES", 200)
+    monkeypatch.setattr(in_flight_module, "_REWRITE_BYTES", 200)
+    queue = "g", "orders", 0
+    store = Store.open(tmp_path / "s", CONFIG)
+    append(store, *(make_record() for _ in range(100)))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        for number in range(1, 100):
+            store.consumer_offsets.commit("g", "orders", 0, number)
+            store.in_flight.deliver(queue, number + 1, {number: Delivery(1, 2, 0, 16)})
+    assert store.consumer_offsets.get("g", "orders", 0) == 99
+    assert store._parts.progress.journal.is_diverted
+    for number in range(100):
+        store.consumer_offsets.commit("h", "orders", 0, number)
+        store.in_flight.acknowledge(queue, [number])
+    poll_until(lambda: not store._parts.progress.journal.is_diverted, 10, "it is folded after all")
+    store.close()
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        assert store.consumer_offsets.get("g", "orders", 0) == 99
+        assert queue not in store.in_flight.queues
+
+
+def test_a_store_closes_that_could_not_start_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "_FOLD_BYTES", 200)
+    store = Store.open(tmp_path / "s", CONFIG)
+    append(store, *(make_record() for _ in range(100)))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        for number in range(1, 100):
+            store.consumer_offsets.commit("g", "orders", 0, number)
+        store.delete_topic_soon("orders")
+        store.close()
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        assert store.topics() == []
+
+
+def test_an_opening_without_threads_is_a_typed_error_and_the_next_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, 0
+
+    def fails_at(nth: int) -> None:
+        def start_some(thread: threading.Thread) -> None:
+            nonlocal started
+            started += 1
+            if started == nth:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_some)
+
+    nth, failed = 0, True
+    while failed:
+        nth, started = nth + 1, 0
+        fails_at(nth)
+        try:
+            Store.open(tmp_path / "s", CONFIG).close()
+        except StoreBusy:
+            failed = True
+        else:
+            failed = False
+    assert nth > 3, "log, entries, flush and checkpoint"
+
+
+def test_what_could_not_be_removed_for_want_of_a_thread_goes_with_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in "ab"]
+    for file in files:
+        file.write_bytes(b"x")
+    remover = Remover(threading.Lock())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        remover.add([(files[0], None)])
+        assert remover.wait(1), "nobody waits for a thread that never began"
+    remover.add([(files[1], None)])
+    assert remover.wait(10)
+    assert not any(file.exists() for file in files)
+    remover.stop()
+
+
+def test_a_marker_that_cannot_be_looked_at_is_a_failure_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A raw OSError left the opening."""
+    monkeypatch.setattr(health_module, "_MEMORY", tmp_path)
+    marker = tmp_path / "healthy"
+    Health(marker).certify()
+    stat = Path.stat
+
+    def failing(path: Path, **options: bool) -> object:
+        if path == marker:
+            raise OSError(5, "Input/output error", str(path))
+        return stat(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        with pytest.raises(StoreFailed, match="EIO"):
+            Health(marker)
+    assert Health(marker).was_good
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
