@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
@@ -48,7 +49,7 @@ def subscription_object(subscription: Subscription) -> dict[str, Any]:
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     consumption = Consumption(context.core, context.groups, context.statistics)
-    return {**_progress(context, consumption), **_relations(context, consumption), **_changes(consumption)}
+    return {**_progress(context, consumption), **_relations(context, consumption), **_changes(context, consumption)}
 
 
 def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
@@ -148,11 +149,11 @@ def _relations(context: BrokerContext, consumption: Consumption) -> dict[int, Ha
     }
 
 
-def _changes(consumption: Consumption) -> dict[int, Handler]:
-    def reset(_: ServerConnection, request: Command) -> Command:
+def _changes(context: BrokerContext, consumption: Consumption) -> dict[int, Handler]:
+    def reset(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = ResetOffset.read(request)
         queue_id = header.queue_id if header.queue_id >= 0 else None
-        targets = consumption.reset(
+        targets = yield from consumption.resetting(
             header.group,
             header.topic,
             timestamp_ms=header.timestamp,
@@ -167,7 +168,10 @@ def _changes(consumption: Consumption) -> dict[int, Handler]:
         consumption.copy(header.src_group, header.dest_group, header.topic or None)
         return request.response(ResponseCode.SUCCESS)
 
-    return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: reset, RequestCode.CLONE_GROUP_OFFSET: clone}
+    return {
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: context.in_order.claim(reset),
+        RequestCode.CLONE_GROUP_OFFSET: clone,
+    }
 
 
 def _progress_object(progress: ConsumedQueue) -> dict[str, Any]:

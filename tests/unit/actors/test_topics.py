@@ -30,6 +30,8 @@ from raymq.client import Message
 from raymq.storage.errors import StoreFull
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.json_file import DataVersion
+from raymq.storage.log.commit_log import CommitLog
+from raymq.storage.steps import finish
 from tests.faulty_calls import FaultyCalls
 from tests.unit.actors.bench import Bench
 
@@ -265,7 +267,9 @@ def test_time_spans(bench: Bench, consumption: Consumption) -> None:
 def test_a_reset(bench: Bench, consumption: Consumption, asked: dict[str, Any], expected: dict[int, int]) -> None:
     filled(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
-    assert consumption.reset("g", "t", **asked) == {queue(number): offset for number, offset in expected.items()}
+    assert finish(consumption.resetting("g", "t", **asked)) == {
+        queue(number): offset for number, offset in expected.items()
+    }
     for number, offset in expected.items():
         assert bench.core.offsets.get("g", "t", number) == offset
 
@@ -273,12 +277,50 @@ def test_a_reset(bench: Bench, consumption: Consumption, asked: dict[str, Any], 
 def test_a_reset_that_cannot_be_changes_nothing(bench: Bench, consumption: Consumption) -> None:
     filled(bench, 5)
     with pytest.raises(InvalidInput):
-        consumption.reset("g", "t", timestamp_ms=-1, queue_id=0, offset=6)
+        finish(consumption.resetting("g", "t", timestamp_ms=-1, queue_id=0, offset=6))
     with pytest.raises(GroupNotFound):
-        consumption.reset("none", "t", timestamp_ms=-1)
+        finish(consumption.resetting("none", "t", timestamp_ms=-1))
     with pytest.raises(TopicNotFound):
-        consumption.reset("g", "none", timestamp_ms=-1)
+        finish(consumption.resetting("g", "none", timestamp_ms=-1))
     assert bench.core.offsets.get("g", "t", 0) is None
+
+
+def test_a_reset_by_time_looks_for_its_places_in_steps_and_changes_nothing_before_it_has_them(
+    bench: Bench, consumption: Consumption, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many damaged records in a row held the loop until a place behind them was found."""
+    filled(bench, 2_000)
+    bench.core.offsets.commit("g", "t", 0, 3)
+    monkeypatch.setattr(CommitLog, "is_marked", lambda *_: False)
+    steps = consumption.resetting("g", "t", timestamp_ms=1_700_000_001_000)
+    for _ in range(5):
+        next(steps)
+    assert bench.core.offsets.get("g", "t", 0) == 3
+    steps.close()
+    assert bench.core.offsets.get("g", "t", 0) == 3, "who asked is gone"
+    finish(consumption.resetting("g", "t", timestamp_ms=1_700_000_001_000))
+    assert bench.core.offsets.get("g", "t", 0) == bench.core.offset_at_time("t", 0, 1_700_000_001_000) != 3
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_reset_that_has_begun_sends_the_group_in_all_queues(
+    bench: Bench, consumption: Consumption, ends: bool
+) -> None:
+    bench.core.topics.create("wide", 1_000)
+    bench.core.make_group("g")
+    for number in range(1_000):
+        bench.append(Message("wide", b"x"), queue_id=number)
+    steps, turns = consumption.resetting("g", "wide", timestamp_ms=-1), 0
+    while bench.core.offsets.get("g", "wide", 0) is None:
+        next(steps)
+        turns += 1
+    assert turns >= 10, "the places are looked for in steps, too"
+    assert bench.core.offsets.get("g", "wide", 999) is None
+    if ends:
+        steps.close()
+    else:
+        finish(steps)
+    assert {bench.core.offsets.get("g", "wide", number) for number in range(1_000)} == {1}
 
 
 def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: Consumption) -> None:

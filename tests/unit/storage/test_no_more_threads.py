@@ -15,7 +15,7 @@ from raymq.storage.log.retention import Remover
 from raymq.storage.store import Store
 from raymq.storage.tables import in_flight as in_flight_module
 from raymq.storage.tables import progress as progress_module
-from raymq.storage.tables.in_flight import Delivery
+from raymq.storage.tables.in_flight import Lent
 from tests.polling import poll_until
 from tests.stored import SMALL, append, make_record
 
@@ -33,7 +33,7 @@ def test_a_commit_is_done_whether_or_not_a_thread_can_fold(tmp_path: Path, monke
         patch.setattr(threading.Thread, "start", _no_thread)
         for number in range(1, 100):
             store.consumer_offsets.commit("g", "orders", 0, number)
-            store.in_flight.deliver(queue, number + 1, {number: Delivery(1, 2, 0, 16)})
+            store.in_flight.deliver(queue, number + 1, {number: Lent(1, 2, 0, 16)})
     assert store.consumer_offsets.get("g", "orders", 0) == 99
     assert store._parts.progress.journal.is_diverted
     for number in range(100):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from itertools import islice
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.clients import GroupTable
@@ -15,6 +16,8 @@ from raymq.storage.steps import Steps, finish
 
 #: So many queues are one step of work.
 _QUEUES_AT_ONCE = 100
+#: Of queues that are reset, each by a line in the journal.
+_RESET_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class Consumption:
             return 0
         return messages[0].store_timestamp_ms if messages else 0
 
-    def reset(
+    def resetting(
         self,
         group: str,
         topic: str,
@@ -135,8 +138,11 @@ class Consumption:
         queue_id: int | None = None,
         offset: int | None = None,
         back_only: bool = False,
-    ) -> dict[MessageQueue, int]:
-        """Send a group, running or not, to another place of a topic; where it begins now, by queue.
+    ) -> Steps[dict[MessageQueue, int]]:
+        """Send a group, running or not, to another place of a topic, in steps; where it begins now, by queue.
+
+        First all places are looked for, then the group is sent there: who ends it before that has changed nothing, who
+        ends it later has all queues sent.
 
         Args:
             timestamp_ms: the first message stored then or later; below 0: behind the last one.
@@ -151,21 +157,39 @@ class Consumption:
         self._check_group(group)
         queues = range(self._core.topics.get(topic).read_queues) if queue_id is None else (queue_id,)
         targets = {}
-        for each in queues:
+        for number, each in enumerate(queues):
+            if number and number % _QUEUES_AT_ONCE == 0:
+                yield None
             low, high = self._core.bounds(topic, each)
             if offset is not None and queue_id is not None:
                 if not low <= offset <= high:
                     raise InvalidInput("offset", f"{low}..{high}", offset)
                 targets[each] = offset
             else:
-                targets[each] = high if timestamp_ms < 0 else self._core.offset_at_time(topic, each, timestamp_ms)
-        for each, target in targets.items():
-            committed = self._core.offsets.get(group, topic, each)
-            if back_only and offset is None and committed is not None and committed < target:
-                targets[each] = committed
-            else:
-                self._core.reset_offset(group, topic, each, target)
-        return {MessageQueue(topic, self._core.name, each): target for each, target in targets.items()}
+                is_last = timestamp_ms < 0
+                targets[each] = high if is_last else (yield from self._core.search_time(topic, each, timestamp_ms))
+        only_back = back_only and offset is None
+        waiting, begins = iter(targets.items()), dict[int, int]()
+        try:
+            while some := list(islice(waiting, _RESET_AT_ONCE)):
+                if begins:
+                    yield None
+                for each, target in some:
+                    begins[each] = self._reset(group, topic, each, target, only_back=only_back)
+        except GeneratorExit:
+            for each, target in targets.items():
+                if each not in begins:
+                    self._reset(group, topic, each, target, only_back=only_back)
+            raise
+        return {MessageQueue(topic, self._core.name, each): begin for each, begin in begins.items()}
+
+    def _reset(self, group: str, topic: str, queue_id: int, target: int, *, only_back: bool) -> int:
+        """Send a group to another place of a queue, or `only_back` to it; where it begins then."""
+        committed = self._core.offsets.get(group, topic, queue_id)
+        if only_back and committed is not None and committed < target:
+            return committed
+        self._core.reset_offset(group, topic, queue_id, target)
+        return target
 
     def copy(self, source: str, target: str, topic: str | None) -> None:
         """Give a group the offsets of another one, in a topic or in all but the retry topic; GroupNotFound."""
