@@ -32,8 +32,6 @@ from raymq.storage.steps import Steps, finish, mapped
 
 #: A broker with 100,000 topics tells five values of each.
 _MAX_REGISTERED_VALUES = 600_000
-#: Of its body: the body itself, the wrapper, the table of topics.
-_TABLE_DEPTH = 3
 #: Of so many topics is read before others have their turn.
 _TOPICS_AT_ONCE = 200
 #: A longer registration waits until those before it are read. One that is not is read at once, as a whole, some 500
@@ -70,9 +68,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
     def read(connection: ServerConnection, request: Command) -> Steps[Command]:
         header = RegisterBroker.read(request)
-        body = yield from reading_object(
-            request.body, depth=_TABLE_DEPTH, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES
-        )
+        body = yield from reading_object(request.body, max_bytes=MAX_FRAME_BYTES, max_values=_MAX_REGISTERED_VALUES)
         try:
             wrapper = body["topicConfigSerializeWrapper"]
             version = DataVersion.from_json(wrapper.get("dataVersion"))

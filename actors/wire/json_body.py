@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
@@ -16,22 +16,28 @@ from raymq.storage.steps import Steps
 #: bytes say it: a list of 10,000 topics or groups fits.
 MAX_BODY_BYTES = 4 << 20
 MAX_VALUES = 150_000
+#: Of them so many may have a fraction or an exponent: each takes a microsecond or more. No request has any.
+MAX_FLOATS = 10_000
+_SHORT_BYTES = 50_000
 #: Half of a surrogate pair is not taken in; one that is there all the same, from an older file, is answered as "?".
 _UNSAYABLE = "replace"
 
 
-def read_object(body: Buffer, *, max_bytes: int = MAX_BODY_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
+def read_object(
+    body: Buffer, *, max_bytes: int = MAX_BODY_BYTES, max_values: int = MAX_VALUES, max_floats: int = MAX_FLOATS
+) -> dict[str, Any]:
     """The object in a body.
 
     Args:
         max_bytes: a longer body is refused before it is looked at.
         max_values: so is one of more values (elements of lists and objects, and what looks like them in texts).
+        max_floats: so many of them may have a fraction or an exponent, where the body is not short.
 
     Raises:
         InvalidInput: it is none, or breaks one of these limits, or values are nested too deep, or a text in it has half
             of a surrogate pair: whoever was told it again would get an error instead of his answer.
     """
-    return parsed(checked(body, max_bytes, max_values))
+    return parsed(checked(body, max_bytes, max_values), max_floats)
 
 
 def checked(body: Buffer, max_bytes: int, max_values: int) -> bytes:
@@ -45,10 +51,11 @@ def checked(body: Buffer, max_bytes: int, max_values: int) -> bytes:
     return text
 
 
-def parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
     """The object in a text; InvalidInput as `read_object`."""
     try:
-        value = json.loads(text.decode())
+        is_short = len(text) <= _SHORT_BYTES
+        value = json.loads(text.decode(), parse_float=None if is_short else _counted(max_floats))
         if may_say_halves(text):
             check_halves(value)
     except InvalidInput:
@@ -60,6 +67,20 @@ def parsed(text: bytes) -> dict[str, Any]:
     return value
 
 
+def _counted(most: int) -> Callable[[str], float]:
+    """Reads so many numbers, and no more."""
+    left = most
+
+    def read(told: str) -> float:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise InvalidInput("body", f"JSON of at most {most} numbers with a fraction or an exponent", "more")
+        return float(told)
+
+    return read
+
+
 def check_halves(value: Any) -> None:
     """InvalidInput if what was read from JSON has half of a surrogate pair."""
     half = half_of_a_pair(value)
@@ -69,7 +90,7 @@ def check_halves(value: Any) -> None:
 
 def read_answer(body: Buffer) -> dict[str, Any]:
     """The object in the body of an answer, which may be as long as a frame; raises as `read_object`."""
-    return read_object(body, max_bytes=MAX_FRAME_BYTES, max_values=MAX_FRAME_BYTES)
+    return read_object(body, max_bytes=MAX_FRAME_BYTES, max_values=MAX_FRAME_BYTES, max_floats=MAX_FRAME_BYTES)
 
 
 def answer(request: Command, value: Mapping[str, Any], fields: dict[str, Any] | None = None) -> Command:

@@ -1,4 +1,8 @@
-"""A long JSON object is read in steps: the parser of Python holds the interpreter until it is through."""
+"""A long JSON object is read in steps: the parser of Python holds the interpreter until it is through.
+
+What is short is left to that parser: an object or a list without others in it, as most are of which there are many. All
+else is taken apart here, so that no value, however long and of whatever numbers, is more than a step's work.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +16,36 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.frame import Buffer, may_say_halves
 from raymq.storage.steps import Steps
 
-#: So many characters are read in a step, one longer value apart: about a millisecond.
+#: So many characters are read in a step, one longer text apart: a few milliseconds. Taking a value apart counts as some.
 _STEP_CHARACTERS: Final = 50_000
+_VALUE_CHARACTERS: Final = 40
+#: No request nests deeper.
+_DEEPEST: Final = 64
 _skip = re.compile(r"[ \t\n\r]*").match
+#: An object or list that is short and has no other in it; a text within it may end that too early, which is seen then.
+_short = re.compile(r"[{\[][^{}\[\]]{0,1000}[}\]]").match
 _value: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
 
 
 def reading_object(
-    body: Buffer,
-    *,
-    depth: int,
-    max_bytes: int = json_body.MAX_BODY_BYTES,
-    max_values: int = json_body.MAX_VALUES,
+    body: Buffer, *, max_bytes: int = json_body.MAX_BODY_BYTES, max_values: int = json_body.MAX_VALUES
 ) -> Steps[dict[str, Any]]:
     """`json_body.read_object` in steps.
 
-    Args:
-        depth: so many levels of objects and lists are read member by member, what is within them in one piece.
-
     Raises:
-        InvalidInput: as `json_body.read_object`.
+        InvalidInput: as `json_body.read_object`; or values are nested deeper than 64 levels.
     """
     text = json_body.checked(body, max_bytes, max_values)
     if len(text) <= _STEP_CHARACTERS:
         return json_body.parsed(text)
     try:
         reader = _Reader(text.decode(), may_say_halves(text))
-        value, at = yield from reader.read(reader.skip(0), depth)
+        value, at = yield from reader.read(reader.skip(0))
         if reader.skip(at) != len(reader.text):
             raise InvalidInput("body", "JSON", f"more at character {at}")
     except InvalidInput:
         raise
-    except (ValueError, RecursionError, IndexError) as error:
+    except (ValueError, IndexError) as error:
         raise InvalidInput("body", "JSON", str(error)) from error
     if not isinstance(value, dict):
         raise InvalidInput("body", "a JSON object", type(value).__name__)
@@ -56,7 +58,6 @@ class _Reader:
     def __init__(self, text: str, may_say_halves: bool) -> None:
         self.text = text
         self._may_say_halves = may_say_halves
-        self._step_ends = _STEP_CHARACTERS
 
     def skip(self, at: int) -> int:
         """Behind the blanks that begin there."""
@@ -64,39 +65,95 @@ class _Reader:
         assert found is not None
         return found.end()
 
-    def read(self, at: int, depth: int) -> Steps[tuple[Any, int]]:
+    def read(self, at: int) -> Steps[tuple[Any, int]]:
         """The value that begins there, and where it ends."""
-        if self.text[at] not in "{[" or not depth:
-            return self._piece(at)
-        made: dict[str, Any] | list[Any] = {} if self.text[at] == "{" else []
-        at = self.skip(at + 1)
-        if self.text[at] == ("}" if isinstance(made, dict) else "]"):
-            return made, at + 1
+        #: The objects and lists that have begun, and of each the name that waits for its value.
+        begun: list[dict[str, Any] | list[Any]] = []
+        names: list[str] = []
+        work = 0
         while True:
-            if isinstance(made, dict):
-                name, at = self._piece(at)
-                at = self.skip(at)
-                if not isinstance(name, str) or self.text[at] != ":":
-                    raise ValueError(f"no name and colon before character {at}")
-                made[name], at = yield from self.read(self.skip(at + 1), depth - 1)
+            first = at
+            value, at, is_begun = self._next(at)
+            if is_begun:
+                begun.append(value)
+                names.append("")
+                if len(begun) > _DEEPEST:
+                    raise ValueError("values are nested too deep")
             else:
-                value, at = yield from self.read(at, depth - 1)
-                made.append(value)
-            at = self.skip(at)
-            mark, at = self.text[at], self.skip(at + 1)
-            if mark == ("}" if isinstance(made, dict) else "]"):
-                return made, at
-            if mark != ",":
-                raise ValueError(f"no comma before character {at}")
-            if at >= self._step_ends:
-                self._step_ends = at + _STEP_CHARACTERS
+                value, at, ended = self._put(value, at, begun, names)
+                if ended:
+                    return value, at
+            if isinstance(begun[-1], dict):
+                names[-1], at = self._name(at)
+            work += at - first + _VALUE_CHARACTERS
+            if work >= _STEP_CHARACTERS:
+                work = 0
                 yield None
 
-    def _piece(self, at: int) -> tuple[Any, int]:
+    def _next(self, at: int) -> tuple[Any, int, bool]:
+        """The value there and where it ends; or one that only begins there, and where its first member stands."""
+        mark = self.text[at]
+        if mark not in "{[":
+            return (*self._scalar(at), False)
+        if (found := _short(self.text, at)) is not None:
+            piece = found[0]
+            try:
+                value, end = _value(piece, 0)
+            except (ValueError, StopIteration):
+                end = 0  # a text within it has one of the marks, or it is no JSON, which is found out below
+            if end == len(piece):
+                if self._may_say_halves and "\\u" in piece:
+                    json_body.check_halves(value)
+                return value, at + end, False
+        made: dict[str, Any] | list[Any] = {} if mark == "{" else []
+        at = self.skip(at + 1)
+        if self.text[at] == _CLOSING[mark]:
+            return made, at + 1, False
+        return made, at, True
+
+    def _put(
+        self, value: Any, at: int, begun: list[dict[str, Any] | list[Any]], names: list[str]
+    ) -> tuple[Any, int, bool]:
+        """Put a value that ends there where it belongs, and so what ends with it.
+
+        Returns:
+            the value of all and where it ends, True; or nothing, where the next member stands, False.
+        """
+        while begun:
+            within = begun[-1]
+            if isinstance(within, dict):
+                within[names[-1]] = value
+            else:
+                within.append(value)
+            at = self.skip(at)
+            mark = self.text[at]
+            if mark == ",":
+                return None, self.skip(at + 1), False
+            if mark != ("}" if isinstance(within, dict) else "]"):
+                raise ValueError(f"no comma at character {at}")
+            value = begun.pop()
+            names.pop()
+            at += 1
+        return value, at, True
+
+    def _name(self, at: int) -> tuple[str, int]:
+        """A member's name, and where its value stands."""
+        if self.text[at] != '"':
+            raise ValueError(f"no name at character {at}")
+        name, at = self._scalar(at)
+        at = self.skip(at)
+        if self.text[at] != ":":
+            raise ValueError(f"no colon at character {at}")
+        return name, self.skip(at + 1)
+
+    def _scalar(self, at: int) -> tuple[Any, int]:
         try:
             value, end = _value(self.text, at)
         except StopIteration as error:  # what begins there is no value
             raise ValueError(f"no value at character {at}") from error
-        if self._may_say_halves:
+        if self._may_say_halves and isinstance(value, str):
             json_body.check_halves(value)
         return value, end
+
+
+_CLOSING: Final = {"{": "}", "[": "]"}

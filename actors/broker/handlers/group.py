@@ -37,8 +37,6 @@ _NEW_GROUPS_AT_ONCE = 10
 #: Members of so many groups are told at once, and those of the next ones so much later.
 _NOTICES_AT_ONCE = 50
 _NOTICES_SECONDS = 0.01
-#: Of a heartbeat's body: the body, the list of consumers.
-_HEARTBEAT_DEPTH = 2
 
 
 def greet(groups: GroupTable, client_id: str, connection: ServerConnection, request: Command) -> None:
@@ -79,7 +77,7 @@ def _heartbeat(
     context: BrokerContext, connection: ServerConnection, request: Command
 ) -> Steps[Command | Awaitable[Command]]:
     core, groups = context.core, context.groups
-    data = yield from reading_object(request.body, depth=_HEARTBEAT_DEPTH)
+    data = yield from reading_object(request.body)
     client_id = str(data.get("clientID") or "")
     if not client_id:
         raise InvalidInput("clientID", "a client's id", client_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,10 @@ def test_a_body_with_half_a_pair_is_refused(text: str, shape: str, monkeypatch: 
     with pytest.raises(InvalidInput, match="surrogate"):
         json_body.read_object(body)
     monkeypatch.setattr(json_steps, "_STEP_CHARACTERS", 2)
-    for depth in (1, 3):
+    for piece in ("[{\\[][^{}\\[\\]]*[}\\]]", "^$"):
+        monkeypatch.setattr(json_steps, "_short", re.compile(piece).match)
         with pytest.raises(InvalidInput, match="surrogate"):
-            finish(reading_object(body, depth=depth))
+            finish(reading_object(body))
 
 
 @pytest.mark.parametrize("text", WHOLE)
@@ -39,14 +41,14 @@ def test_whole_characters_are_read_however_they_are_written(text: str, monkeypat
     body = f'{{"a":{{"{text}":"{text}"}}}}'.encode()
     assert json_body.read_object(body) == json.loads(body)
     monkeypatch.setattr(json_steps, "_STEP_CHARACTERS", 2)
-    assert finish(reading_object(body, depth=2)) == json.loads(body)
+    assert finish(reading_object(body)) == json.loads(body)
 
 
 @pytest.mark.parametrize("length", [1, 60_000])
 def test_bytes_that_are_half_a_pair_are_no_utf_8(length: int) -> None:
     body = b'{"' + b"a" * length + b'":"\xed\xa0\x80"}'
     with pytest.raises(InvalidInput):
-        finish(reading_object(body, depth=1))
+        finish(reading_object(body))
 
 
 @pytest.mark.parametrize("text", WHOLE)
