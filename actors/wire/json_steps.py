@@ -6,6 +6,7 @@ else is taken apart here, so that no value, however long and of whatever numbers
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.frame import Buffer, may_say_halves
 from raymq.storage.steps import Steps
 
-#: So many characters are read in a step, one longer text apart: a few milliseconds. Taking a value apart counts as some.
+#: So many characters are read in a step, one longer text apart: a few milliseconds. Each value counts as some more.
 _STEP_CHARACTERS: Final = 50_000
 _VALUE_CHARACTERS: Final = 40
 #: No request nests deeper.
@@ -96,12 +97,10 @@ class _Reader:
         if mark not in "{[":
             return (*self._scalar(at), False)
         if (found := _short(self.text, at)) is not None:
-            piece = found[0]
-            try:
+            piece, value, end = found[0], None, 0
+            with contextlib.suppress(ValueError, StopIteration):
                 value, end = _value(piece, 0)
-            except (ValueError, StopIteration):
-                end = 0  # a text within it has one of the marks, or it is no JSON, which is found out below
-            if end == len(piece):
+            if end == len(piece):  # else a text within it has one of the marks, or it is no JSON: that is seen below
                 if self._may_say_halves and "\\u" in piece:
                     json_body.check_halves(value)
                 return value, at + end, False

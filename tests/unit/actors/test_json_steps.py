@@ -38,7 +38,7 @@ def test_it_makes_of_a_text_what_the_parser_makes_of_it_and_refuses_the_same(
     seed: int, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_steps, "_STEP_CHARACTERS", 10)
-    monkeypatch.setattr(json_steps, "_short", re.compile(r"[{\[][^{}\[\]]{0,%d}[}\]]" % short).match)
+    monkeypatch.setattr(json_steps, "_short", re.compile(rf"[{{\[][^{{}}\[\]]{{0,{short}}}[}}\]]").match)
     rng = random.Random(seed)
     for _ in range(200):
         value = {"a": some_value(rng, 4), "b": some_value(rng, 4)}
