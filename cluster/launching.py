@@ -18,7 +18,7 @@ import ray
 from raymq.actors import handles
 from raymq.actors.actor_options import make_broker, make_name_server, make_scheduler
 from raymq.actors.actor_startup import PATIENCE_SECONDS
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, StoreFull
 from raymq.actors.naming import SCHEDULER_NAME, broker_name, name_server_name
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
 from raymq.cluster import ray_runtime
@@ -198,6 +198,9 @@ def _place(directory: Path, brokers: int, hosts: Sequence[tuple[str, str]]) -> d
             placed[name] = resources[0]  # the one machine that there was and is has another name now
     try:
         json_file.save(file, {"brokers": {**known, **placed}}, _brokers)
+    except StoreFull:
+        if {**known, **placed} != known:  # else it says so already, and brokers may be about to make room
+            raise
     except (OSError, RayMQError) as error:
         raise InvalidInput("root", "a folder that can be written", f"{directory}: {error}") from error
     return placed

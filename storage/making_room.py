@@ -7,8 +7,9 @@ open. So the start does what a running store would do on such a disk, in this or
    writes, copies of damaged bytes (those that recovery makes; what a repair has set aside stays).
 2. Blocks behind the log's last byte, allocated for what was to be appended next.
 3. Files of queues and index all of whose messages are gone from the log, by the rule of the running store.
-4. The oldest log files, by the rule of retention (`Retention.decide`), as far as the last checkpoint says that log,
-   queues and index have them on disk, and no message in them waits for its time (`waiting_places`).
+4. Where the caller has said by which rules: the oldest log files, as retention would have them go (`Retention.decide`),
+   as far as the last checkpoint says that log, queues and index have them on disk, and no message in them waits for its
+   time (`waiting_places`).
 
 All is done under the directory's lock, oldest first, and each removal is on disk before the next one: a death in
 between leaves a log without a gap. A directory without a checkpoint of ours loses no log file.
@@ -49,18 +50,25 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def open_with_room(directory: Path, config: StoreConfig, now_ms: Callable[[], int], start: Callable[[], _T]) -> _T:
+def open_with_room(
+    directory: Path,
+    config: StoreConfig,
+    now_ms: Callable[[], int],
+    start: Callable[[], _T],
+    retention: Retention | None,
+) -> _T:
     """What `start` returns, which opens the store of that directory; it has the ballast at hand.
 
     Where it finds no room, what can go goes, and it is called again.
 
     Args:
         start: whatever it has opened is closed again when it raises.
+        retention: by which rules log files may go; None: none may.
 
     Raises:
         StoreFull: there is no room, and nothing that may go. Whatever else `start` raises.
     """
-    maker = RoomMaker(directory, config, now_ms)
+    maker = RoomMaker(directory, config, now_ms, retention)
     while True:
         try:
             with Ballast(Paths(directory).ballast).at_hand(directory):
@@ -80,7 +88,11 @@ def open_with_room(directory: Path, config: StoreConfig, now_ms: Callable[[], in
 class RoomMaker:
     """What one start removes; see the module. One thread, while nobody has the store open."""
 
-    def __init__(self, directory: Path, config: StoreConfig, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, directory: Path, config: StoreConfig, now_ms: Callable[[], int], retention: Retention | None = None
+    ) -> None:
+        """Arguments as those of `open_with_room`."""
+        self._retention = retention
         self._paths = Paths(directory)
         self._asked = config
         self._now_ms = now_ms
@@ -110,6 +122,7 @@ class RoomMaker:
     def _rubbish(self) -> bool:
         root, ours = self._paths.root, self._paths.root / "raymq"
         found = [*_successors_in(root), *_successors_in(self._paths.config), *_successors_in(ours, below=True)]
+        found = [path for path in found if path.stat().st_blocks]  # an attempt that has failed leaves empty ones
         self._remove(found, "it never took its place")
         deleted = fileutil.paths_in(self._paths.deleted_queues)
         self._remove(deleted, "its topic was deleted")
@@ -159,17 +172,17 @@ class RoomMaker:
             log_min = next((int(path.name) for path in files_of(self._paths.commit_log)), 0)
             of_queues, of_index = dispatcher.follow(log_min, max(1, len(dispatcher.queues)))
             gone = [*of_queues, *of_index]
-            self._remove([path for path, _ in gone], "the log has none of its messages any more")
             for _, file in gone:
                 if file is not None:
                     file.close()
+            self._remove([path for path, _ in gone], "the log has none of its messages any more")
             return bool(gone)
         finally:
             dispatcher.close()
 
     def _old_log_files(self) -> bool:
-        state, config = self._state, self._config
-        if state is None:
+        state, config, rules = self._state, self._config, self._retention
+        if state is None or rules is None:
             return False
         host, port = split_host(config.store_host)
         log = CommitLog(
@@ -184,7 +197,6 @@ class RoomMaker:
             # What is behind the last checkpoint counts as not on disk: `expirable` leaves it.
             log.set_end(min(state.dispatched_to, log.files.end), 0)
             files = log.expirable(FILES_A_RUN)
-            rules = Retention(config.retention_hours, config.delete_at_hour)
             disk = Disk.of(self._paths.root)
             decision = rules.decide([newest for _, newest in files], config.commitlog_file_bytes, self._now_ms(), disk)
             if not decision.files:
@@ -192,9 +204,10 @@ class RoomMaker:
             end = files[decision.files - 1][0]
             end = first_waiting(self._paths, config, state, log_min=log.min_offset, before=end)
             gone = log.files.detach_before(end)
-            for path, file in gone:
+            for _, file in gone:
                 if file is not None:
                     file.close()
+            for path, _ in gone:
                 failpoint("retention.before_remove")
                 self._remove([path], f"retention, {decision.reason}")
             if gone:

@@ -173,6 +173,7 @@ class Store:
         *,
         now_ms: Callable[[], int] = wall_ms,
         due_from_ms: Callable[[], int] | None = None,
+        retention: Retention | None = None,
     ) -> Store:
         """Open a directory, new or not, and recover it.
 
@@ -181,6 +182,8 @@ class Store:
                 out of queues and index is added in memory alone.
             now_ms: the clock of store times, which never go back, whatever it does.
             due_from_ms: the clock from which messages wait their delay level; None: their store times.
+            retention: the rules by which log files go before the store is opened where its disk has no room for that
+                (see `making_room`), and in `delete_expired` afterwards. None: none go before, and those of `config`.
 
         Raises:
             StoreLocked: another process or another Store of this one has it.
@@ -195,7 +198,8 @@ class Store:
         arguments = path, config or StoreConfig(), read_only, now_ms, due_from_ms
         if read_only:
             return cls(*arguments)
-        store = open_with_room(path, arguments[1], now_ms, lambda: cls(*arguments))
+        store = open_with_room(path, arguments[1], now_ms, lambda: cls(*arguments), retention)
+        store.retention = retention or store.retention
         store.keep_ballast()
         return store
 

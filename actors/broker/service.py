@@ -25,7 +25,7 @@ from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.appending.admission import BEAT_SECONDS, AdmissionLimits
 from raymq.actors.broker.core.appending.producer_history import ProducerHistory
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.broker_settings import broker_settings
+from raymq.actors.broker.core.broker_settings import broker_settings, kept_retention
 from raymq.actors.broker.core.duty_troubles import DutyTroubles
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.loop_stops import PROBE_SECONDS
@@ -62,6 +62,7 @@ from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage.clock import SteadyClock, boottime, wall_ms
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
+from raymq.storage.log.retention import Retention
 from raymq.storage.making_room import open_with_room
 from raymq.storage.store import Store
 from raymq.storage.tables.broker_identity import read_identity, write_identity
@@ -196,9 +197,11 @@ class BrokerService:
             identity.port = int(bound[0].getsockname()[1])
             config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
 
+            retention = kept_retention(directory, config)
+
             def begin() -> BrokerService:
                 steady = SteadyClock()
-                store = cls._opened(spec, config, identity, steady)
+                store = cls._opened(spec, config, identity, steady, retention)
                 try:
                     return cls(spec, node_id, store, identity, steady)
                 except BaseException:
@@ -206,7 +209,7 @@ class BrokerService:
                     raise
 
             # Retention makes room, but only in a broker that has started.
-            service = open_with_room(directory, config, wall_ms, begin)
+            service = open_with_room(directory, config, wall_ms, begin, retention)
             service.store.keep_ballast()
             try:
                 await service._listen(bound)  # noqa: SLF001 - its own class
@@ -220,9 +223,11 @@ class BrokerService:
         return service
 
     @staticmethod
-    def _opened(spec: BrokerSpec, config: StoreConfig, identity: _Identity, steady: SteadyClock) -> Store:
+    def _opened(
+        spec: BrokerSpec, config: StoreConfig, identity: _Identity, steady: SteadyClock, retention: Retention
+    ) -> Store:
         """The broker's open store, in which it stands who this is; raises as `start`."""
-        store = Store.open(spec.directory, config, due_from_ms=steady.next_ms)
+        store = Store.open(spec.directory, config, due_from_ms=steady.next_ms, retention=retention)
         try:
             write_identity(
                 Path(spec.directory) / "raymq" / "broker.json",

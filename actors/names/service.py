@@ -7,6 +7,7 @@ comes back to it; beside it lie its key-value entries and settings. All else is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import server_context
 from raymq.storage.clock import boottime
+from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.files import json_file
 
 _SWEEP_SECONDS = 0.5
@@ -58,12 +60,21 @@ class NameServerService:
         self._identity_file = files.with_suffix(".json")
         #: Whether the start that made this actor saw every actor of the cluster come up.
         self.is_finished = False
+        #: Whether that is not in the file yet.
+        self._owes_finished = False
 
     def finish(self) -> None:
         """The start that made this actor is through; its restarts know it."""
-        known = json_file.load(self._identity_file)
-        json_file.save(self._identity_file, {**known, "finished": self._spec.start_id}, _kept)
+        self._owes_finished = True
+        with contextlib.suppress(StoreFull):  # brokers may be about to make room: it is tried again
+            self._write_finished()
         self.is_finished = True
+
+    def _write_finished(self) -> None:
+        if self._owes_finished:
+            known = json_file.load(self._identity_file)
+            json_file.save(self._identity_file, {**known, "finished": self._spec.start_id}, _kept)
+            self._owes_finished = False
 
     @classmethod
     async def start(cls, spec: NameServerSpec) -> NameServerService:
@@ -77,7 +88,12 @@ class NameServerService:
             service = cls(spec, port)
             service.is_finished = bool(spec.start_id) and finished == spec.start_id
             # Before it listens: a start that fails must not leave a server on the port that the next one comes back to.
-            json_file.save(file, {"host": spec.host, "port": port, "finished": finished}, _kept)
+            told = {"host": spec.host, "port": port, "finished": finished}
+            try:
+                json_file.save(file, told, _kept)
+            except StoreFull:
+                if json_file.load(file) != told:  # else it says so already
+                    raise
             await service._server.start(bound)
         except BaseException:
             bound.close()
@@ -95,6 +111,8 @@ class NameServerService:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.table.expire()
+            with contextlib.suppress(StoreError):
+                self._write_finished()
 
     def _tell_order(self, value: str) -> None:
         self._tells_order = truth(value)

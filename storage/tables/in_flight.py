@@ -84,6 +84,16 @@ class InFlight:
         self._forgotten: dict[str, int] | None = None if self._journal.entries else {}
         #: The same of deletions that the journal has not taken yet, of which nothing on disk may say that it knows.
         self._owed: dict[str, int] = {}
+        self._rewrite_at = _REWRITE_BYTES
+        self._rewriting: threading.Thread | None = None
+        try:
+            self._recover(remains, writable=writable)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    def _recover(self, remains: Remains, *, writable: bool) -> None:
+        """Hear the journal, as far as it speaks of what is there."""
         if self._journal.empty and not self._journal.entries:
             self._journal.begin_with((_KNOWN, "", "", 0, {}))
         for kind, group, topic, queue_id, *rest in self._journal.entries:
@@ -95,8 +105,6 @@ class InFlight:
             self._forget_topic(topic)
         known, self._forgotten = self._forgotten, dict(remains.deleted_topics)
         self._clamp(remains)
-        self._rewrite_at = _REWRITE_BYTES
-        self._rewriting: threading.Thread | None = None
         if writable and (known != self._forgotten or not self._journal.empty):
             # First: if what follows does not come to its end, the frames of before are heard again, behind a table
             # that says it knows of these deletions.

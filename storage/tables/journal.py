@@ -65,13 +65,17 @@ class Journal:
         self.entries: list[tuple[Any, ...]] = []
         #: Bytes of the file that frames are appended to.
         self.length = 0
-        with contextlib.suppress(FileNotFoundError):
-            self.entries += _read(fileutil.read_whole(self._base))[0]
-            self._has_base = True
-        self._take(path, writable=writable)
-        if self._beside.exists():
-            self._before, self._fd = self._fd, -1
-            self._take(self._beside, writable=writable)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.entries += _read(fileutil.read_whole(self._base))[0]
+                self._has_base = True
+            self._take(path, writable=writable)
+            if self._beside.exists():
+                self._before, self._fd = self._fd, -1
+                self._take(self._beside, writable=writable)
+        except BaseException:
+            self.close()
+            raise
 
     def _take(self, path: Path, *, writable: bool) -> None:
         try:

@@ -80,15 +80,23 @@ class Progress:
         self._unsure: deque[tuple[int, int, int]] = deque()
         self._sure_delays, self._sure_log_end = dict(self.delays), self.log_end
         self.journal = Journal(journal, writable=writable, on_failure=on_failure)
-        if self.journal.empty and not consumers.is_there:
+        self.consumer_offsets = ConsumerOffsets(self)
+        self.delay_progress = DelayProgress(self)
+        try:
+            self._recover(writable=writable, is_new=not consumers.is_there)
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def _recover(self, *, writable: bool, is_new: bool) -> None:
+        """Hear the journal, as far as it speaks of what is there."""
+        if self.journal.empty and is_new:
             self.forgotten = {}
             self.journal.begin_with((_TELLS_DELETIONS,))
         for entry in self.journal.entries:
-            if entry[0] != _DELAY or remains.has(entry[-1]):
+            if entry[0] != _DELAY or self._remains.has(entry[-1]):
                 self.apply(entry)
         clamped = self._forget_deleted(writable=writable) | self._clamp()
-        self.consumer_offsets = ConsumerOffsets(self)
-        self.delay_progress = DelayProgress(self)
         if writable and (clamped or not self.journal.empty):
             self.fold()
 

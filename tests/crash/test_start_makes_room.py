@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,9 +22,10 @@ from raymq.storage.failpoints import VARIABLE
 from raymq.storage.files.ballast import BALLAST_BYTES
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.fileutil import make_folder
-from raymq.storage.log.retention import Disk
+from raymq.storage.log.retention import Disk, Retention
 from raymq.storage.paths import Paths, take_lock
 from raymq.storage.store import Store
+from tests.crash.power_loss import Disk as PowerDisk
 from tests.full_disk import FullDisk
 from tests.stored import SMALL, append, bodies, make_record, write_entries
 
@@ -69,7 +71,9 @@ def numbers(store: Store) -> list[int]:
 @contextlib.contextmanager
 def opened_full(directory: Path, **settings: object) -> Iterator[Store]:
     """The store, opened later. Where there is no room to close it properly the next opening recovers it."""
-    store = Store.open(directory, replace(CONFIG, **settings), now_ms=lambda: LATER_MS)  # type: ignore[arg-type]
+    config = replace(CONFIG, **settings)  # type: ignore[arg-type]
+    rules = Retention(config.retention_hours, config.delete_at_hour)
+    store = Store.open(directory, config, now_ms=lambda: LATER_MS, retention=rules)
     try:
         yield store
     finally:
@@ -119,7 +123,7 @@ def test_above_the_forced_ratio_the_oldest_files_go_whatever_their_age(small_dis
     store._abandon()
     Paths(small_disk / "store").ballast.unlink(missing_ok=True)
     fill(small_disk)
-    with Store.open(small_disk / "store", replace(CONFIG, **sizes)) as store:
+    with Store.open(small_disk / "store", replace(CONFIG, **sizes), retention=Retention(72, "04")) as store:
         assert 0 < store.min_offset("orders", 0) < store.max_offset("orders", 0) == end
         store.delete_expired()
         assert Paths(small_disk / "store").ballast.exists(), "it is made as soon as there is room"
@@ -135,6 +139,15 @@ def test_where_nothing_may_go_the_error_names_the_disk_and_nothing_is_lost(tmp_p
     assert "free a few MiB" in str(caught.value)
     assert {path: path.read_bytes() for path in (tmp_path / "commitlog").iterdir()} == before
     with opened_full(tmp_path, retention_hours=1000.0) as store:
+        assert numbers(store)[0] == 0
+
+
+def test_who_says_no_rules_loses_no_log_file(tmp_path: Path) -> None:
+    """Its rules may not be the broker's: settings say one thing, and what an administrator has changed another."""
+    killed(tmp_path)
+    with replaced(FullDisk(0)), pytest.raises(StoreFull):
+        Store.open(tmp_path, CONFIG, now_ms=lambda: LATER_MS)
+    with opened_full(tmp_path) as store:
         assert numbers(store)[0] == 0
 
 
@@ -196,6 +209,47 @@ def test_after_a_loss_of_power_the_offsets_go_on(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(store_module, "boot_id", lambda: "another")
     with replaced(FullDisk(0)), opened_full(tmp_path) as store:
         assert 0 < numbers(store)[0] <= 250
+
+
+class PowerLost(Exception):
+    """The machine has lost power."""
+
+
+class FullMachine(FullDisk, PowerDisk):
+    """A full disk that remembers what was synced."""
+
+    def __init__(self, root: Path, dies_at: int) -> None:
+        """Lose power at the `dies_at`-th sync."""
+        PowerDisk.__init__(self, root)
+        FullDisk.__init__(self, 0)
+        self.remember_all()
+        self.before_sync = self._die
+        self._left = dies_at
+
+    def _die(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise PowerLost
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("dies_at", [*range(1, 15), 20, 30, 50, 70])
+def test_a_loss_of_power_while_it_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int, luck: float
+) -> None:
+    (tmp_path / "before").mkdir()
+    killed(tmp_path / "before")
+    machine = FullMachine(tmp_path / "before", dies_at)
+    try:
+        with replaced(machine), contextlib.suppress(PowerLost):
+            Store.open(tmp_path / "before", CONFIG, now_ms=lambda: LATER_MS, retention=Retention(72, "*"))._abandon()
+        machine.after_power_loss(tmp_path / "after", random.Random(dies_at), luck)
+    finally:
+        machine.close()
+    monkeypatch.setattr("raymq.storage.assembly.boot_id", lambda: "another")
+    with opened_full(tmp_path / "after") as store:
+        assert numbers(store)[0] <= 250
+        assert store.recovery.corruption == []
 
 
 def test_a_directory_without_a_checkpoint_of_ours_loses_no_log_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.protocol import BrokerSpec
@@ -117,6 +118,23 @@ def test_the_file_of_a_message_that_waits_stays(
             loop.run(broker.stop())
     assert isinstance(place, int)
     assert 0 < minimum <= place < minimum + FILE_BYTES
+
+
+def test_retention_that_was_changed_while_the_broker_ran_counts(loop: EventLoopThread, tmp_path: Path) -> None:
+    """What the start of the cluster says is not what holds: the changed rules are kept in the directory."""
+    life = Life(loop, tmp_path)
+    life.files(6)
+    told = {"cluster": "c", "address": "127.0.0.1:1", "name_servers": (), "auto_create_topics": False}
+    settings = broker_settings(life.broker.core, **told)  # type: ignore[arg-type]
+    life.run(lambda: settings.update({"fileReservedTime": "1000"}))
+    life.run(life.broker.store._save_checkpoint)
+    left = life.killed()
+    with replaced(FullDisk(0)), pytest.raises(StoreFull):
+        start(loop, left)
+    broker = start(loop, left)
+    assert broker.store.min_physical_offset == 0
+    assert broker.store.retention.hours == 1000
+    loop.run(broker.stop())
 
 
 @pytest.mark.parametrize("kind", ["level", "timer"])

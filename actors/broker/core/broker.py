@@ -123,7 +123,11 @@ class BrokerCore:
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
         self.accepting.detours[MessageKind.TIMER] = self.timers.detour
-        install(store.topic_configs, own)
+        try:
+            install(store.topic_configs, own)
+        except BaseException:
+            self.timers.log.close()
+            raise
         #: The queues that are found to be writable, as long as the topics are of that version.
         self._open_lanes: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
 

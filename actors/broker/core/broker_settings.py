@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.server_settings import Settings
-from raymq.storage.config import MOST_HOURS
+from raymq.storage.config import MOST_HOURS, StoreConfig
+from raymq.storage.log.retention import Retention
 
 
 def broker_settings(
@@ -18,17 +21,6 @@ def broker_settings(
     store = core.store
     config = store.config
     host, _, port = address.rpartition(":")
-
-    def keep_hours(value: str) -> None:
-        hours = float(value)
-        if not 0 < hours < float("inf"):
-            raise ValueError("hours, more than 0")
-        store.retention = replace(store.retention, hours=min(hours, MOST_HOURS))
-
-    def delete_at(value: str) -> None:
-        if value != "*" and not (value.isdecimal() and value.isascii() and int(value) < 24):
-            raise ValueError('"00" to "23" or "*"')
-        store.retention = replace(store.retention, delete_at_hour=value)
 
     fixed = {
         "brokerName": core.name,
@@ -55,8 +47,52 @@ def broker_settings(
         "diskMaxUsedSpaceRatio": "75",
         "clientCallbackExecutorThreads": str(os.cpu_count()),
     }
-    changeable = {
-        "fileReservedTime": (f"{store.retention.hours:g}", keep_hours),
-        "deleteWhen": (store.retention.delete_at_hour, delete_at),
+    return Settings(_path(store.directory), fixed, _changeable(store))
+
+
+def kept_retention(directory: Path, config: StoreConfig) -> Retention:
+    """The rules of retention that hold in a broker's directory: what was changed of those of `config` is kept there.
+
+    Raises:
+        StoreCorrupt: it cannot be read.
+    """
+    rules = _Rules(Retention(config.retention_hours, config.delete_at_hour))
+    Settings(_path(directory), {}, _changeable(rules))
+    return rules.retention
+
+
+class _Ruled(Protocol):
+    """What has rules of retention."""
+
+    retention: Retention
+
+
+@dataclass(slots=True)
+class _Rules:
+    """The rules of a store that is not open."""
+
+    retention: Retention
+
+
+def _changeable(of: _Ruled) -> dict[str, tuple[str, Callable[[str], None]]]:
+    """The settings by which the rules are changed."""
+
+    def keep_hours(value: str) -> None:
+        hours = float(value)
+        if not 0 < hours < float("inf"):
+            raise ValueError("hours, more than 0")
+        of.retention = replace(of.retention, hours=min(hours, MOST_HOURS))
+
+    def delete_at(value: str) -> None:
+        if value != "*" and not (value.isdecimal() and value.isascii() and int(value) < 24):
+            raise ValueError('"00" to "23" or "*"')
+        of.retention = replace(of.retention, delete_at_hour=value)
+
+    return {
+        "fileReservedTime": (f"{of.retention.hours:g}", keep_hours),
+        "deleteWhen": (of.retention.delete_at_hour, delete_at),
     }
-    return Settings(store.directory / "raymq" / "settings.json", fixed, changeable)
+
+
+def _path(directory: Path) -> Path:
+    return directory / "raymq" / "settings.json"

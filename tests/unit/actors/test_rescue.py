@@ -220,11 +220,38 @@ def test_a_full_disk_puts_it_off(bench: TimerBench, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patched:
         patched.setattr(bench.store, "append", full)
         for _ in range(2):
+            assert bench.core.rescue.up_to(end) == 0
             with pytest.raises(StoreFull):
-                bench.core.rescue.up_to(end)
+                bench.core.rescue.step()
     assert bench.core.rescue.up_to(0) == 0
     assert bench.rescue(end) == end
     come(bench, 30)
+
+
+@pytest.mark.parametrize("kind", ["level", "timer"])
+def test_on_a_full_disk_the_files_before_what_waits_go(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Fault 13.25: while one waiting message could not be stored anew no file went, so that there never was room."""
+    fill(bench, 4)
+    fields = {"delay_level": 1} if kind == "level" else {"deliver_at": bench.clock.now + 20 * DAY}
+    bench.append(Message("t", b"0000", **fields))  # type: ignore[arg-type]
+    place = bench.store.max_physical_offset
+    fill(bench, 4)
+    bench.clock.advance(5 * DAY)
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "append", full)
+        assert bench.store.delete_expired(asked=True, rescue=bench.core.rescue.up_to).log_files
+    file_bytes = CONFIG.commitlog_file_bytes
+    assert 0 < bench.store.min_physical_offset <= place < bench.store.min_physical_offset + 2 * file_bytes
+    for _ in range(3):
+        bench.store.delete_expired(asked=True, rescue=bench.core.rescue.up_to)
+    assert bench.store.min_physical_offset > place
+    come(bench, 1)
 
 
 def test_it_writes_although_the_disk_is_fuller_than_it_may_be(bench: TimerBench) -> None:

@@ -50,7 +50,14 @@ class ProducerHistory:
         self._fold_at = _LEAST_FOLD_BYTES
 
     def restore(self) -> None:
-        """Fill the empty table from the journal and from the log behind it."""
+        """Fill the empty table from the journal and from the log behind it; where that fails, let go of the journal."""
+        try:
+            self._restore()
+        except BaseException:
+            self.close()
+            raise
+
+    def _restore(self) -> None:
         rows: list[Any] = []
         position = 0
         for kind, value in self._journal.entries:

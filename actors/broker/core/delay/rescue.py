@@ -7,6 +7,7 @@ to go, in steps that look at a bounded number of records, at all hours.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Final
 
@@ -18,7 +19,7 @@ from raymq.actors.broker.core.delay.schedule import Schedule
 from raymq.actors.broker.core.delay.timer_records import LANE, origins_of, read_waiting
 from raymq.actors.broker.core.delay.timers import Timers, Waiting
 from raymq.actors.naming import TIMER_TOPIC
-from raymq.storage.errors import QueueNotFound, StoreCorrupt
+from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreFull
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record, decode_properties
 from raymq.storage.records.rewrite_destination import readdressed
@@ -52,10 +53,15 @@ class Rescue:
         self._no_level_before = 0
 
     def up_to(self, log_min: int) -> int:
-        """Up to where nothing waits (any more), at most `log_min`: a step towards that was made, and more will be."""
+        """Up to where nothing waits (any more), at most `log_min`: a step towards that was made, and more will be.
+
+        On a disk without any room nothing was stored anew. What lies before it may go all the same, and makes some.
+        """
         self.want(log_min)
-        self.step()
-        return min(log_min, self._no_level_before, self._reached())
+        with contextlib.suppress(StoreFull):
+            self.step()
+        first = self._schedule.first_place()
+        return min(log_min, log_min if first is None else first, self._reached())
 
     def want(self, log_min: int) -> None:
         """What waits before that place of the log is to be stored anew."""

@@ -102,7 +102,11 @@ class Timers:
         self._on_disk = OnDisk()
         #: What ended and is not written down yet, because the disk was full.
         self._owed: Entries = NO_ENTRIES
-        self._recover()
+        try:
+            self._recover()
+        except BaseException:
+            self.log.close()
+            raise
 
     # -- in ------------------------------------------------------------------------------------------------------
 

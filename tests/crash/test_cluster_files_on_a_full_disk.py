@@ -1,0 +1,66 @@
+"""What a start of a cluster writes beside its brokers' directories is no reason for it to fail on a full disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import StoreFull
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.names.service import NameServerService
+from raymq.actors.protocol import NameServerSpec
+from raymq.cluster import launching
+from raymq.storage.files import json_file
+from raymq.storage.files.file_calls import replaced
+from tests.full_disk import FullDisk
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.crash
+
+HOSTS = [("raymq_host", "127.0.0.1")]
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoopThread]:
+    made = EventLoopThread("names")
+    yield made
+    made.stop()
+
+
+def test_the_layout_that_is_written_down_needs_no_room(tmp_path: Path) -> None:
+    """Fault 13.25: the start failed here, before any broker could make room."""
+    placed = launching._place(tmp_path, 2, HOSTS)
+    with replaced(FullDisk(0)):
+        assert launching._place(tmp_path, 2, HOSTS) == placed
+        with pytest.raises(StoreFull):
+            launching._place(tmp_path, 3, HOSTS)
+
+
+def test_a_name_server_comes_back_on_a_full_disk(tmp_path: Path, loop: EventLoopThread) -> None:
+    def start(start_id: str) -> NameServerService:
+        spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0, start_id=start_id)
+        return loop.run(NameServerService.start(spec))
+
+    async def finish(server: NameServerService) -> None:
+        server.finish()
+
+    first = start("one")
+    loop.run(finish(first))
+    address = first.address
+    loop.run(first.stop())
+    disk = FullDisk(0)
+    with replaced(disk):
+        second = start("two")
+        try:
+            assert second.address == address
+            assert not second.is_finished
+            loop.run(finish(second))
+            assert second.is_finished
+            file = tmp_path / "name-server-0.json"
+            assert json_file.load(file)["finished"] == "one"
+            disk.free_bytes = 1 << 20
+            poll_until(lambda: json_file.load(file)["finished"] == "two")
+        finally:
+            loop.run(second.stop())
