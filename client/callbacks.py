@@ -34,17 +34,26 @@ class Callbacks:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="raymq-callbacks", daemon=True)
-                    self._thread.start()
+                    self._begin()
 
     def close(self, timeout: float) -> None:
-        """Run what was asked for, for at most `timeout` seconds, and end the thread."""
+        """Run what was asked for, for at most `timeout` seconds, and end the thread; without one, on the caller's."""
         with self._lock:
             thread, self._thread = self._thread, None
-        if thread is not None:
-            self._calls.put(None)
-            if thread is not threading.current_thread():
-                thread.join(timeout)
+        self._calls.put(None)
+        if thread is None:
+            self._work()
+        elif thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._work, name="raymq-callbacks", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # as the program ends: what waits is run by `close`, or behind the next one
+            _log.debug("callbacks of sends have to wait: %s", error)
+        else:
+            self._thread = thread
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from typing import Final
+from weakref import WeakSet
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, ProtocolError, Timeout
 from raymq.actors.wire import faults, frame
@@ -158,6 +159,10 @@ class Channel:
         self.is_open = False
         self._socket.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "is_open", False):  # nobody has it any more: nobody is in a call
+            self._socket.close()
+
     def _answer(self, timeout: float, number: int) -> Command:
         self._awaited.discard(number)
         arrived = self._arrived.pop(number, None)
@@ -290,7 +295,8 @@ class ChannelPool:
         self._lock = threading.Lock()
         self._asking: list[Channel] = []
         self._idle: dict[str, list[Channel]] = {}
-        self._open: set[Channel] = set()
+        #: Who drops a channel of its own, as a pull consumer that is not closed does, drops its socket.
+        self._open: WeakSet[Channel] = WeakSet()
         #: How many channels each address has, those included that are being opened.
         self._places: Counter[str] = Counter()
 

@@ -110,6 +110,8 @@ class Producer(ClientBase):
         self._plain_terms = self._defaults.terms("", NO_OPTIONS)
         #: Held by who closes it, until nothing is on its way any more.
         self._closing = threading.Lock()
+        #: Who holds it: a signal handler runs on the thread that it has interrupted.
+        self._closer: int | None = None
         self._ended = False
         #: Sends that nobody waits for.
         self._under_way: set[Future[Any]] = set()
@@ -286,16 +288,20 @@ class Producer(ClientBase):
         """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds.
 
         What has no answer by then goes into the outbox, where there is one, within a few seconds more. Who closes it
-        while somebody else does waits for that.
+        while somebody else does waits for that; a signal handler that has interrupted that very call does not.
         """
         arguments.duration("timeout", timeout)
         self._closed = True
+        if self._closer == threading.get_ident():
+            return
         if self._closing.acquire(timeout=timeout + 2 * OUTBOX_SECONDS):
+            self._closer = threading.get_ident()
             try:
                 if not self._ended:
                     self._end(timeout)
                     self._ended = True
             finally:
+                self._closer = None
                 self._closing.release()
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
@@ -332,6 +338,7 @@ class Producer(ClientBase):
         self._making = threading.Lock()
         self._under_way = set()
         self._closing = threading.Lock()
+        self._closer = None
         self._mq.adopt(self)
 
     def _terms(self, message: Message, options: Any, *, in_background: bool = False) -> Terms:

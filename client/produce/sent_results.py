@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import repeat
 from typing import overload
 
@@ -65,6 +65,7 @@ class BatchResults(Sequence[SendResult]):
         """`sent` are the parts' answers, `key_numbers` the unique keys of all messages."""
         self._sent = sent
         self._key_numbers = key_numbers
+        self._made: list[SendResult] | None = None
 
     def __len__(self) -> int:
         return len(self._key_numbers)
@@ -89,13 +90,16 @@ class BatchResults(Sequence[SendResult]):
     def __repr__(self) -> str:
         return repr(self._results)
 
-    @cached_property
+    @property
     def _results(self) -> list[SendResult]:
-        results: list[SendResult] = []
-        for sent in self._sent:
-            first = len(results)
-            results += results_of(sent, self._key_numbers[first : first + len(sent.placed.queue_offsets)])
-        return results
+        # No `cached_property`: up to Python 3.11 that has one lock for all, which a forked child may inherit held.
+        if self._made is None:
+            results: list[SendResult] = []
+            for sent in self._sent:
+                first = len(results)
+                results += results_of(sent, self._key_numbers[first : first + len(sent.placed.queue_offsets)])
+            self._made = results
+        return self._made
 
 
 def _message_ids(sent: Sent) -> list[str]:

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -28,6 +28,8 @@ from raymq.client.requests.offsets import ConsumeFrom
 
 #: What the last commits and the farewell may take beyond the time for running listeners.
 _STOP_SECONDS = 10.0
+#: What is left to do, by who shuts it down, when it has stopped.
+_REST_SECONDS = 1.0
 
 
 class PushConsumer(ClientBase):
@@ -119,6 +121,8 @@ class PushConsumer(ClientBase):
         self._last_consuming: Consuming | None = None
         self._paused = False
         self._ending = threading.Lock()
+        #: What ends it, once that was begun.
+        self._stopping: Future[None] | None = None
         #: One start at a time.
         self._starting = threading.Lock()
         self._ended = threading.Event()
@@ -280,7 +284,8 @@ class PushConsumer(ClientBase):
         if consuming is None:
             return partial(self._wait_for_other, timeout)
         self._last_consuming = consuming
-        wait = partial(self._wait_for_stop, self._begin_stop(consuming, timeout), timeout + _STOP_SECONDS)
+        self._stopping = self._begin_stop(consuming, timeout)
+        wait = partial(self._wait_for_stop, self._stopping, timeout + _STOP_SECONDS)
         if not self.is_calling:
             return wait
         threading.Thread(target=wait, name=f"raymq-shutdown-{self.group}").start()
@@ -291,6 +296,11 @@ class PushConsumer(ClientBase):
         if self._runner is None:
             self._has_ended()
         elif not self._runner.is_caller:
+            stopping = self._stopping
+            if stopping is not None:
+                # He may be whom a signal handler, which waits here, has interrupted: then he goes on behind it.
+                wait([stopping], timeout)
+                timeout = min(timeout, _REST_SECONDS)
             self._ended.wait(timeout)
 
     def _begin_stop(self, consuming: Consuming, timeout: float) -> Future[None]:
@@ -330,7 +340,7 @@ class PushConsumer(ClientBase):
         self._ended = threading.Event()
         if self._runner is not None:
             leave_to_parent((self._consuming, self._last_consuming, self._runner))
-            self._consuming = self._last_consuming = self._runner = None
+            self._consuming = self._last_consuming = self._runner = self._stopping = None
             self._closed = self._is_parents = True
         if self._closed:
             self._ended.set()

@@ -123,3 +123,22 @@ def _is_unknown(mq: Connection, topic: str) -> bool:
     except TopicNotFound:
         return True
     return False
+
+
+def test_a_pull_consumer_that_nobody_refers_to_leaves_no_socket(mq: Connection, services: Services) -> None:
+    """A thread that waits for what it fetches has a socket of its own, which lasted as long as the connection."""
+    connections = services.brokers[QUEUE.broker]._server.connections
+
+    def read() -> None:
+        made = PullConsumer(mq, "g")
+        made.seek(QUEUE, 0)
+        for _ in range(2):  # the first one may have to find the way
+            made.poll(QUEUE, timeout=0.0)
+        assert made._direct._channels
+
+    read()
+    poll_until(lambda: not mq.channels._open)
+    before = len(connections)
+    for _ in range(5):
+        read()
+    poll_until(lambda: len(connections) == before)

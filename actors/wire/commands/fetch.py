@@ -24,7 +24,7 @@ from raymq.actors.request_limits import MAX_FETCHED, check_count
 from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
-from raymq.actors.wire.told import reader
+from raymq.actors.wire.told import MOST, number, reader
 from raymq.storage.records.record import MIN_RECORD_BYTES, OFFSET_QUEUE_OFFSET
 from raymq.storage.steps import Steps
 
@@ -97,7 +97,8 @@ def fetch_command(
 
 def read_epoch(answer: Command) -> int | None:
     """The broker's recovery epoch in an answer to FETCH; None in one that is early, or from a broker without epochs."""
-    return answer.fields.get("epoch")
+    epoch: Any = answer.fields.get("epoch")
+    return None if epoch is None else number(epoch)
 
 
 @reader
@@ -114,16 +115,17 @@ def read_fetched(answer: Command, queues: int = MAX_FETCHED) -> list[Fetched]:
     for index, next_offset, low, high, sizes, offsets, told in answer.fields["parts"]:
         if type(index) is not int or not 0 <= index < queues:
             raise ValueError(f"a part of queue {index!r:.40}, where {queues} were asked for")
-        sizes_array = np.frombuffer(sizes, "<i4")
+        for offset in (next_offset, low, high):
+            if type(offset) is not int or not 0 <= offset <= MOST:
+                raise ValueError(f"no offset: {offset!r:.40}")
+        sizes_array, offsets_array = np.frombuffer(sizes, "<i4"), np.frombuffer(offsets, "<i8")
         end = position + int(sizes_array.sum(dtype=np.int64))
+        if len(offsets_array) != len(sizes_array) or not position <= end <= len(body):
+            raise ValueError(f"records of {end - position} bytes, where {len(body) - position} are left")
         error = None
         if told is not None:
             error = faults.to_error(Command(ResponseCode.SYSTEM_ERROR, told[0], remark=told[1]))
-        parts.append(
-            Fetched(
-                index, next_offset, low, high, body[position:end], sizes_array, np.frombuffer(offsets, "<i8"), error
-            )
-        )
+        parts.append(Fetched(index, next_offset, low, high, body[position:end], sizes_array, offsets_array, error))
         position = end
     return parts
 

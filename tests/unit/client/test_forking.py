@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from raymq.actors.protocol import MessageQueue, Placed, SendStatus
+from raymq.actors.sending.sender import Sent
 from raymq.client import ConsumeResult, Producer, PushConsumer
 from raymq.client.connection import Connection
 from raymq.client.forking import renew_in_child
+from raymq.client.produce import sent_results
+from raymq.client.produce.sent_results import BatchResults
 from tests.forked import in_child
 
 
@@ -64,3 +72,29 @@ def test_the_order_does_not_depend_on_what_was_imported_first(first: str) -> Non
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_a_childs_results_wait_for_no_thread_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are made when they are looked at, by whoever does; a child inherits no lock from one that is at it."""
+    at_it, go_on = threading.Event(), threading.Event()
+
+    def make(_sent: Sent, numbers: Sequence[str | int]) -> list[Any]:
+        if threading.current_thread() is not threading.main_thread():
+            at_it.set()
+            assert go_on.wait(30)
+        return list(numbers)
+
+    placed = Placed("t", (0,), (0,), (0,))
+    sent = Sent(SendStatus.SEND_OK, MessageQueue("t", "b", 0), "127.0.0.1:1", placed)
+    monkeypatch.setattr(sent_results, "results_of", make)
+    thread = threading.Thread(target=lambda: len(list(BatchResults([sent], ["mine"]))))
+    thread.start()
+    assert at_it.wait(30)
+
+    def look() -> str:
+        signal.alarm(10)
+        return str(list(BatchResults([sent], ["the child's"])))
+
+    assert in_child(look) == '["the child\'s"]'
+    go_on.set()
+    thread.join()

@@ -1,0 +1,95 @@
+"""A signal handler closes what the program that it has interrupted is about to close: neither waits for the other."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from inspect import isawaitable
+
+import pytest
+
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import Handler, ServerConnection
+from raymq.client import Admin
+from tests.integration.conftest import Services
+
+pytestmark = pytest.mark.integration
+
+#: What the interrupted call takes, and what a handler that waited for it would.
+WORK_SECONDS, FOREVER = 2.0, 60.0
+
+BEGIN = f"""
+    import os, signal, sys, threading, time
+    from raymq.client import Connection, ConsumeResult, Message, Producer, PushConsumer
+
+    def interrupt(close):
+        def handle(*_):
+            began = time.monotonic()
+            close()
+            print("handled", time.monotonic() - began, flush=True)
+
+        signal.signal(signal.SIGTERM, handle)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        close()
+        print("closed", flush=True)
+
+    mq = Connection([sys.argv[1]])
+    producer = Producer(mq, "p", timeout={FOREVER})
+    producer.send(Message("t", b"x"))
+"""
+
+CONSUMER = f"""
+    begun = threading.Event()
+
+    def listen(messages):
+        begun.set()
+        time.sleep({WORK_SECONDS})
+        return ConsumeResult.SUCCESS
+
+    consumer = PushConsumer(mq, "g", {{"t": "*"}}, listen)
+    consumer.start()
+    begun.wait(30)
+    interrupt(lambda: consumer.shutdown({FOREVER}))
+"""
+
+CONNECTION = CONSUMER.replace(f"consumer.shutdown({FOREVER})", "mq.close()")
+
+PRODUCER = f"""
+    producer.send_async(Message("t", b"x"))
+    interrupt(lambda: producer.close({FOREVER}))
+"""
+
+
+def slow(handler: Handler) -> Handler:
+    async def handle(connection: ServerConnection, request: Command) -> Command | None:
+        await asyncio.sleep(WORK_SECONDS)
+        answer = handler(connection, request)
+        return await answer if isawaitable(answer) else answer
+
+    return handle
+
+
+@pytest.mark.parametrize("close", [CONSUMER, CONNECTION, PRODUCER], ids=["consumer", "connection", "producer"])
+def test_a_handler_that_closes_beside_the_call_that_it_interrupted_goes_on_soon(
+    services: Services, admin: Admin, close: str
+) -> None:
+    del admin
+    script = textwrap.dedent(BEGIN) + textwrap.dedent(close)
+    for broker in services.brokers.values():
+        handlers = broker._server.handlers
+        broker._server.handlers = {**handlers, RequestCode.APPEND_RECORDS: slow(handlers[RequestCode.APPEND_RECORDS])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, services.name_server.address],
+        input="\n",
+        capture_output=True,
+        text=True,
+        timeout=FOREVER / 2,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    handled, closed = done.stdout.splitlines()
+    assert handled.startswith("handled ")
+    assert closed == "closed"
