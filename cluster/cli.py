@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from raymq.actors.protocol import Tls
@@ -56,7 +57,7 @@ class Commands(click.Group):
 @click.option(
     "--namespace", envvar="RAYMQ_NAMESPACE", default="raymq", show_default=True, help="The cluster's Ray namespace."
 )
-@click.option("--address", envvar="RAY_ADDRESS", default="auto", show_default=True, help="The Ray to find it in.")
+@click.option("--address", envvar="RAY_ADDRESS", show_default="auto", help="The Ray to find it in.")
 @click.option("--tls-ca-file", envvar="RAYMQ_TLS_CA_FILE", help="Who signed the cluster's certificates; turns TLS on.")
 @click.option(
     "--tls-cert-file", envvar="RAYMQ_TLS_CERT_FILE", help="The own certificate, where the cluster asks for one."
@@ -68,7 +69,7 @@ def main_group(
     ctx: click.Context,
     name_servers: str | None,
     namespace: str,
-    address: str,
+    address: str | None,
     tls_ca_file: str | None,
     tls_cert_file: str | None,
     tls_key_file: str | None,
@@ -77,17 +78,20 @@ def main_group(
     if tls_ca_file is None and (tls_cert_file or tls_key_file):
         raise click.UsageError("--tls-cert-file and --tls-key-file need --tls-ca-file, which turns TLS on")
     tls = Tls(tls_ca_file, tls_cert_file, tls_key_file) if tls_ca_file else None
+    said = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if "address" in said and "name_servers" not in said:
+        name_servers = None  # what is said with a command counts more than its environment
     ctx.obj = Finder(name_servers, namespace, address, tls, _connect)
 
 
 def _connect(finder: Finder) -> Cluster:
     if finder.name_servers:
         return connect(name_servers=finder.name_servers, tls=finder.tls)
-    if finder.address == "auto":
+    if finder.address is None:
         known = found.load(finder.namespace)
         if known is not None and known.answers():
             return connect(name_servers=known.name_servers, tls=finder.tls or known.tls)
-    return connect(finder.namespace, finder.address, tls=finder.tls)
+    return connect(finder.namespace, finder.address or "auto", tls=finder.tls)
 
 
 @main_group.command("completion")
@@ -112,7 +116,7 @@ for _group in (
 
 
 def main() -> None:
-    """The console script."""
+    """What the console script calls, see `raymq.cluster.command`."""
     run(main_group.main)
 
 

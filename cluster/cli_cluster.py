@@ -43,40 +43,49 @@ def start_cluster(
     finder.refuse_addresses("cluster start")
     options: dict[str, Any] = {"name_servers": count, "port": port, "config": config}
 
-    def live(asked: threading.Event) -> None:
+    def live(asked: threading.Event) -> bool:
         mq = bootstrap.start(brokers, root, finder.namespace, **options)
         try:
-            if not asked.is_set():
+            if is_up := not asked.is_set():
                 print_fields({"namespace": finder.namespace, "name_servers": mq.name_servers}, as_json=as_json)
                 sys.stdout.flush()
             if mq.owns_ray:
-                if not asked.is_set():
+                if is_up:
                     click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
                 _hold(finder.namespace, asked)
         finally:
             if mq.owns_ray or asked.is_set():
                 mq.stop()
             mq.close()
+        return is_up
 
     _uninterrupted(live)
 
 
-def _uninterrupted(live: Callable[[threading.Event], None]) -> None:
+def _uninterrupted(live: Callable[[threading.Event], bool]) -> None:
     """Run `live` on a thread of its own, where no signal interrupts Ray's code, which would end in a SIGSEGV.
 
     The thread lives as long as what it starts: Ray's processes end with the thread that made them. SIGINT and SIGTERM
-    set the event that `live` is given.
+    set the event that `live` is given. One that comes before `live` has done what it was called for, which it says by
+    True, is the process's exit code, as of any that is ended by it.
     """
-    asked = threading.Event()
+    asked, ended_by = threading.Event(), 0
+
+    def ask(which: int, _: object) -> None:
+        nonlocal ended_by
+        ended_by = ended_by or which
+        asked.set()
+
     for which in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(which, lambda *_: asked.set())
+        signal.signal(which, ask)
     with ThreadPoolExecutor(1, "raymq-cluster") as executor:
         living = executor.submit(live, asked)
         while not living.done() and not asked.wait(_LOOK_SECONDS):
             pass
         if not living.done():
             click.echo("stopping", err=True)
-        living.result()
+        if not living.result():
+            sys.exit(128 + ended_by)
 
 
 def _hold(namespace: str, asked: threading.Event) -> None:
@@ -112,7 +121,7 @@ def cluster_status(finder: Finder, as_json: bool) -> None:
 def stop_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
     """End every actor of the cluster cleanly. The data stay."""
     finder.refuse_addresses("cluster stop")
-    brokers = bootstrap.running(finder.namespace, finder.address)
+    brokers = bootstrap.running(finder.namespace, finder.address or "auto")
     if not dry_run:
-        bootstrap.stop(finder.namespace, finder.address, timeout)
+        bootstrap.stop(finder.namespace, finder.address or "auto", timeout)
     print_fields({"namespace": finder.namespace, "brokers": brokers, "stopped": not dry_run}, as_json=as_json)

@@ -24,11 +24,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """How to reach the cluster: by addresses if they are given, else through Ray."""
+    """How to reach the cluster: by addresses if they are given, else through the Ray at `address` if that is given.
+
+    Where nothing is said (None), it is where this user noted it last, or in the Ray that is found.
+    """
 
     name_servers: str | None
     namespace: str
-    address: str
+    address: str | None
     tls: Tls | None
     connect_with: Callable[[Finder], Cluster]
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from raymq.storage.log.retention import Disk
 from raymq.storage.records import compiled
+from tests.full_disk_stop import reason_to_stop
 
 # Two busy cores make single examples slow: that is no failure.
 settings.register_profile("raymq", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("raymq")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before each test: also a run that fills the disk by itself stops there."""
+    folder = Path(item.config.getoption("basetemp") or tempfile.gettempdir())
+    told = reason_to_stop(folder, Disk.of(folder if folder.exists() else folder.parent))
+    if told is not None:
+        pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
 @pytest.fixture(scope="session")
