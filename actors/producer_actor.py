@@ -24,7 +24,7 @@ from raymq.actors.sending.sender import Sent, Terms, make_sender
 from raymq.actors.sending.shared_batches import PooledSends
 from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.limits import MOST_FRAME_BYTES
+from raymq.actors.wire.frame import MOST_FRAME_BYTES
 from raymq.actors.wire.tls import client_context
 
 #: A shared producer that nobody used for so long ends; who sends next starts another.

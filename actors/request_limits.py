@@ -14,6 +14,8 @@ from raymq.actors.errors import InvalidInput, MessageIllegal
 
 #: Records that are stored together, as our clients make them;
 MAX_MESSAGES: Final = 30_000
+#: and so many bytes of them, or one longer record;
+PART_BYTES: Final = 4 << 20
 #: messages of a batch that RocketMQ's clients make, of which the broker makes records. The answer has all their ids.
 MAX_BATCH: Final = 15_000
 #: Queues of a fetch: each is looked at, and waited for.

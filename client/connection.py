@@ -24,8 +24,7 @@ from raymq.actors.protocol import Tls
 from raymq.actors.routing import Routes
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import ConnectionPool, WireConnection
-from raymq.actors.wire.frame import Command
-from raymq.actors.wire.limits import MOST_FRAME_BYTES
+from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
 from raymq.client.closing import Closing

@@ -26,11 +26,9 @@ from raymq.client import unique_key as unique_keys
 from raymq.client.lazy_record import Around, CompressedBody
 from raymq.client.receipt import Receipt
 from raymq.storage.errors import InvalidInput
-from raymq.storage.records import compiled
+from raymq.storage.records import compiled, limits
 from raymq.storage.records import property_names as properties
-from raymq.storage.records.limits import ELSEWHERE, MOST_MESSAGE_BYTES
 from raymq.storage.records.record import (
-    MAX_PROPERTIES_BYTES,
     SYS_FLAG_COMPRESSED,
     Record,
     decode,
@@ -102,10 +100,8 @@ class Message:
             body = bytes(body)
         own["body"] = body
         # How long a body its brokers take is known where it is sent.
-        if not 0 < len(body) <= MOST_MESSAGE_BYTES:
-            raise InvalidInput(
-                "body", f"1 to {MOST_MESSAGE_BYTES} bytes", len(body), remedy=ELSEWHERE if body else None
-            )
+        if not 0 < len(body) <= limits.MOST_MESSAGE_BYTES:
+            raise InvalidInput("body", limits.BODY, len(body), remedy=limits.ELSEWHERE if body else None)
         if unique_key is not None:
             _check_text("unique_key", unique_key)
             if not unique_key:
@@ -154,13 +150,13 @@ class Message:
         if not isinstance(delay_level, int) or isinstance(delay_level, bool):
             raise TypeError(f"delay_level must be int, not {type(delay_level).__name__}")
         if delay_level < 0:
-            raise InvalidInput("delay_level", "at least 0", delay_level)
+            raise InvalidInput("delay_level", limits.DELAY_LEVEL, delay_level)
         if deliver_at is not None:
             if not isinstance(deliver_at, int | float) or isinstance(deliver_at, bool):
                 raise TypeError(f"deliver_at must be a number, not {type(deliver_at).__name__}")
             arguments.timestamp("deliver_at", deliver_at)
             if delay_level:
-                raise InvalidInput("deliver_at", "not together with delay_level", deliver_at)
+                raise InvalidInput("deliver_at", limits.DELIVER_AT, deliver_at)
         waits = delay_level > 0 or deliver_at is not None
         self.__dict__.update(delay_level=delay_level, deliver_at=deliver_at, is_delayed=waits)
 
@@ -174,19 +170,19 @@ class Message:
             _check_text("properties", name)
             _check_text("properties", value)
             if not name or name in properties.SYSTEM_PROPERTIES:
-                raise InvalidInput("properties", "a name that is not empty and not one of the system's own", name)
+                raise InvalidInput("properties", limits.PROPERTY_NAME, name)
             if not value:  # RocketMQ's readers would leave it out, its producers refuse it
-                raise InvalidInput("properties", "a value that is not empty", {name: value}, remedy="leave it out")
+                raise InvalidInput("properties", limits.PROPERTY_VALUE, {name: value}, remedy="leave it out")
         if keys:
             for key in keys:
                 _check_text("keys", key)
                 if not key or " " in key:
-                    raise InvalidInput("keys", "at least one character and no blank in a key", key)
+                    raise InvalidInput("keys", limits.KEY, key)
             stored[properties.KEYS] = properties.KEY_SEPARATOR.join(keys)
         if tags is not None:
             _check_text("tags", tags)
             if not tags.strip() or "||" in tags:
-                raise InvalidInput("tags", "one tag, not blank, without ||", tags)
+                raise InvalidInput("tags", limits.TAG, tags)
             stored[properties.TAGS] = tags
         if self.delay_level:
             stored[properties.DELAY] = str(self.delay_level)
@@ -194,8 +190,8 @@ class Message:
             stored[properties.TIMER_DELIVER_MS] = str(self.due_ms)
         encoded = encode_properties(stored)
         size = len(encoded) + PAIR_BYTES
-        if size > MAX_PROPERTIES_BYTES:
-            raise InvalidInput("properties", f"at most {MAX_PROPERTIES_BYTES} bytes, keys and tags included", size)
+        if size > limits.MAX_PROPERTIES_BYTES:
+            raise InvalidInput("properties", limits.PROPERTIES, size)
         described = {"tags": tags, "keys": keys, "properties": MappingProxyType(own)}
         self.__dict__.update(described, own_properties=encoded)
 
@@ -215,7 +211,7 @@ def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be str, not {type(value).__name__}")
     if _find_forbidden(value) is not None:
-        raise InvalidInput(name, "none of the characters \\x00 \\x01 \\x02", value)
+        raise InvalidInput(name, limits.TEXT, value)
     if not value.isascii():
         arguments.encodable(name, value)
 

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
+from raymq.client.bulk.range_reader import RangeReader
 from raymq.client.bulk.staging import StagedWriter
 from raymq.client.errors import RayMQError
 from raymq.client.produce.encoding import cut_parts, rows_of_a_part
-from raymq.client.requests.fetching import RangeReader
 from raymq.spark_bridge.decode import BodyDecoder
 from raymq.spark_bridge.envelope import envelope_columns
 from raymq.spark_bridge.ranges import Range

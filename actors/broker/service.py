@@ -52,9 +52,9 @@ from raymq.actors.protocol import (
 )
 from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import Command
+from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command, frame_bytes
 from raymq.actors.wire.headers.group import NotifyConsumerIdsChanged
-from raymq.actors.wire.limits import MOST_FRAME_BYTES, ServerLimits, frame_bytes
+from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.memory_door import InvokeDoor
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection

@@ -17,11 +17,9 @@ import numpy as np
 
 from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.protocol import Placed
-from raymq.actors.request_limits import MAX_MESSAGES
+from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
 
-#: One append holds at most this much, or a single caller's batch.
-PART_BYTES: Final = 4 << 20
 #: Appends of one topic and terms that are under way together where no queue is fixed.
 _LANES: Final = 2
 

@@ -21,8 +21,7 @@ from raymq.actors.wire import faults, frame
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.busy_wait import AWAKE_SECONDS, Alertness
 from raymq.actors.wire.connection import NameOf
-from raymq.actors.wire.frame import Buffer, Command
-from raymq.actors.wire.limits import MOST_FRAME_BYTES
+from raymq.actors.wire.frame import MOST_FRAME_BYTES, Buffer, Command
 from raymq.actors.wire.reader import FrameReader
 from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.tls import RenewedContext

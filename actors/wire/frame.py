@@ -25,9 +25,10 @@ import msgpack
 
 from raymq.actors.errors import ProtocolError
 from raymq.actors.wire.codes import OWN_CODES_FROM, RequestCode
+from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
 
 #: A frame above this is refused by closing the connection, before memory is taken for it: RocketMQ's limit. What may
-#: be longer, because messages may, is said by `raymq.actors.wire.limits.frame_bytes`.
+#: be longer, because messages may, is said by `frame_bytes`.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 #: MQVersion ordinal of RocketMQ 5.3.3: what clients read to learn what a server can do.
 PROTOCOL_VERSION = 479
@@ -66,6 +67,20 @@ Buffer = bytes | bytearray | memoryview
 
 #: RocketMQ's codes that do not fit the binary form, by what is left of them there.
 _FOLDED = {code & 0xFFFF: code.value for code in RequestCode if 0xFFFF < code < OWN_CODES_FROM}
+
+
+def frame_bytes(max_message_bytes: int) -> int:
+    """How long a frame may be where a message's body has at most so many bytes.
+
+    RocketMQ's 16 MiB where that are 4 MiB or less: a body and 12 MiB. The longest frames need these for 8 MiB of other
+    messages, of which an answer is full before the last one comes, for a header of 1 MiB, and for what a record has
+    beside its body. For longer bodies it is as much more as they are longer.
+    """
+    return MAX_FRAME_BYTES - DEFAULT_MESSAGE_BYTES + max(DEFAULT_MESSAGE_BYTES, max_message_bytes)
+
+
+#: Of frames that carry stored messages: a log may hold longer ones than its broker takes today.
+MOST_FRAME_BYTES: Final = frame_bytes(MOST_MESSAGE_BYTES)
 
 
 class Serialization(enum.IntEnum):

@@ -1,29 +1,10 @@
-"""What a server allows its clients: one frozen value, so that no peer takes more than its share.
-
-How long a frame may be follows from how long a message may be, here and nowhere else.
-"""
+"""What a server allows its clients: one frozen value, so that no peer takes more than its share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, MAX_JSON_REQUEST_BYTES
-from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_MESSAGE_BYTES
-
-
-def frame_bytes(max_message_bytes: int) -> int:
-    """How long a frame may be where a message's body has at most so many bytes.
-
-    RocketMQ's 16 MiB where that are 4 MiB or less: a body and 12 MiB. The longest frames need these for 8 MiB of other
-    messages, of which an answer is full before the last one comes, for a header of 1 MiB, and for what a record has
-    beside its body. For longer bodies it is as much more as they are longer.
-    """
-    return MAX_FRAME_BYTES - DEFAULT_MESSAGE_BYTES + max(DEFAULT_MESSAGE_BYTES, max_message_bytes)
-
-
-#: Of frames that carry stored messages: a log may hold longer ones than its broker takes today.
-MOST_FRAME_BYTES: Final = frame_bytes(MOST_MESSAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

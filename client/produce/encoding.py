@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raymq.actors.request_limits import MAX_MESSAGES
+from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
 from raymq.client import arguments, unique_key
 from raymq.client.message import Message
 from raymq.storage.records import compiled
@@ -24,14 +24,12 @@ from raymq.storage.records.unique_keys import PAIR_BYTES
 
 Sizes = npt.NDArray[np.int32]
 
-#: A batch is cut into parts of at most this many bytes of records; each part is stored whole or not at all.
-MAX_PART_BYTES: Final = 4 * 1024 * 1024
 #: Up to so many messages the plain encoder is faster than NumPy's and Arrow's set-up.
 FEW: Final = 16
 
 _IPV4_HOST_BYTES: Final = 8
 #: A table is encoded in steps of about so many bytes of records, so that each step is one part and not one and a bit.
-_STEP_BYTES: Final = MAX_PART_BYTES * 15 // 16
+_STEP_BYTES: Final = PART_BYTES * 15 // 16
 
 _body = attrgetter("body")
 _own_properties = attrgetter("own_properties")
@@ -146,13 +144,13 @@ def _encoded(steps: Iterator[tuple[int, Rows]], topic: str, host: str) -> Iterat
 
 
 def cut_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
-    """Parts of at most `MAX_PART_BYTES` and `MAX_MESSAGES`: (which records, which bytes). A single larger record is
+    """Parts of at most `PART_BYTES` and `MAX_MESSAGES`: (which records, which bytes). A single larger record is
     one of its own.
     """
     ends = np.cumsum(sizes, dtype=np.int64)
     first = begin = 0
     while first < len(sizes):
-        last = max(first + 1, int(np.searchsorted(ends, begin + MAX_PART_BYTES, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, begin + PART_BYTES, side="right")))
         last = min(last, first + MAX_MESSAGES)
         end = int(ends[last - 1])
         yield slice(first, last), slice(begin, end)
@@ -161,7 +159,7 @@ def cut_parts(sizes: npt.NDArray[np.integer]) -> Iterator[tuple[slice, slice]]:
 
 def _are_several(sizes: npt.NDArray[np.int64]) -> bool:
     """Whether records of these sizes are cut into several parts."""
-    return len(sizes) > MAX_MESSAGES or int(sizes.sum()) > MAX_PART_BYTES
+    return len(sizes) > MAX_MESSAGES or int(sizes.sum()) > PART_BYTES
 
 
 def key_texts(numbers: Sequence[str | int]) -> list[str]:

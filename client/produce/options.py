@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 from raymq.actors.errors import InvalidInput, QueueNotFound
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.sender import Terms
-from raymq.client import arguments
+from raymq.client import arguments, limits
 
 
 class SendOptions(TypedDict, total=False):
@@ -62,7 +62,7 @@ class SendDefaults:
         queue, sharding_key = options.get("queue"), options.get("sharding_key")
         if queue is not None:
             if sharding_key is not None:
-                raise InvalidInput("sharding_key", "not together with queue", sharding_key)
+                raise InvalidInput("sharding_key", limits.SHARDING_KEY, sharding_key)
             arguments.queue("queue", queue)
             if queue.topic != topic:
                 raise QueueNotFound(f"{queue} is no queue of {topic}")

@@ -21,7 +21,7 @@ from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.sending.direct import size_of
 from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES
 from raymq.actors.sending.sender import Sent, Terms
-from raymq.client import arguments
+from raymq.client import arguments, limits
 from raymq.client.callbacks import CallbackFuture
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
@@ -352,9 +352,9 @@ class Producer(ClientBase):
         except (AttributeError, TypeError):
             raise InvalidInput("messages", "a sequence of messages", messages) from None
         if len(topics) != 1:
-            raise InvalidInput("messages", "at least one, all of one topic", sorted(topics))
+            raise InvalidInput("messages", limits.ONE_TOPIC, sorted(topics))
         if delayed:
-            raise InvalidInput("messages", "no delayed message in a batch", "delay_level or deliver_at")
+            raise InvalidInput("messages", limits.AT_ONCE, "delay_level or deliver_at")
         return self._defaults.terms(messages[0].topic, options)
 
     def _born_host(self) -> bytes:

@@ -1,27 +1,25 @@
-"""Reading queues over sockets: single fetches for consumers, whole ranges as Arrow tables for Spark and others."""
+"""Reading queues over sockets: single fetches. Whole ranges as tables are in `raymq.client.bulk.range_reader`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-import pyarrow as pa
-
-from raymq.actors.errors import RayMQError
 from raymq.actors.filter.wanted import Wanted
-from raymq.actors.protocol import MessageQueue
-from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched, read_one
+from raymq.actors.wire.commands.fetch import (
+    MAX_ANSWER_BYTES,
+    Fetched,
+    fetch_command,
+    read_epoch,
+    read_fetched,
+    read_one,
+)
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
-from raymq.client.requests.asking import address_among, patiently
-from raymq.client.task_connection import OwnConnection
-from raymq.storage.errors import StoreCorrupt
-from raymq.storage.records.table import tables_from_records
+from raymq.client.requests.asking import address_among
 
-#: Bytes of one chunk of a range.
-CHUNK_BYTES = 8 * 1024 * 1024
+#: Bytes of one chunk of a range: what an answer may hold.
+CHUNK_BYTES = MAX_ANSWER_BYTES
 #: Bytes of one answer: what a socket holds while the answer before is looked at, and a processor's caches hold about.
 ANSWER_BYTES = 4 * 1024 * 1024
 #: What an answer may take beyond the time for which the request may be parked.
@@ -89,50 +87,3 @@ async def fetch(
     if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
         on_epoch(epoch)
     return read_fetched(answer, len(wanted))
-
-
-def _begun(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Tables of which the first is made: whatever is wrong with their records has been raised."""
-    first = next(tables, None)
-    return iter(()) if first is None else chain((first,), tables)
-
-
-class RangeReader(OwnConnection):
-    """Reads fixed ranges of queues as Arrow tables. For tasks of other processes: it needs addresses only."""
-
-    def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
-        """The messages of offsets `start` (inclusive) to `end` (exclusive), in tables of about 8 MB of records, whose
-        bodies are at most 64 MiB (and one) when they are decompressed.
-
-        Raises:
-            OffsetOutOfRange: part of the range is not there (any more).
-            BrokerUnavailable: the broker did not come back within 30 s.
-            StoreCorrupt: a record's CRC is wrong.
-        """
-        session = f"range-{id(self)}-{time.monotonic_ns()}"
-        position = start
-        while position < end:
-            part, tables = self._tables(session, queue, position, end)
-            yield from tables
-            position = part.next_offset
-
-    def _tables(self, session: str, queue: MessageQueue, position: int, end: int) -> tuple[Fetched, Iterator[pa.Table]]:
-        """What is there, and its tables: nothing but the first of them can fail, and that is made."""
-        part = self._mq.run(patiently(lambda: self._part(session, queue, position, end)))
-        try:
-            return part, _begun(tables_from_records(part.records, part.sizes, broker=queue.broker))
-        except StoreCorrupt:
-            part = self._mq.run(patiently(lambda: self._part(session, queue, position, end, check_crc=True)))
-            return part, _begun(tables_from_records(part.records, part.sizes, broker=queue.broker))
-
-    async def _part(
-        self, session: str, queue: MessageQueue, position: int, end: int, *, check_crc: bool = False
-    ) -> Fetched:
-        wanted = [Wanted(queue.topic, queue.queue_id, position)]
-        limits = (end - position, CHUNK_BYTES)
-        parts = await fetch(self._mq, queue.broker, session, wanted, *limits, 0.0, check_crc=check_crc)
-        if not parts:
-            raise RayMQError(f"{queue} ends at {position}, before the planned end {end}")
-        if parts[0].error is not None:
-            raise parts[0].error
-        return parts[0]

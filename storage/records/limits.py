@@ -1,4 +1,4 @@
-"""How long a message's body may be: the one table, from which every other bound on bytes is derived.
+"""What a message may be: the one table, from which every other bound on bytes is derived.
 
 A cluster's own limit is its brokers' `max_message_bytes`. Producers learn it with the routes of their topics and keep
 it before anything is sent; where nobody has said one it is taken for `DEFAULT_MESSAGE_BYTES`. Who reads has to take
@@ -22,3 +22,17 @@ MOST_BESIDE_BODY: Final = 33 << 10
 TOO_LONG: Final = "send less, or raise max_message_bytes in the brokers' configuration"
 #: The remedy of one that is longer than any broker could.
 ELSEWHERE: Final = "store it elsewhere, and send where it is"
+
+#: Of the properties of a record, whose length has 16 bits, one of them a sign in Java.
+MAX_PROPERTIES_BYTES: Final = 32_767
+
+# What is allowed in a message, as the errors say it, of messages one by one and of a table's rows.
+BODY: Final = f"1 to {MOST_MESSAGE_BYTES} bytes"
+TAG: Final = "one tag: not blank, without ||"
+KEY: Final = "each key at least 1 character, without a blank"
+TEXT: Final = r"text without \x00, \x01 and \x02"
+PROPERTY_NAME: Final = "names that are not empty and not RocketMQ's or RayMQ's own"
+PROPERTY_VALUE: Final = "values that are not empty"
+PROPERTIES: Final = f"at most {MAX_PROPERTIES_BYTES} bytes in all, unique key, keys and tags included"
+DELAY_LEVEL: Final = "0 or more"
+DELIVER_AT: Final = "not together with `delay_level`"

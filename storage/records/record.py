@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
-from raymq.storage.records import crc
+from raymq.storage.records import crc, limits
 from raymq.storage.records import message_id as message_ids
 from raymq.storage.records import property_names as names
 
@@ -118,7 +118,7 @@ OFFSET_BODY_LENGTH: Final = _offset("body_length")
 OFFSET_BODY: Final = HEADER.size
 
 CRC_MASK: Final = 0x7FFFFFFF
-MAX_PROPERTIES_BYTES: Final = 32_767
+MAX_PROPERTIES_BYTES: Final = limits.MAX_PROPERTIES_BYTES
 #: What a disk writes whole or not at all. Many write more at once, none less.
 SECTOR_BYTES: Final = 512
 MAX_TOPIC_BYTES: Final = 255

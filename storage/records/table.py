@@ -20,13 +20,12 @@ import pyarrow.compute as pc
 
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.records import batch as record_batch
-from raymq.storage.records import compiled, record
+from raymq.storage.records import compiled, limits, record
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.alike_properties import alike_properties
 from raymq.storage.records.columns import join_records, lengths_of
 from raymq.storage.records.compression import plain_or_stored
 from raymq.storage.records.head_columns import TIMESTAMP, head_columns
-from raymq.storage.records.limits import ELSEWHERE, MOST_MESSAGE_BYTES
 from raymq.storage.records.property_columns import gather_bodies, properties_of_batch
 from raymq.storage.records.record import Buffer
 from raymq.storage.records.unique_keys import PAIR_BYTES, UniqueKeys
@@ -147,7 +146,7 @@ def records_from_table(
     content_type: str | None = None,
     born_host: tuple[str, int] = ("127.0.0.1", 0),
     born_timestamp_ms: int | None = None,
-    max_body_bytes: int = MOST_MESSAGE_BYTES,
+    max_body_bytes: int = limits.MOST_MESSAGE_BYTES,
 ) -> tuple[bytearray, npt.NDArray[np.int32]]:
     """Encode the rows of a table as records of one queue, ready for `Store.append`; returns (records, sizes).
 
@@ -242,7 +241,7 @@ def checked_rows(
     tags: str | None = None,
     properties: str | None = None,
     content_type: str | None = None,
-    max_body_bytes: int = MOST_MESSAGE_BYTES,
+    max_body_bytes: int = limits.MOST_MESSAGE_BYTES,
 ) -> Rows:
     """Check every row of a table and make what is common to its encoding; the arguments of `records_from_table`.
 
@@ -262,9 +261,8 @@ def checked_rows(
     )
     if isinstance(texts, pa.Array) and len(texts):
         longest = int(lengths_of(texts).max()) + PAIR_BYTES
-        if longest > record.MAX_PROPERTIES_BYTES:
-            limit = f"at most {record.MAX_PROPERTIES_BYTES} bytes, keys and tags included"
-            raise InvalidInput("properties", limit, longest)
+        if longest > limits.MAX_PROPERTIES_BYTES:
+            raise InvalidInput("properties", limits.PROPERTIES, longest)
     return Rows(bodies, texts)
 
 
@@ -333,7 +331,7 @@ def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:
     lengths = lengths_of(bodies)
     if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) <= limit:
         worst = int(lengths.min() if lengths.min() == 0 else lengths.max())
-        raise InvalidInput("body", f"1 to {limit} bytes", worst, remedy=ELSEWHERE if worst else None)
+        raise InvalidInput("body", f"1 to {limit} bytes", worst, remedy=limits.ELSEWHERE if worst else None)
     return bodies
 
 
@@ -356,7 +354,7 @@ def _refuse_separators(column: pa.Array, field: str) -> None:
     offsets = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)
     used = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     if (used <= 2).any():
-        raise InvalidInput(field, "text without \\x00, \\x01 and \\x02", "one of them")
+        raise InvalidInput(field, limits.TEXT, "one of them")
 
 
 def _key_texts(column: pa.Array | None) -> pa.Array | None:
@@ -369,7 +367,7 @@ def _key_texts(column: pa.Array | None) -> pa.Array | None:
         return texts
     flat = _text(column.flatten(), "keys")
     if flat.null_count:
-        raise InvalidInput("keys", "keys that are not empty", "an empty one or null")
+        raise InvalidInput("keys", limits.KEY, "an empty one or null")
     _refuse_blanks(flat)
     lengths = pc.list_value_length(column).fill_null(0)
     offsets = np.zeros(len(column) + 1, np.int32)
@@ -381,13 +379,13 @@ def _key_texts(column: pa.Array | None) -> pa.Array | None:
 def _tag_texts(column: pa.Array) -> pa.Array:
     texts = _text(column, "tags")
     if pc.any(pc.match_substring_regex(texts, r"\|\||^\s+$")).as_py():
-        raise InvalidInput("tags", "one tag, not blank, without ||", "another")
+        raise InvalidInput("tags", limits.TAG, "another")
     return texts
 
 
 def _refuse_blanks(texts: pa.Array) -> None:
     if pc.any(pc.match_substring(texts, properties.KEY_SEPARATOR)).as_py():
-        raise InvalidInput("keys", "keys without blanks", "a blank")
+        raise InvalidInput("keys", limits.KEY, "a blank")
 
 
 def _property_texts(
@@ -426,9 +424,9 @@ def _user_texts(column: pa.Array, reserved: set[str]) -> pa.Array:
     _refuse_separators(values, "properties")
     taken = sorted((properties.SYSTEM_PROPERTIES | reserved) & set(pc.unique(names).to_pylist()))
     if taken or pc.any(pc.equal(names, "")).as_py():
-        raise InvalidInput("properties", "names that are not empty and not reserved", taken or "")
+        raise InvalidInput("properties", limits.PROPERTY_NAME, taken or "")
     if pc.any(pc.equal(values, "")).as_py():
-        raise InvalidInput("properties", "values that are not empty", "", remedy="null leaves a property out")
+        raise InvalidInput("properties", limits.PROPERTY_VALUE, "", remedy="null leaves a property out")
     pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "").fill_null("")
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])

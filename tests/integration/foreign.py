@@ -11,9 +11,8 @@ from typing import Any
 
 from raymq.actors.wire import frame
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.frame import FLAG_ONEWAY, Command
+from raymq.actors.wire.frame import FLAG_ONEWAY, MOST_FRAME_BYTES, Command
 from raymq.actors.wire.headers.base import Header
-from raymq.actors.wire.limits import MOST_FRAME_BYTES
 from raymq.actors.wire.reader import FrameReader
 from raymq.client.closing import Closing
 

@@ -9,7 +9,7 @@ import pytest
 
 from raymq.actors.wire.headers.send import SendMessage
 from raymq.client import Admin, Connection, MessageQueue, PullConsumer
-from raymq.client.requests.fetching import RangeReader
+from raymq.client.bulk.range_reader import RangeReader
 from raymq.storage.records.record import encode_properties
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign import Foreign

@@ -19,10 +19,9 @@ import pytest
 
 from raymq.actors.wire import frame
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, Command
+from raymq.actors.wire.frame import LENGTH, MAX_FRAME_BYTES, MOST_FRAME_BYTES, Command, frame_bytes
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, PullMessage
 from raymq.actors.wire.headers.send import SendMessage
-from raymq.actors.wire.limits import MOST_FRAME_BYTES, frame_bytes
 from raymq.client import (
     Admin,
     Connection,
@@ -34,10 +33,10 @@ from raymq.client import (
     PushConsumer,
     SimpleConsumer,
 )
+from raymq.client.bulk.range_reader import RangeReader
 from raymq.client.bulk.staging import StagedWriter
 from raymq.client.errors import InvalidInput, NotStored
 from raymq.client.produce.outbox_file import OutboxFile
-from raymq.client.requests.fetching import RangeReader
 from raymq.storage.records.limits import MOST_MESSAGE_BYTES
 from raymq.storage.records.record import encode, encode_properties
 from tests.broker_process import BrokerProcess

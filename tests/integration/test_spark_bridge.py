@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(30
 
 #: Small files: the stores of a test are thrown away.
 CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
-CONFIG |= {"delay_levels": demo_flow.CONFIG["delay_levels"]}
+CONFIG |= {"delay_levels": demo_flow.CONFIG["delay_levels"], "max_message_bytes": 20 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +292,26 @@ def test_structs_are_written_as_msgpack_and_lists_as_keys(mq: cluster.Cluster, b
         (2, "y", ("2", "9")),
     ]
     assert {r["properties"]["content-type"] for r in rows_of(decoded)} == {"application/msgpack"}
+
+
+def test_rows_as_long_as_the_brokers_allow_are_written_and_read_and_a_longer_one_leaves_nothing(
+    mq: cluster.Cluster, bridge: SparkBridge, topic: str
+) -> None:
+    most = CONFIG["max_message_bytes"]
+    with Producer(mq, "tests", shared=True, timeout=60.0) as producer:
+        producer.send(Message(topic, b"s" * (most - 1)))
+        with pytest.raises(InvalidInput, match=f"1 to {most} bytes; got {most + 1}"):
+            producer.send(Message(topic, b"s" * (most + 1)))
+    lengths = bridge.spark.createDataFrame([(most - 1,), (5,)], "n int")
+    bridge.write(lengths.select(F.expr("repeat('x', n)").alias("value")), topic, body="value")
+    read = bridge.read(topic).select(F.length("body").alias("n"), F.hex(F.substring("body", 1, 1)).alias("first"))
+    assert sorted(map(tuple, read.collect())) == [(5, "78"), (most - 1, "73"), (most - 1, "78")]
+    too_long = bridge.spark.createDataFrame([(5,), (most + 1,)], "n int").select(
+        F.expr("repeat('y', n)").alias("value")
+    )
+    with pytest.raises(Exception, match=f"body: 1 to {most} bytes; got {most + 1}"):
+        bridge.write(too_long, topic, body="value")
+    assert sum(ends(mq, topic).values()) == 3
 
 
 def test_a_write_that_fails_leaves_nothing(mq: cluster.Cluster, bridge: SparkBridge, topic: str) -> None:

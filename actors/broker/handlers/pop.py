@@ -16,6 +16,7 @@ from raymq.actors.naming import check_group
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.batch_ack import STALE, BatchAck, read_batch_acks
+from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
 from raymq.actors.wire.commands.pop import MAX_MESSAGES
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import (
@@ -33,8 +34,6 @@ from raymq.actors.wire.server_connection import Handler, ServerConnection, witho
 from raymq.actors.wire.stepwise import in_steps
 from raymq.storage.steps import Steps
 
-#: One pop gives about so many bytes of messages at most, whatever it asks for.
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
 #: A pop is parked at most this long, whatever it asks for.
 MAX_WAIT_SECONDS = 60.0
 #: So many messages are acknowledged before others have their turn; an entry takes as long as some of them, however

@@ -11,8 +11,8 @@ from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import frame
 from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
 from raymq.actors.wire.connection import ConnectionPool
-from raymq.actors.wire.frame import Command
-from raymq.actors.wire.limits import MOST_FRAME_BYTES, ServerLimits, frame_bytes
+from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command, frame_bytes
+from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import SCRATCH_BYTES, FrameReader
 from raymq.actors.wire.server import ServerConnection
 from raymq.storage.records.limits import DEFAULT_MESSAGE_BYTES, MOST_BESIDE_BODY, MOST_MESSAGE_BYTES

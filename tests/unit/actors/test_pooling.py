@@ -9,8 +9,9 @@ import pytest
 
 from raymq.actors.errors import InvalidInput, NotStored
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus
+from raymq.actors.request_limits import PART_BYTES
 from raymq.actors.sending.sender import Sent, Sizes, Terms
-from raymq.actors.sending.shared_batches import PART_BYTES, PooledSends
+from raymq.actors.sending.shared_batches import PooledSends
 
 QUEUE = MessageQueue("t", "a", 0)
 TERMS = Terms(5.0, 2)

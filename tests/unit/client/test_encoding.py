@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raymq.actors.request_limits import PART_BYTES
 from raymq.client import InvalidInput, Message
 from raymq.client.message import key_numbers
-from raymq.client.produce.encoding import MAX_PART_BYTES, encode_messages, message_parts, table_parts
+from raymq.client.produce.encoding import encode_messages, message_parts, table_parts
 from raymq.storage.records.record import Record, decode, encode, encode_properties
 
 pytestmark = pytest.mark.usefixtures("batch_code")
@@ -74,7 +75,7 @@ def test_parts_hold_at_most_4_mib() -> None:
     parts = list(message_parts(messages, key_numbers(messages), HOST4))
     assert [part.which for part in parts] == [slice(0, 4), slice(4, 8), slice(8, 9), slice(9, 10), slice(10, 60)]
     for part in parts:
-        assert len(part.records) <= MAX_PART_BYTES or len(part.sizes) == 1
+        assert len(part.records) <= PART_BYTES or len(part.sizes) == 1
         assert [record.body for record in decoded(part.records, part.sizes)] == [m.body for m in messages[part.which]]
 
 
@@ -85,7 +86,7 @@ def test_a_table_is_cut_as_well() -> None:
     assert parts[-1].which.stop == 20_000
     bodies = [record.body for part in parts for record in decoded(part.records, part.sizes)]
     assert bodies == table["b"].to_pylist()
-    assert all(len(part.records) <= MAX_PART_BYTES for part in parts)
+    assert all(len(part.records) <= PART_BYTES for part in parts)
 
 
 @pytest.mark.parametrize("topic", ["t", "%RETRY%" + "t" * 200])

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raymq.actors.naming import UNSENDABLE_TOPICS, check_group
@@ -16,6 +17,7 @@ from raymq.client import InvalidInput, Message, MessageQueue, QueueNotFound
 from raymq.client.limits import RULES, Rule, table
 from raymq.client.produce.options import SendDefaults
 from raymq.client.produce.producer import Producer
+from raymq.storage.records.table import checked_rows
 
 DEFAULTS = SendDefaults(3.0, 2, "same", insist_on_ok=False)
 FULL = 32_767 - len("UNIQ_KEY") - 34 - len("a") - 2
@@ -23,6 +25,14 @@ FULL = 32_767 - len("UNIQ_KEY") - 34 - len("a") - 2
 
 def message(**fields: Any) -> Callable[[], object]:
     return lambda: Message(**{"topic": "t", "body": b"x", **fields})
+
+
+def row(**columns: Any) -> Callable[[], object]:
+    """A row of a table with these values in its columns."""
+    kinds = {"properties": pa.map_(pa.string(), pa.string())}
+    told = {"body": b"x", **columns}
+    table = pa.table({name: pa.array([value], kinds.get(name)) for name, value in told.items()})
+    return lambda: checked_rows(table, **{name: name for name in told})
 
 
 def options(**given: Any) -> Callable[[], object]:
@@ -55,25 +65,52 @@ BAD_TIMEOUTS = (0, -1, float("nan"), float("inf"), 31_536_001)
 OWN_NAMES = ("", "TAGS", "UNIQ_KEY", "RAYMQ_SEQUENCE")
 THREES = {"keys": ["a\x03b"], "tags": "\x03", "properties": {"a": "\x03"}}
 
+#: Names and numbers have errors of their own, which say which of their rules is broken.
+OTHER_TEXTS = ("topic", "group", "timeout", "retries", "linger")
+
 #: Of every rule, in its order: calls that break it, and calls beside its edge that do not.
 EDGES: list[tuple[Calls, Calls]] = [
     ([message(topic=""), message(topic="t" * 128)], [message(topic="t"), message(topic="t" * 127)]),
     ([message(topic=name) for name in BAD_TOPICS], [message(topic="%|aZ09_-")]),
     ([message(topic=name) for name in sorted(UNSENDABLE_TOPICS)], [message(topic="TBW102")]),
     ([partial(check_group, name) for name in ("", "g" * 121, "g.")], [partial(check_group, "g" * 120)]),
-    ([message(body=b""), message(body=bytes(67_108_865))], [message(body=b"x"), message(body=bytes(67_108_864))]),
-    ([part(4_194_305), part(20_001, 20_000)], [part(4_194_304), part(20_000, 20_000)]),
-    ([message(tags=tag) for tag in ("", " ", "a||b")], [message(tags="a|b"), message(tags=None)]),
-    ([message(keys=keys) for keys in ([""], ["a b"], "a b", "")], [message(keys=["a", "b"]), message(keys=[])]),
-    ([message(keys=[f"a{c}b"]) for c in "\x00\x01\x02"], [message(**THREES)]),
-    ([message(properties={name: "x"}) for name in OWN_NAMES], [message(properties={"tags": "x"})]),
-    ([message(properties={"a": ""})], [message(properties={"a": " "})]),
     (
-        [message(properties={"a": "x" * (FULL + 1)}), message(tags="x" * 33_000)],
-        [message(properties={"a": "x" * FULL})],
+        [message(body=b""), message(body=bytes(67_108_865)), row(body=b""), row(body=bytes(67_108_865))],
+        [message(body=b"x"), message(body=bytes(67_108_864)), row(body=bytes(67_108_864))],
+    ),
+    ([part(4_194_305), part(20_001, 20_000)], [part(4_194_304), part(20_000, 20_000)]),
+    (
+        [*(message(tags=tag) for tag in ("", " ", "a||b")), *(row(tags=tag) for tag in (" ", "a||b"))],
+        [message(tags="a|b"), message(tags=None), row(tags="a|b"), row(tags=None), row(tags="")],
+    ),
+    (
+        [
+            *(message(keys=keys) for keys in ([""], ["a b"], "a b", "")),
+            row(keys=[""]),
+            row(keys=["a b"]),
+            row(keys="a b"),
+        ],
+        [message(keys=["a", "b"]), message(keys=[]), row(keys=["a", "b"]), row(keys=""), row(keys=7)],
+    ),
+    (
+        [make(keys=[f"a{c}b"]) for c in "\x00\x01\x02" for make in (message, row)],
+        [message(**THREES), row(**THREES, body=b"\x00")],
+    ),
+    (
+        [make(properties={name: "x"}) for name in OWN_NAMES for make in (message, row)],
+        [make(properties={"tags": "x"}) for make in (message, row)],
+    ),
+    ([make(properties={"a": ""}) for make in (message, row)], [make(properties={"a": " "}) for make in (message, row)]),
+    (
+        [
+            *(make(properties={"a": "x" * (FULL + 1)}) for make in (message, row)),
+            *(make(tags="x" * 33_000) for make in (message, row)),
+        ],
+        [make(properties={"a": "x" * FULL}) for make in (message, row)],
     ),
     ([message(delay_level=-1)], [message(delay_level=0), message(delay_level=99)]),
-    ([message(deliver_at=-1), message(deliver_at=9, delay_level=1)], [message(deliver_at=0), message(deliver_at=9.5)]),
+    ([message(deliver_at=-1)], [message(deliver_at=0), message(deliver_at=9.5)]),
+    ([message(deliver_at=9, delay_level=1)], [message(deliver_at=9, delay_level=0)]),
     ([batch(), batch(Message("t", b"x"), Message("u", b"x"))], [batch(Message("t", b"x"))]),
     ([batch(Message("t", b"x", delay_level=1))], [batch(Message("t", b"x"))]),
     ([options(queue=MessageQueue("t", "a", 0), sharding_key="k")], [options(sharding_key="k")]),
@@ -98,6 +135,8 @@ def test_a_rule_at_its_edge(rule: Rule, edge: tuple[Calls, Calls]) -> None:
         assert type(caught.value) in (InvalidInput, QueueNotFound)
         if isinstance(caught.value, InvalidInput):
             assert caught.value.field in (rule.field, "tags")
+            if rule.field not in OTHER_TEXTS and rule.error is InvalidInput and caught.value.actual != 20_001:
+                assert caught.value.limit == rule.allowed
     for call in kept:
         call()
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from raymq.client.errors import InvalidInput
 from raymq.spark_bridge import decode
 from raymq.spark_bridge.decode import ARROW, JSON, MSGPACK, BodyDecoder
+from raymq.storage.records.compression import MAX_DECOMPRESSED_BYTES
 
 SCHEMA = pa.schema(
     [
@@ -304,12 +305,13 @@ def test_arrow_of_compressed_buffers_is_read_up_to_a_bound(codec: str) -> None:
         return pa.table({"a": [text], "d": pa.array([text]).dictionary_encode(), "n": pa.nulls(1, pa.int64())})
 
     schema = pa.schema([("a", pa.string()), ("d", pa.string()), ("n", pa.int64())])
-    good, bomb = packed(named("Z" * 8_000_000)), packed(named("Z" * 9_000_000))
-    assert len(bomb) < 100_000
+    half = MAX_DECOMPRESSED_BYTES // 2  # of two columns
+    good, bomb = packed(named("Z" * (half - 10_000))), packed(named("Z" * (half + 10_000)))
+    assert len(bomb) < 1_000_000
     pa.default_memory_pool().release_unused()
     rows = decoded([good, bomb, good], ARROW, schema)
     assert [row["_corrupt"] for row in rows] == [None, bomb, None]
-    assert [row["d"] == row["a"] == "Z" * 8_000_000 for row in rows] == [True, False, True]
+    assert [row["d"] == row["a"] == "Z" * (half - 10_000) for row in rows] == [True, False, True]
 
 
 def test_arrow_of_a_time_zone_that_nobody_knows_is_corrupt() -> None:
