@@ -133,20 +133,30 @@ class RoomMaker:
         return bool(found or swept or copies)
 
     def _blocks_ahead(self) -> bool:
-        """Give back the blocks behind the newest log files' data. Their content stays: zeros."""
-        freed = 0
-        for path in reversed(files_of(self._paths.commit_log)):
+        """Give back the blocks behind the log's last byte: its content stays, zeros.
+
+        A file is cut only while it is the last one: a death may leave that one shorter. So files that were prepared and
+        are empty go first, as recovery has them go.
+        """
+        known_end = 0 if self._state is None else self._state.dispatched_to
+        files, freed = files_of(self._paths.commit_log), 0
+        while files:
+            path = files.pop()
             fd = fileutil.open_file(path, os.O_RDWR)
             try:
                 status = os.fstat(fd)
                 used = holes.last_data(fd, 0, status.st_size)
-                end = min(status.st_size, -(-used // _PAGE) * _PAGE)
-                fileutil.zero_from(fd, end, status.st_size, path)
-                freed += (status.st_blocks - os.fstat(fd).st_blocks) * 512
+                if used or not files:
+                    end = min(status.st_size, -(-used // _PAGE) * _PAGE)
+                    fileutil.zero_from(fd, end, status.st_size, path)
+                    freed += (status.st_blocks - os.fstat(fd).st_blocks) * 512
+                    break
             finally:
                 fileutil.close(fd)
-            if used:
-                break
+            if int(path.name) < known_end:
+                break  # it had records: what became of them, recovery tells
+            fileutil.remove(path)
+            freed += status.st_blocks * 512
         if freed > 0:
             _log.warning("%s: the disk is full: %d bytes behind the log's end are free again", self._paths.root, freed)
         return freed > 0

@@ -1,12 +1,18 @@
-"""A disk that has so many bytes left, as a store finds it."""
+"""Disks that have so many bytes left, as a store finds them: one that counts, and a file system."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from raymq.storage.files.file_calls import FileCalls
+from raymq.storage.log.retention import Disk
 
 
 class FullDisk(FileCalls):
@@ -44,3 +50,27 @@ class FullDisk(FileCalls):
         freed = os.stat(path).st_blocks * 512
         super().unlink(path)
         self.free_bytes += freed
+
+
+@contextlib.contextmanager
+def small_file_system(path: Path, size: str) -> Iterator[None]:
+    """A file system of its own at `path`; the test is skipped where none may be mounted."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all that is left of a file system."""
+    filler = disk / "filler"
+    with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert Disk.of(disk).free == 0
+    return filler

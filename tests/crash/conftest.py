@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import UnsyncedCalls
+from tests.full_disk import small_file_system
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +40,8 @@ def nothing_is_left_open() -> Iterator[None]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 48 MiB; skipped where none may be mounted."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no file system may be mounted here")
-    yield tmp_path
-    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    with small_file_system(tmp_path, "48m"):
+        yield tmp_path
 
 
 def open_files() -> Counter[str]:

@@ -22,11 +22,11 @@ from raymq.storage.failpoints import VARIABLE
 from raymq.storage.files.ballast import BALLAST_BYTES
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.fileutil import make_folder
-from raymq.storage.log.retention import Disk, Retention
+from raymq.storage.log.retention import Retention
 from raymq.storage.paths import Paths, take_lock
 from raymq.storage.store import Store
 from tests.crash.power_loss import Disk as PowerDisk
-from tests.full_disk import FullDisk
+from tests.full_disk import FullDisk, fill
 from tests.stored import SMALL, append, bodies, make_record, write_entries
 
 pytestmark = pytest.mark.crash
@@ -79,16 +79,6 @@ def opened_full(directory: Path, **settings: object) -> Iterator[Store]:
     finally:
         with contextlib.suppress(StoreFull):
             store.close()
-
-
-def fill(disk: Path) -> Path:
-    """A file that takes all that is left of a file system."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    assert Disk.of(disk).free == 0
-    return filler
 
 
 @pytest.mark.parametrize("kib", [0, 4, 8, 16, 32])
@@ -163,6 +153,46 @@ def test_blocks_behind_the_log_s_end_are_room(small_disk: Path) -> None:
     with opened_full(small_disk / "store", **sizes) as store:
         assert store.recovery.corruption == []
         assert bodies(store)[-1] == b"again"
+
+
+class Died(Exception):
+    """The process was killed."""
+
+
+class Dying(FullDisk):
+    """A full disk, and a process that is killed before its `nth` call that cuts, grows or removes a file."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__(0)
+        self._left = nth
+
+    def _change(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Died
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._change()
+        super().truncate(fd, size)
+
+    def unlink(self, path: Path) -> None:
+        self._change()
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_killed_while_it_frees_blocks(tmp_path: Path, nth: int) -> None:
+    """A file that is prepared and empty follows the last one: that one may not be found cut off before it."""
+    sizes = {"commitlog_file_bytes": 1 << 20, "retention_hours": 1000.0}
+    killed(tmp_path, **sizes)
+    with (tmp_path / "commitlog" / f"{1 << 20:020d}").open("wb") as prepared:
+        prepared.truncate(1 << 20)
+        os.posix_fallocate(prepared.fileno(), 0, 1 << 20)
+    with replaced(Dying(nth)), contextlib.suppress(Died), opened_full(tmp_path, **sizes):
+        pass
+    with opened_full(tmp_path, **sizes) as store:
+        assert numbers(store)[0] == 0
+        assert store.recovery.corruption == []
 
 
 def test_what_nobody_reads_goes_first(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""A cluster whose disk another program has filled to the last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq import cluster
+from raymq.client import Admin, Message, Producer, PullConsumer, RayMQError
+from raymq.cluster import Cluster
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import StoreFull
+from raymq.storage.making_room import RoomMaker
+from raymq.storage.paths import Paths
+from tests.chaos.actors import await_restart, kill
+from tests.full_disk import fill, small_file_system
+from tests.polling import poll_until
+from tests.ray_cluster import own_ray
+
+pytestmark = pytest.mark.chaos
+
+NAMESPACE = "full"
+#: One log file holds all: no file may go, whatever the disk's ratio is.
+STORE = {"index_slots": 1_000, "index_entries": 100_000}
+COUNT = 200
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_ray() -> Iterator[None]:
+    with own_ray():
+        yield
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_file_system(tmp_path, "300m"):
+        yield tmp_path
+
+
+def start(disk: Path) -> Cluster:
+    return cluster.start(brokers=1, root=disk / "data", namespace=NAMESPACE, config=STORE)
+
+
+def send(mq: Cluster, *bodies: bytes) -> None:
+    with Producer(mq, "g") as producer:
+        for body in bodies:
+            producer.send(Message("t", body, keys=["k"]))
+
+
+def read(mq: Cluster) -> list[bytes]:
+    with PullConsumer(mq, group="etl") as consumer:
+        [queue] = consumer.queues("t")
+        consumer.seek(queue, 0)
+        return [message.body for message in consumer.poll(queue, max_messages=10_000, timeout=20.0)]
+
+
+def test_a_killed_broker_is_back_and_read_on_a_disk_without_a_byte(disk: Path) -> None:
+    """Fault 13.25."""
+    bodies = [b"%d" % number for number in range(COUNT)]
+    with start(disk) as mq:
+        Admin(mq).create_topic("t", queues=1)
+        send(mq, *bodies)
+        address = Admin(mq).cluster_info().brokers[0].address
+        for _ in range(2):  # the second time the ballast is gone
+            filler = fill(disk)
+            await_restart("broker-a", NAMESPACE, kill("broker-a", NAMESPACE))
+            poll_until(lambda: Admin(mq).cluster_info().brokers[0].state == "running", 60)
+            assert Admin(mq).cluster_info().brokers[0].address == address
+            assert read(mq) == bodies
+            with pytest.raises(RayMQError):
+                send(mq, b"refused")
+        filler.unlink()
+
+        def sent() -> bool:
+            try:
+                send(mq, b"again")
+            except RayMQError:
+                return False
+            return True
+
+        poll_until(sent, 60)
+        assert read(mq)[-1] == b"again"
+
+
+def test_a_start_without_any_room_says_so_and_loses_nothing(disk: Path) -> None:
+    bodies = [b"%d" % number for number in range(COUNT)]
+    with start(disk) as mq:
+        Admin(mq).create_topic("t", queues=1)
+        send(mq, *bodies)
+    broker = disk / "data" / "broker-a"
+    Paths(broker).ballast.unlink()
+    maker = RoomMaker(broker, StoreConfig(**STORE), lambda: 0)  # type: ignore[arg-type]
+    while maker.step():
+        pass
+    filler = fill(disk)
+    with pytest.raises(StoreFull) as caught:
+        start(disk)
+    assert str(broker) in str(caught.value)
+    filler.unlink()
+    with start(disk) as mq:
+        assert read(mq) == bodies
