@@ -11,9 +11,7 @@ import pyarrow as pa
 from raymq.storage.records import compiled
 from raymq.storage.records import property_names as names
 from raymq.storage.records.batch import Batch
-from raymq.storage.records.compiled import Kernels
 from raymq.storage.records.property_columns import gather
-from raymq.storage.records.tails import Tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +53,13 @@ class AlikeProperties:
 
 
 def alike_properties(batch: Batch) -> AlikeProperties | None:
-    """The properties of these records; None if they are not alike, or not plain ASCII so that they must be repaired."""
-    if compiled.kernels is not None:
-        found = _compiled(compiled.kernels, batch)
-        if found is not None:
-            return found
-    return None if batch.tails is None else _of_tails(batch.tails)
+    """The properties of these records, as compiled code finds them.
 
-
-def _compiled(kernels: Kernels, batch: Batch) -> AlikeProperties | None:
-    """None also if there may be several keys in KEYS."""
+    None where there is none, and if they are not alike, not plain ASCII, or there may be several keys in KEYS.
+    """
+    kernels = compiled.kernels
+    if kernels is None:
+        return None
     begin, end = int(batch.properties_at[0]), int(batch.ends[0])
     pairs = bytes(batch.records[begin:end]).split(b"\x02")[:-1]
     told = [pair.partition(b"\x01")[0] for pair in pairs]
@@ -85,25 +80,3 @@ def _compiled(kernels: Kernels, batch: Batch) -> AlikeProperties | None:
     if names.KEYS in rows and names.KEY_SEPARATOR.encode() in memoryview(strings([names.KEYS]).buffers()[2]).tobytes():
         return None
     return AlikeProperties(len(batch), list(rows), strings)
-
-
-def _of_tails(tails: Tails) -> AlikeProperties | None:
-    rows = tails.rows
-    used = rows[:, -tails.properties_bytes :] if tails.properties_bytes else rows[:, :0]
-    if used.size and int(used.max()) >= 0x80:
-        return None
-    values = {name.decode("ascii"): columns for name, columns in tails.values.items()}
-
-    def strings(chosen: Sequence[str]) -> pa.Array:
-        columns = [values[name] for name in chosen]
-        lengths = [end - begin for begin, end in columns]
-        offsets = np.zeros((len(rows), len(columns)), np.int64)
-        offsets += np.cumsum(lengths)
-        offsets += (np.arange(len(rows)) * sum(lengths))[:, None]
-        pieces = [rows[:, begin:end] for begin, end in columns]
-        data = np.ascontiguousarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-        ends = np.zeros(offsets.size + 1, np.int32)
-        ends[1:] = offsets.ravel()
-        return pa.StringArray.from_buffers(offsets.size, pa.py_buffer(ends), pa.py_buffer(data))
-
-    return AlikeProperties(len(rows), list(values), strings)

@@ -19,7 +19,6 @@ from raymq.storage.records.byte_rows import Int64s, every, rows_at
 from raymq.storage.records.checksums import checksums
 from raymq.storage.records.compiled import Kernels
 from raymq.storage.records.record import Buffer
-from raymq.storage.records.tails import Tails, find_alike
 
 TOPIC_PATTERN = re.compile(rb"[%|a-zA-Z0-9_-]+")
 LONG_TOPIC_PREFIXES = (b"%RETRY%", b"%DLQ%")
@@ -77,8 +76,6 @@ class Batch:
     #: All bits that a record's sys flag has.
     any_flags: int
     _headers: npt.NDArray[np.void] | None = None
-    #: The tails of all records if they are alike, as far as somebody has looked.
-    _tails: list[Tails | None] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -89,13 +86,6 @@ class Batch:
         if self._headers is None:
             self._headers = _headers(self.records, self.starts)
         return self._headers
-
-    @property
-    def tails(self) -> Tails | None:
-        """The tails of all records if they are alike."""
-        if self._tails is None:
-            self._tails = [_alike(self.records, self.sizes, self.ends, self.body_lengths, self.headers, self.any_flags)]
-        return self._tails[0]
 
     @property
     def queue_offsets(self) -> Int64s:
@@ -169,50 +159,26 @@ def parse(records: Buffer, sizes: npt.NDArray[np.int32], *, check_crc: bool = Tr
     any_flags = int(np.bitwise_or.reduce(sys_flags))
     body_lengths = headers["body_length"].astype(np.int64)
     body_at = starts + layout.OFFSET_BODY
-    tails = _alike(view, sizes_, ends, body_lengths, headers, any_flags)
-    if tails is not None:
-        properties_at = ends - tails.properties_bytes
-        groups = _group_alike(tails.topic, queue_ids)
-    else:
-        shift = _hosts_shift(sys_flags) if any_flags & _EITHER_IPV6 else None
-        if shift is not None:
-            _require(sizes_ - layout.MIN_RECORD_BYTES >= shift, "room for its hosts", sizes_)
-            body_at += shift
-            at = body_at - layout.OFFSET_BODY + layout.OFFSET_BODY_LENGTH
-            body_lengths = strided(view, ">i4")[at].astype(np.int64)
-        room = ends - body_at - (layout.MIN_RECORD_BYTES - layout.OFFSET_BODY)
-        _require((body_lengths >= 0) & (body_lengths <= room), "a body within the record", body_lengths)
-        topic_at, topic_lengths, properties_at = _tails(view, ends, body_at + body_lengths, version_1)
-        groups = _group(view, topic_at, topic_lengths, queue_ids)
+    if any_flags & _EITHER_IPV6:
+        shift = _hosts_shift(sys_flags)
+        _require(sizes_ - layout.MIN_RECORD_BYTES >= shift, "room for its hosts", sizes_)
+        body_at += shift
+        at = body_at - layout.OFFSET_BODY + layout.OFFSET_BODY_LENGTH
+        body_lengths = strided(view, ">i4")[at].astype(np.int64)
+    room = ends - body_at - (layout.MIN_RECORD_BYTES - layout.OFFSET_BODY)
+    _require((body_lengths >= 0) & (body_lengths <= room), "a body within the record", body_lengths)
+    topic_at, topic_lengths, properties_at = _tails(view, ends, body_at + body_lengths, version_1)
+    groups = _group(view, topic_at, topic_lengths, queue_ids)
     if check_crc:
         stored = headers["body_crc"]
         _require(checksums(view, body_at, body_lengths) & layout.CRC_MASK == stored, "a body of its CRC", stored)
     return Batch(
-        view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags, headers, [tails]
+        view, sizes_, starts, ends, sys_flags, body_at, body_lengths, properties_at, groups, any_flags, headers
     )
 
 
 def _headers(view: memoryview, starts: Int64s) -> npt.NDArray[np.void]:
     return rows_at(view, starts, _HEADER.itemsize).view(_HEADER)
-
-
-def _alike(
-    view: memoryview,
-    sizes: Int64s,
-    ends: Int64s,
-    body_lengths: Int64s,
-    headers: npt.NDArray[np.void],
-    any_flags: int,
-) -> Tails | None:
-    """The tails of records that have declared their sizes, if they are alike and their body lengths fit."""
-    if any_flags & _EITHER_IPV6 or not every(headers["magic"] == layout.MAGIC_V1):
-        return None
-    around = sizes - body_lengths
-    tail_bytes = int(around[0]) - layout.OFFSET_BODY
-    # Neither a negative length nor one beyond the record leaves room for a tail of 3 bytes, the least there is.
-    if _LEAST_TAIL <= tail_bytes <= int(sizes.min()) - layout.OFFSET_BODY and every(around == around[0]):
-        return find_alike(view, ends, tail_bytes)
-    return None
 
 
 def _scan(

@@ -13,8 +13,7 @@ from raymq.storage.records.batch import Batch
 from raymq.storage.records.byte_rows import Int64s
 from raymq.storage.records.compiled import Kernels
 from raymq.storage.records.indexed_properties import find
-from raymq.storage.records.java_hash import column_hashes, index_hashes, of_suffixes, prefix_hash, tags_codes
-from raymq.storage.records.tails import Tails
+from raymq.storage.records.java_hash import index_hashes, prefix_hash, tags_codes
 
 #: For how many keys of a record there is room at first.
 _KEYS_A_RECORD: Final = 4
@@ -40,10 +39,6 @@ def derive(batch: Batch) -> Derived:
         found = _compiled(compiled.kernels, batch)
         if found is not None:
             return found
-    if batch.tails is not None:
-        found = _of_alike(batch, batch.tails)
-        if found is not None:
-            return found
     return _of_any(batch)
 
 
@@ -55,26 +50,6 @@ def _compiled(kernels: Kernels, batch: Batch) -> Derived | None:
     topic_hash = prefix_hash(batch.groups[0].topic)
     count = kernels.derive(batch.records, batch.properties_at, batch.ends, topic_hash, codes, hashes, owners)
     return None if count < 0 else Derived(codes, hashes[:count], owners[:count])
-
-
-def _of_alike(batch: Batch, tails: Tails) -> Derived | None:
-    """None if a key or tag is not ASCII."""
-    count = len(batch)
-    codes = np.zeros(count, np.int64)
-    if tails.tags is not None:
-        hashes = column_hashes(tails.rows, tails.differs, *tails.tags)
-        if hashes is None:
-            return None
-        codes[:] = hashes.view(np.int32)
-    prefix = prefix_hash(batch.groups[0].topic)
-    found = np.empty((count, len(tails.keys)), np.int32)
-    for number, (begin, end) in enumerate(tails.keys):
-        hashes = column_hashes(tails.rows, tails.differs, begin, end)
-        if hashes is None:
-            return None
-        found[:, number] = of_suffixes(prefix, hashes, end - begin)
-    owners = np.arange(count)
-    return Derived(codes, found.reshape(-1), owners if len(tails.keys) == 1 else np.repeat(owners, len(tails.keys)))
 
 
 def _of_any(batch: Batch) -> Derived:

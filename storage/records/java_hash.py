@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.records.byte_rows import KEEP_LAST, Bytes, Int64s, rows_before, some, width_classes
+from raymq.storage.records.byte_rows import KEEP_LAST, Int64s, rows_before, some, width_classes
 from raymq.storage.records.record import MAX_PROPERTIES_BYTES, Buffer
 
 Hashes = npt.NDArray[np.uint32]
@@ -129,46 +129,16 @@ def java_hashes(buffer: Buffer, starts: Int64s, ends: Int64s) -> tuple[Hashes, n
     return hashes, foreign
 
 
-def column_hashes(rows: Bytes, differs: npt.NDArray[np.bool_], begin: int, end: int) -> Hashes | None:
-    """Java hashes of the ASCII texts in columns begin..end of many rows, modulo 2**32; None if one is not ASCII.
-
-    Args:
-        rows: contiguous; `end` is at least the text's length, rounded up to a multiple of 8.
-        differs: of each column whether the rows differ there; where they do not, one of them is hashed for all.
-    """
-    common = rows[0, begin:end].tobytes()
-    if not common.isascii():
-        return None
-    hashes = np.zeros(1, np.uint32)  # One for all rows, until they differ.
-    at = begin
-    while at < end:
-        stop = at + ((end - at - 1) % _WORD + 1)
-        if differs[at:stop].any():
-            words = np.ndarray((len(rows),), "<u8", rows, stop - _WORD, rows.strides[:1]) & KEEP_LAST[stop - at]
-            if np.bitwise_or.reduce(words) & _NOT_ASCII:
-                return None
-            hashes = hashes * _TEXT_WORDS_POWER + _eights(words)
-        else:
-            hashes = hashes * _TEXT_WORDS_POWER
-            hashes += np.uint32(java_hash(common[at - begin : stop - begin].decode()) & _MASK)
-        at = stop
-    return np.repeat(hashes, len(rows)) if len(hashes) == 1 else hashes
-
-
 def _hash_words(words: npt.NDArray[np.uint64]) -> Hashes:
     """Each row of little-endian words as one text."""
-    eights = _eights(words)
+    # The hashes of pairs of bytes, pairs of pairs, words.
+    pairs = (words & _EVERY_2ND) * np.uint64(31) + (words >> np.uint64(8) & _EVERY_2ND)
+    fours = (pairs & _EVERY_4TH) * np.uint64(31**2) + (pairs >> np.uint64(16) & _EVERY_4TH)
+    eights = ((fours & _HALF) * np.uint64(31**4) + (fours >> np.uint64(32))).astype(np.uint32)
     hashes = eights[:, 0]
     for column in range(1, eights.shape[1]):
         hashes = hashes * _TEXT_WORDS_POWER + eights[:, column]
     return hashes
-
-
-def _eights(words: npt.NDArray[np.uint64]) -> Hashes:
-    """The hash of each word's text: pairs of bytes, pairs of pairs, words."""
-    pairs = (words & _EVERY_2ND) * np.uint64(31) + (words >> np.uint64(8) & _EVERY_2ND)
-    fours = (pairs & _EVERY_4TH) * np.uint64(31**2) + (pairs >> np.uint64(16) & _EVERY_4TH)
-    return ((fours & _HALF) * np.uint64(31**4) + (fours >> np.uint64(32))).astype(np.uint32)
 
 
 def tags_codes(buffer: Buffer, starts: Int64s, ends: Int64s) -> Int64s:
@@ -195,20 +165,6 @@ def index_hashes(prefixes: Hashes, buffer: Buffer, starts: Int64s, ends: Int64s)
         # The text continues its prefix: as many powers as it has UTF-16 units, and its own hash.
         units = len(text.encode("utf-16-le", "surrogatepass")) // 2
         hashes[i] = (int(prefixes[i]) * int(_RISING[units]) + java_hash(text)) & _MASK
-    return _absolute(hashes)
-
-
-def of_suffixes(prefix: int, hashes: Hashes, length: int) -> npt.NDArray[np.int32]:
-    """`index_hash(prefix + key)` from the hashes of ASCII keys of equal length; `hashes` is overwritten.
-
-    Args:
-        prefix: the Java hash of the prefix (`prefix_hash`).
-    """
-    hashes += np.uint32(prefix * int(_RISING[length]) & _MASK)
-    return _absolute(hashes)
-
-
-def _absolute(hashes: Hashes) -> npt.NDArray[np.int32]:
     # The smallest int has no absolute value; it stays negative and becomes 0.
     return np.maximum(np.abs(hashes.view(np.int32)), 0)
 

@@ -81,7 +81,6 @@ def seen(batch: Batch) -> dict[str, object]:
     return {name: getattr(batch, name).tolist() for name in names} | {
         "groups": groups,
         "any_flags": batch.any_flags,
-        "alike": None if batch.tails is None else (batch.tails.values, batch.tails.rows.tolist()),
     }
 
 
