@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import MessageQueue, TopicRoute
@@ -36,7 +37,7 @@ class IdempotentSender:
     ) -> Sent:
         """The tries of a send of which one has failed elsewhere, by the holder of that queue's turn: it ends here."""
         assert begun.queue is not None
-        hold = _Hold(self, plan, records, sizes, terms, begun.queue)
+        hold = _Hold(self, plan, records, sizes, terms, self.at(begun.queue)[1])
         return await self._send(plan, hold, begun, topic, records, terms)
 
     def queue_for(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
@@ -67,26 +68,20 @@ class IdempotentSender:
             hold.end(stored=False)
 
 
+@dataclass(slots=True)
 class _Hold:
-    """One batch's hold on a queue: taken by its first try, kept as long as the batch may be stored there."""
+    """One batch's hold on a queue: taken by its first try, kept as long as the batch may be stored there.
 
-    def __init__(
-        self,
-        sender: IdempotentSender,
-        plan: SendPlan,
-        records: bytearray,
-        sizes: Sizes,
-        terms: Terms,
-        queue: MessageQueue | None = None,
-    ) -> None:
-        """`queue`: whose turn it has already, and whose number the records have."""
-        self._sender = sender
-        self._plan = plan
-        self._records = records
-        self._sizes = sizes
-        self._terms = terms
-        self._lane = None if queue is None else sender.at(queue)[1]
-        self._last: MessageQueue | None = None
+    `_lane` is that of the queue whose turn it has, and whose number the records have.
+    """
+
+    _sender: IdempotentSender
+    _plan: SendPlan
+    _records: bytearray
+    _sizes: Sizes
+    _terms: Terms
+    _lane: SequenceLane | None = None
+    _last: MessageQueue | None = None
 
     async def take(self, route: TopicRoute) -> tuple[MessageQueue, Sizes]:
         """The queue to send to and the records' sizes with the number in them."""

@@ -44,7 +44,7 @@ from raymq.client.push.committing import Committing
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
 from raymq.client.push.delivery import Delivery
 from raymq.client.push.examining import Examining
-from raymq.client.push.fetching import Fetching
+from raymq.client.push.fetching import Fetcher, Fetching
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_backoff import QueueBackoffs
@@ -121,9 +121,10 @@ class Consuming:
         self._assignment = Assignment(
             time.monotonic, locking=self._locking, clustering=self._clustering, backoffs=self._backoffs
         )
-        who = mq, self._client_id, f"{self._client_id}:{settings.group}", settings.group if self._clustering else None
+        session = f"{self._client_id}:{settings.group}"
+        who = Fetcher(mq, self._client_id, session, settings.group if self._clustering else None)
         self._fetching = Fetching(
-            *who,
+            who,
             filters=self._filters,
             queues=self._queues,
             delivery=self.delivery,
@@ -132,7 +133,7 @@ class Consuming:
             unreadable=self._unreadable,
         )
         self._examining = Examining(
-            *who, fetching=self._fetching, offsets=self._offsets, owner=self, supervisor=self.supervisor
+            who, fetching=self._fetching, offsets=self._offsets, owner=self, supervisor=self.supervisor
         )
         self._rebalance_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []

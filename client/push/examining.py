@@ -15,8 +15,7 @@ from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, Ra
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
-from raymq.client.connection import Connection
-from raymq.client.push.fetching import Fetching
+from raymq.client.push.fetching import Fetcher, Fetching
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.received import received_singly
 from raymq.client.requests.fetching import fetch
@@ -44,21 +43,14 @@ class Examining:
 
     def __init__(
         self,
-        mq: Connection,
-        client_id: str,
-        session: str,
-        group: str | None,
+        who: Fetcher,
         *,
         fetching: Fetching,
         offsets: OffsetRequests,
         owner: QueueOwner,
         supervisor: Supervisor,
     ) -> None:
-        """`client_id`, `session` and `group` as of `Fetching`."""
-        self._mq = mq
-        self._client_id = client_id
-        self._session = session
-        self._group = group
+        self._who = who
         self._fetching = fetching
         self._offsets = offsets
         self._owner = owner
@@ -128,7 +120,7 @@ class Examining:
         if process.next_offset < low:
             process.next_offset = low
             return
-        place = await self._offsets.committed(process.queue) if self._group is not None else None
+        place = await self._offsets.committed(process.queue) if self._who.group is not None else None
         committed, incarnation = (low, process.incarnation) if place is None else place
         if not process.dropped:
             self._owner.move(process, committed if low <= committed <= high else low, incarnation)
@@ -137,9 +129,10 @@ class Examining:
         """Read on where something cannot be read, record by record; pass over exactly what is damaged."""
         queue = process.queue
         limits = (max(1, process.room), MAX_ANSWER_BYTES, 0.0)
-        session, who = f"{self._session}:{queue}", (self._group, self._client_id)
+        who = self._who
         wanted = [self._fetching.wanted(process)]
-        parts = await fetch(self._mq, queue.broker, session, wanted, *limits, *who, check_crc=True)
+        session = f"{who.session}:{queue}"
+        parts = await fetch(*(who.mq, queue.broker, session, wanted, *limits, who.group, who.client_id), check_crc=True)
         if process.dropped or not parts:
             return
         part = parts[0]
@@ -159,6 +152,6 @@ class Examining:
         """A fetch was sent elsewhere. Without a group it is because the topic was made anew, or because of what the
         broker's log has lost: then what is not done of the rest comes again, too.
         """
-        lost = self._group is None and reset.incarnation is None
+        lost = self._who.group is None and reset.incarnation is None
         offset = min(reset.offset, process.commit_offset) if lost else reset.offset
         self._owner.move(process, offset, reset.incarnation)

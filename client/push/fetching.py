@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import RayMQError
@@ -31,12 +32,26 @@ _PARK_SECONDS = 15.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    """As whom a consumer fetches.
+
+    Attributes:
+        client_id: the member that fetches.
+        session: what the names of its sessions at the brokers begin with.
+        group: its group; None: it broadcasts, and no broker keeps its offsets.
+    """
+
+    mq: Connection
+    client_id: str
+    session: str
+    group: str | None
+
+
 class Fetching:
     """The fetches of one consumer.
 
     Args:
-        client_id: the member that fetches.
-        group: its group; None: it broadcasts, and no broker keeps its offsets.
         filters: by topic, what is wanted of it.
         queues: those that are consumed now, in the order of their turns; it belongs to the consumer, and a queue that
             brought something goes to its end here.
@@ -48,10 +63,7 @@ class Fetching:
 
     def __init__(
         self,
-        mq: Connection,
-        client_id: str,
-        session: str,
-        group: str | None,
+        who: Fetcher,
         *,
         filters: Mapping[str, TagFilter | SqlWanted],
         queues: dict[MessageQueue, ProcessQueue],
@@ -60,11 +72,7 @@ class Fetching:
         supervisor: Supervisor,
         unreadable: Callable[[ProcessQueue, BaseException], None],
     ) -> None:
-        """`session` is what the names of this consumer's sessions at the brokers begin with."""
-        self._mq = mq
-        self._client_id = client_id
-        self._session = session
-        self._group = group
+        self._who = who
         self._filters = filters
         self._queues = queues
         self._delivery = delivery
@@ -208,8 +216,13 @@ class Fetching:
         on_early = EarlyAnswers(arrived, one_arrived, len(processes))
         # Together no more than the fullest of them has room for, so that none gets more.
         limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, _PARK_SECONDS)
-        session, who = f"{self._session}:{share}", (self._group, self._client_id)
-        last = fetch(self._mq, share.broker, session, wanted, *limits, *who, on_early=on_early, on_epoch=learn)
+        who = self._who
+        session = f"{who.session}:{share}"
+        last = fetch(
+            *(who.mq, share.broker, session, wanted, *limits, who.group, who.client_id),
+            on_early=on_early,
+            on_epoch=learn,
+        )
         arrived(await last)
 
     def _arrived(self, process: ProcessQueue, part: Fetched) -> None:

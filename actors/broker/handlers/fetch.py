@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, integer, text
 from raymq.actors.broker.core.reading.fetching import Fetch, QueuePart
-from raymq.actors.broker.core.reading.long_poll import QueueKey
+from raymq.actors.broker.core.reading.long_poll import Parked, QueueKey
 from raymq.actors.naming import check_group
 from raymq.actors.wire import faults
 from raymq.actors.wire import fixed_frame as bare
@@ -53,33 +54,21 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     return {RequestCode.FETCH: without_body(in_steps(fetch_queues))}
 
 
+@dataclass(slots=True, eq=False)
 class _Asked:
     """One fetch under way."""
 
-    __slots__ = (
-        *("_connection", "_context", "_fetch", "_future", "_group", "_has_turn", "_parked", "_request", "_taken_at"),
-        *("_topics", "_turns"),
-    )
-
-    def __init__(
-        self,
-        context: BrokerContext,
-        turns: Turns,
-        connection: ServerConnection,
-        request: Command,
-        fetch: Fetch,
-        group: str | None,
-        topics: list[str],
-    ) -> None:
-        self._context = context
-        self._turns = turns
-        self._connection = connection
-        self._request = request
-        self._fetch = fetch
-        self._group = group
-        self._topics = topics
-        self._has_turn = False
-        self._taken_at = -math.inf
+    _context: BrokerContext
+    _turns: Turns
+    _connection: ServerConnection
+    _request: Command
+    _fetch: Fetch
+    _group: str | None
+    _topics: list[str]
+    _has_turn: bool = False
+    _taken_at: float = -math.inf
+    _future: asyncio.Future[Command] = field(init=False)
+    _parked: Parked = field(init=False)
 
     def begin(self, session: str, wait: float, *, goes_on: bool, singly: bool) -> Command | asyncio.Future[Command]:
         """The answer, or what will be the last one: once a queue got something, the time is over or, where it

@@ -6,6 +6,7 @@ Source of the properties and of the rules: RocketMQ's consumerSendMsgBack and ha
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from raymq.actors.broker.core.copies.copying import RETRY, Copying, Duty, Place, place_of, reason_of
 from raymq.actors.broker.core.copies.rewriting import SPARE_DEAD, Append, encode_fitting, join
@@ -24,24 +25,16 @@ from raymq.storage.tables.group_config import GroupConfig
 from raymq.storage.tables.topic_config import TopicConfig
 
 
+@dataclass(slots=True)
 class Redelivery:
     """Takes messages back on one broker."""
 
-    def __init__(
-        self,
-        store: Store,
-        groups: GroupSettings,
-        schedule: Schedule,
-        locks: QueueLocks,
-        append: Append,
-        copying: Copying,
-    ) -> None:
-        self._store = store
-        self._groups = groups
-        self._schedule = schedule
-        self._locks = locks
-        self._append = append
-        self._copying = copying
+    _store: Store
+    _groups: GroupSettings
+    _schedule: Schedule
+    _locks: QueueLocks
+    _append: Append
+    _copying: Copying
 
     def send_back(
         self, group: str, physical_offset: int, delay_level: int, max_reconsume_times: int | None = None
