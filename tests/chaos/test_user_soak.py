@@ -333,5 +333,5 @@ def lag_of(admin: Admin, group: str) -> int:
 
 def left_threads() -> list[str]:
     """What clients have begun; the brokers of this process have threads, too."""
-    ours = ("raymq-client", "raymq-standby", *(f"raymq-{group}" for group in LISTENERS))
+    ours = ("raymq-client", *(f"raymq-{group}" for group in LISTENERS))
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(ours)]

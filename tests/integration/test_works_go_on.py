@@ -37,7 +37,7 @@ from raymq.client.push.engine import Consuming
 from raymq.client.push.examining import Examining
 from raymq.client.push.fetching import Fetching
 from raymq.client.push.lanes import UnorderedLane
-from raymq.client.push.pace import CallPace
+from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.send_back import SendBack
 from raymq.client.requests.offsets import OffsetRequests
 from tests.integration.conftest import Services
@@ -57,7 +57,7 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
     "fetch of a queue": (False, Fetching, "deliver"),
     "examination of a queue": (False, Examining, "_read_singly"),
     "send-back": (False, SendBack, "__call__"),
-    "listener call": (False, CallPace, "took"),
+    "listener call": (False, ListenerRunner, "call"),
     "outcome of a call": (False, UnorderedLane, "done"),
     "locks": (True, LockTable, "due"),
     "renewal of locks": (True, LockTable, "granted"),
