@@ -9,15 +9,15 @@ import pytest
 from raymq.actors.broker.core.appending.admission import BEAT_SECONDS, Admission, AdmissionLimits, cause_of
 from raymq.actors.errors import RayMQError, ServerBusy, StoreFailed, StoreFull, TopicNotFound
 from tests.unit.actors.clock import FakeClock
+from tests.validated import validated
 
 LIMITS = AdmissionLimits(bytes_under_way=1_000, appends_under_way=3)
 
 
 @pytest.fixture
 def admission(clock: FakeClock) -> Iterator[Admission]:
-    made = Admission(clock, LIMITS)
-    yield made
-    made.validate()
+    with validated(Admission(clock, LIMITS)) as made:
+        yield made
 
 
 def test_the_number_of_appends_under_way_is_bounded(admission: Admission) -> None:

@@ -11,6 +11,7 @@ from raymq.actors.errors import GroupNotFound, InvalidInput, ServerBusy, Subscri
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import GRACE_SECONDS
 from tests.unit.actors.clock import FakeClock
+from tests.validated import validated
 
 
 class Groups(GroupTable):
@@ -30,9 +31,8 @@ class Groups(GroupTable):
 
 @pytest.fixture
 def groups(clock: FakeClock) -> Iterator[Groups]:
-    made = Groups(clock)
-    yield made
-    made.validate()
+    with validated(Groups(clock)) as made:
+        yield made
 
 
 def test_members_are_told_apart_by_client_id(groups: Groups) -> None:

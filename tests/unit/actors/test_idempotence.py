@@ -19,15 +19,15 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.sending.sequencing import SequenceLanes
 from raymq.storage.records.producer_sequence import ProducerSequence
 from tests.unit.actors.clock import FakeClock
+from tests.validated import validated
 
 LANE: Lane = ("p", "t", 0)
 
 
 @pytest.fixture
 def table(clock: FakeClock) -> Iterator[ProducerTable]:
-    made = ProducerTable(clock, max_lanes=3)
-    yield made
-    made.validate()
+    with validated(ProducerTable(clock, max_lanes=3)) as made:
+        yield made
 
 
 def sequence(first: int, count: int = 1, epoch: int = 0) -> ProducerSequence:

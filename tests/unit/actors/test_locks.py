@@ -10,15 +10,15 @@ from raymq.actors.broker.core.groups.locks import QueueLocks
 from raymq.actors.errors import ServerBusy
 from raymq.actors.protocol import LEASE_SECONDS
 from tests.unit.actors.clock import FakeClock
+from tests.validated import validated
 
 Q0, Q1, Q2 = ("t", 0), ("t", 1), ("t", 2)
 
 
 @pytest.fixture
 def locks(clock: FakeClock) -> Iterator[QueueLocks]:
-    made = QueueLocks(clock)
-    yield made
-    made.validate()
+    with validated(QueueLocks(clock)) as made:
+        yield made
 
 
 def test_only_what_is_free_is_given(locks: QueueLocks) -> None:

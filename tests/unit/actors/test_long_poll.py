@@ -8,13 +8,13 @@ import pytest
 
 from raymq.actors.broker.core.reading.long_poll import TICK_SECONDS, LongPolls, QueueKey, TakeNext
 from tests.unit.actors.clock import FakeClock
+from tests.validated import validated
 
 
 @pytest.fixture
 def polls(clock: FakeClock) -> Iterator[LongPolls]:
-    made = LongPolls(clock)
-    yield made
-    made.validate()
+    with validated(LongPolls(clock)) as made:
+        yield made
 
 
 @pytest.fixture

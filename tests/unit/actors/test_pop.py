@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,8 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[PopBench]:
-    made = PopBench(tmp_path)
-    yield made
-    made.close()
+    with closing(PopBench(tmp_path)) as made:
+        yield made
 
 
 def test_a_message_is_with_one_consumer_at_a_time(bench: PopBench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,8 @@ from tests.unit.actors.timer_bench import HOST, TimerBench
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[TimerBench]:
-    made = TimerBench(tmp_path)
-    yield made
-    made.close()
+    with closing(TimerBench(tmp_path)) as made:
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from raymq.actors.sending.isolation import STRATEGIES, Isolation, LatencyIsolati
 from raymq.actors.sending.selection import QueuePicker
 from raymq.actors.sending.sender import queue_of_sharding_key
 from tests.unit.actors.clock import FakeClock
+from tests.validated import validated
 
 QUEUES = [MessageQueue("t", broker, queue_id) for broker in ("a", "b") for queue_id in range(2)]
 ISOLATING = sorted(name for name in STRATEGIES if name)
@@ -19,9 +20,8 @@ ISOLATING = sorted(name for name in STRATEGIES if name)
 
 @pytest.fixture(params=ISOLATING)
 def isolation(request: pytest.FixtureRequest, clock: FakeClock) -> Iterator[Isolation]:
-    made = make_isolation(request.param, clock)
-    yield made
-    made.validate()
+    with validated(make_isolation(request.param, clock)) as made:
+        yield made
 
 
 def brokers(picker: QueuePicker) -> set[str]:

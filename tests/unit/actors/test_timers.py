@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +29,8 @@ from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[TimerBench]:
-    made = TimerBench(tmp_path)
-    yield made
-    made.close()
+    with closing(TimerBench(tmp_path)) as made:
+        yield made
 
 
 # -- when
