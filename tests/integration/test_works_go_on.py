@@ -29,6 +29,7 @@ from raymq.client import (
 from raymq.client.members.lock_table import LockTable
 from raymq.client.members.membership import Membership
 from raymq.client.pop import engine as popping
+from raymq.client.pop import requests as pop_requests
 from raymq.client.pop.engine import Popping
 from raymq.client.push import engine as consuming
 from raymq.client.push import fetching
@@ -316,8 +317,8 @@ def test_the_membership_of_a_simple_consumer_goes_on(
 @pytest.mark.parametrize(
     ("work", "place", "name"),
     [
-        ("notification", popping, "Notification"),
-        ("pop", popping, "read_handles"),
+        ("notification", pop_requests, "Notification"),
+        ("pop", pop_requests, "read_handles"),
         ("return of messages", Popping, "_give_back"),
     ],
 )
@@ -333,7 +334,7 @@ def test_a_simple_consumer_goes_on_after_what_nobody_expected(
     """Fault 14.2: a notification that raised anything but our own errors was asked for again without a pause."""
     fault = Fault(error)
     monkeypatch.setattr(place, name, fault.before(getattr(place, name)))
-    monkeypatch.setattr(popping, "_PARK_SECONDS", 0.5)
+    monkeypatch.setattr(pop_requests, "_PARK_SECONDS", 0.5)
     bodies = {b"%d" % number for number in range(10)}
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, Producer(mq, "p") as producer:
         fault.left = TIMES

@@ -11,19 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.actors.broker.core.delay import timers
 from raymq.actors.broker.core.delay.timer_records import MAX_AHEAD_MS, delete_key, due_of
 from raymq.actors.errors import InvalidInput, MessageIllegal, StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
-from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.tables.topic_config import TopicConfig
 from raymq.storage.timers import timer_log
 from raymq.storage.timers.entry import HOUR_MS, EntryKind, key_of
 from raymq.storage.timers.timer_log import TimerLog
-from tests.stored import flip
 from tests.unit.actors.timer_bench import DAY, HOST, HOUR, TimerBench
 
 
@@ -324,143 +321,6 @@ def test_what_is_stored_after_the_machine_lost_the_end_of_the_log_comes(bench: T
 # -- once
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_once_over_kills(bench: TimerBench, checkpoint: bool) -> None:
-    bench.send(b"a", after=1.0)
-    bench.send(b"b", after=2.0)
-    if checkpoint:
-        bench.checkpoint()
-    bench.clock.advance(1)
-    assert bench.deliver() == [b"a"]
-    bench.kill()
-    assert bench.deliver() == []
-    bench.clock.advance(1)
-    assert bench.deliver() == [b"b"]
-    for _ in range(2):
-        bench.kill()
-        assert bench.deliver() == []
-    bench.restart()
-    bench.clock.advance(2 * HOUR)
-    assert bench.deliver() == []
-
-
-@pytest.mark.parametrize("damage", ["state", "run", "journal and state"])
-def test_once_over_timers_that_were_damaged(bench: TimerBench, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    """What waits, what was delivered and what was called back stands in the log."""
-    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 10)
-    bench.send(*(b"early %02d" % n for n in range(20)), after=1.0)
-    bench.deliver()
-    bench.checkpoint()
-    bench.clock.advance(1)
-    assert len(bench.deliver()) == 20
-    bench.send(*(b"late %02d" % n for n in range(20)), after=10.0)
-    bench.deliver()
-    bench.checkpoint()
-    bench.close()
-    folder = bench.directory / "raymq" / "timers"
-    if damage == "run":
-        for path in folder.glob("run.*"):
-            flip(path, 50)
-    else:
-        (folder / "state.json").write_text("x")
-    if damage == "journal and state":
-        for path in folder.glob("journal.*"):
-            path.write_bytes(b"x" * 100)
-    bench.open()
-    assert bench.deliver() == []
-    bench.kill()
-    bench.clock.advance(10)
-    assert bench.deliver() == [b"late %02d" % n for n in range(20)]
-    bench.restart()
-    assert bench.deliver() == []
-    assert len(bench.delivered()) == 40
-
-
-def test_once_if_it_dies_between_the_copies_and_the_note_of_them(
-    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.send(*(b"%02d" % n for n in range(30)), after=1.0)
-    bench.deliver()
-    bench.checkpoint()
-    bench.clock.advance(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
-        with pytest.raises(StoreFull):
-            bench.core.deliver_due()
-        assert len(bench.delivered()) == 30
-        with pytest.raises(StoreFull):  # as long as it cannot be noted nothing more is delivered
-            bench.core.deliver_due()
-    bench.kill()
-    assert bench.deliver() == []
-    bench.kill()
-    assert bench.deliver() == []
-    assert len(bench.delivered()) == 30
-
-
-def test_once_though_one_of_what_was_delivered_is_damaged_since(
-    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What copies were made from is read together; where that cannot be, one by one."""
-    bench.send(*(b"%02d" % n for n in range(30)), after=1.0)
-    bench.deliver()
-    bench.checkpoint()
-    place = int(bench.store.entries(TIMER_TOPIC, 0, 7, 1)[0][0])
-    bench.clock.advance(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
-        with pytest.raises(StoreFull):
-            bench.core.deliver_due()
-    log = bench.directory / "commitlog" / f"{0:020d}"
-    with log.open("r+b") as stream:
-        stream.seek(place + OFFSET_BODY)
-        stream.write(b"x")
-    bench.kill()
-    assert bench.deliver() == []
-    assert len(bench.delivered()) == 30
-
-
-@pytest.mark.parametrize("told", [{"RAYMQ_DELIVERED_FROM": "0:1"}, {"TIMER_OUT_MS": "9" * 30}, {"UNIQ_KEY": "another"}])
-def test_a_copy_that_does_not_say_what_its_entry_says_is_not_believed(bench: TimerBench, told: dict[str, str]) -> None:
-    bench.send(b"m", after=5.0)
-    [waiting] = bench.store.read(TIMER_TOPIC, 0, 0).messages()
-    forged = encode_again(waiting, "t", 0, {**waiting.properties, "RAYMQ_DELIVERED_FROM": "0:0", **told})
-    bench.core.append("t", 0, memoryview(forged), np.array([len(forged)], np.int32))
-    bench.kill()
-    bench.clock.advance(5)
-    assert bench.deliver() == [b"m"]
-
-
-def test_a_full_disk_between_the_copies_and_the_note_of_them(
-    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.send(b"a", after=1.0)
-    bench.deliver()
-    bench.clock.advance(1)
-    with monkeypatch.context() as patched:
-        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
-        with pytest.raises(StoreFull):
-            bench.core.deliver_due()
-    bench.clock.advance(2 * HOUR)
-    assert bench.deliver() == []
-    assert len(bench.delivered()) == 1
-
-
-def test_the_timer_log_can_be_made_again(bench: TimerBench) -> None:
-    bench.send(b"a", after=1.0)
-    [gone] = bench.send(b"gone", after=3.0)
-    bench.send(b"b", after=3 * HOUR)
-    assert bench.recall(gone) is RecallStatus.WITHDRAWN
-    bench.clock.advance(1)
-    assert bench.deliver() == [b"a"]
-    bench.close()
-    for path in (bench.directory / "raymq" / "timers").iterdir():
-        path.unlink()
-    bench.open()
-    assert bench.recall(gone) is RecallStatus.WITHDRAWN
-    bench.clock.advance(4 * HOUR)
-    assert bench.deliver() == [b"b"]
-
-
 def test_what_waits_outlives_the_log_files(bench: TimerBench) -> None:
     early = bench.send(*(b"%03d" % n for n in range(100)), after=30 * HOUR)
     assert bench.recall(early[7]) is RecallStatus.WITHDRAWN
@@ -507,23 +367,6 @@ def test_what_waits_is_rescued_from_a_disk_that_is_too_full_to_write(bench: Time
     bench.kill()
     bench.clock.advance(28 * HOUR)
     assert bench.deliver() == [b"m"]
-
-
-def test_a_damaged_record_does_not_keep_a_broker_from_knowing_what_it_delivered(bench: TimerBench) -> None:
-    bench.send(*(b"%02d" % n for n in range(20)), after=1.0)
-    bench.send(b"later", after=2.0)
-    bench.clock.advance(1)
-    assert len(bench.deliver()) == 20
-    place = bench.delivered()[5].physical_offset
-    log = bench.directory / "commitlog" / f"{0:020d}"
-    with log.open("r+b") as stream:
-        stream.seek(place + OFFSET_BODY)
-        stream.write(b"X")
-    bench.kill()
-    bench.clock.advance(1)
-    before = bench.store.max_offset("t", 0)
-    assert bench.core.deliver_due().delivered == 1
-    assert bench.store.max_offset("t", 0) == before + 1
 
 
 # -- everything together

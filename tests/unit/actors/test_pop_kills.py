@@ -1,0 +1,137 @@
+"""What is lent to poppers outlives kills and losses of power, and what is done stays done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.tables.in_flight import Lent
+from tests.faulty_calls import UnsyncedCalls
+from tests.unit.actors.pop_bench import PopBench, bodies
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    with replaced(UnsyncedCalls()):
+        yield
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[PopBench]:
+    with closing(PopBench(tmp_path)) as made:
+        yield made
+
+
+def test_a_kill_brings_back_what_is_not_acknowledged_after_its_time_and_nothing_else(bench: PopBench) -> None:
+    bench.send(*(b"%d" % n for n in range(30)))
+    handles = bench.receive(30, invisible=10)
+    renewed = bench.change(handles[0], 60)
+    bench.ack(*handles[1::2])
+    bench.kill()
+    assert bench.receive() == []
+    bench.clock.advance(9.9)
+    assert bench.ack(handles[2]) == [True], "handles survive"
+    bench.kill()
+    bench.clock.advance(0.1)
+    assert [(h.offset, h.reconsume_times) for h in bench.receive()] == [(n, 1) for n in range(4, 30, 2)]
+    assert bench.ack(handles[0]) == [False]
+    assert renewed is not None
+    assert bench.ack(renewed) == [True]
+
+
+def test_a_kill_between_offset_and_table(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(b"a", b"b", b"c")
+    handles = bench.receive(2)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.in_flight, "acknowledge", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.ack(handles[0])
+    bench.kill()
+    assert bench.committed() == 1
+    assert bench.ack(*handles) == [False, True]
+    assert bodies(bench.receive()) == [b"c"]
+
+
+def test_the_journal_does_not_grow_with_what_is_done(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raymq.storage.tables.in_flight._REWRITE_BYTES", 4096)
+    bench.kill()
+    bench.send(b"stuck")
+    bench.receive(1, invisible=3600)
+    journal = bench.directory / "raymq" / "in_flight.journal"
+    largest = 0
+    for _ in range(200):
+        bench.send(*(b"x" for _ in range(5)))
+        bench.ack(*bench.receive())
+        largest = max(largest, journal.stat().st_size)
+        bench.store._parts.in_flight._wait()  # it is rewritten by a thread, which a busy machine lets wait
+    assert largest < 9000
+    bench.kill()
+    assert journal.stat().st_size < 100
+    bench.clock.advance(3600)
+    assert bodies(bench.receive()) == [b"stuck"]
+
+
+def test_a_loss_of_power_that_took_messages_leaves_what_is_there_lent(bench: PopBench) -> None:
+    bench.send(b"a", b"b")
+    held = bench.receive()
+    lost = {offset: Lent(1, 2, 0, 16) for offset in (2, 7)}
+    bench.store.in_flight.deliver(("g", "t", 0), 9, lost)  # the journal knows more than the log has
+    bench.kill()
+    assert bench.ack(held[0]) == [True]
+    bench.send(b"new", b"newer")
+    assert bodies(bench.receive()) == [b"new", b"newer"]
+    bench.clock.advance(31)
+    assert bodies(bench.receive()) == [b"b", b"new", b"newer"]
+
+
+class Killed(BaseException):
+    """What a failpoint raises here instead of killing the process."""
+
+
+def test_a_kill_at_any_write_loses_no_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = 0
+
+    def reached(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    monkeypatch.setattr("raymq.storage.tables.journal.failpoint", reached)
+    for step in range(1, 10_000):
+        bench = PopBench(tmp_path / str(step))
+        bench.send(*(b"%d" % n for n in range(8)))
+        left = step
+        given: list[int] = []
+        asked: list[int] = []
+        done: list[int] = []
+        try:
+            for count in (3, 5):
+                handles = bench.receive(count, invisible=10)
+                given += [handle.offset for handle in handles]
+                for handle in (handles[1], handles[0], *handles[3:]):
+                    asked.append(handle.offset)
+                    assert bench.ack(handle) == [True]
+                    done.append(handle.offset)
+        except Killed:
+            pass
+        survived, left = left > 0, 0
+        bench.kill()
+        at_once = [handle.offset for handle in bench.receive(invisible=10)]
+        assert not set(at_once) & set(given), f"step {step}: still invisible"
+        bench.clock.advance(10)
+        again = [handle.offset for handle in bench.receive()]
+        # The one that was asked for when the kill came may be done or not.
+        assert set(given) - set(asked) <= set(again) <= set(range(8)) - set(done), f"step {step}"
+        bench.close()
+        if survived:
+            break
+    assert step > 20

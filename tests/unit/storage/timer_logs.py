@@ -1,0 +1,44 @@
+"""Timer logs for tests: their entries, what waits in them, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, Entries, EntryKind
+from raymq.storage.timers.over import Over
+from raymq.storage.timers.timer_log import TimerLog
+
+HOUR = 400_000
+START_MS = HOUR * HOUR_MS
+EVER_MS = 1 << 60
+
+
+def entry(due_ms: int, offset: int, place: int = 0, kind: EntryKind = EntryKind.WAITS, key: int = 7) -> Entries:
+    return np.array([(due_ms, offset, place, key, 100, kind)], ENTRY)
+
+
+def opened(folder: Path, log_end: int = 1 << 40, clean: bool = True) -> TimerLog:
+    return TimerLog(folder, log_end=log_end, clean=clean)
+
+
+def offsets(entries: Entries) -> list[int]:
+    return entries["queue_offset"].tolist()
+
+
+def waiting(log: TimerLog, until_ms: int = EVER_MS, begin_ms: int = 0, most: int = 1 << 20) -> list[int]:
+    """The offsets of what waits, however many calls it takes."""
+    found: list[int] = []
+    begin = (begin_ms, LEAST_KEY)
+    while begin < (until_ms, LEAST_KEY):
+        part, following = log.waiting(begin, until_ms, most)
+        assert following > begin
+        found, begin = found + offsets(part), following
+    return found
+
+
+def checkpoint(log: TimerLog, log_end: int, over: Over | None = None) -> None:
+    write = log.checkpoint(log_end, over=over)
+    assert write is not None
+    write()
