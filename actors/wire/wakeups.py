@@ -54,3 +54,15 @@ class Turns:
             self._begun = bool(self._waiting)
             if self._begun:
                 loop.call_soon(self._run)
+
+
+class OneATurn:
+    """Of many that are woken together, and have much to look at each, one has its turn in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self._taken = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Return when nobody else has this turn of the loop; it is the caller's up to what it awaits next."""
+        await self._taken.acquire()
+        asyncio.get_running_loop().call_soon(self._taken.release)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
@@ -15,7 +15,7 @@ from raymq.actors.filter.subscription import ALL, TAG, Filter, reading_filter
 from raymq.actors.naming import check_group
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.batch_ack import STALE, BatchAck, read_batch_acks
+from raymq.actors.wire.commands.batch_ack import STALE, BatchAck, reading_batch_acks
 from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES
 from raymq.actors.wire.commands.pop import MAX_MESSAGES
 from raymq.actors.wire.frame import Command
@@ -32,6 +32,7 @@ from raymq.actors.wire.headers.pop import (
 )
 from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
+from raymq.actors.wire.wakeups import OneATurn
 from raymq.storage.steps import Steps
 
 #: A pop is parked at most this long, whatever it asks for.
@@ -54,7 +55,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
 
 def _taking(context: BrokerContext) -> dict[int, Handler]:
-    core, pop = context.core, context.core.pop
+    core, pop, turns = context.core, context.core.pop, OneATurn()
 
     def pop_message(connection: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = PopMessage.read(request)
@@ -84,6 +85,7 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
                 return _popped(context, request, header, popped, ResponseCode.POLLING_FULL)
             elif not await _arrival(context, asked.group, asked.topic, asked.queue_ids, deadline):
                 break
+            await turns.take()
             popped = pop.receive(asked)
         return _popped(context, request, header, popped)
 
@@ -97,6 +99,7 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
             full = context.polls.is_full
             if full or not await _arrival(context, group, topic, queue_ids, deadline):
                 break
+            await turns.take()
         return request.response(ResponseCode.SUCCESS, {"hasMsg": has, "pollingFull": full})
 
     return {
@@ -116,8 +119,8 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
             raise StaleHandle(_STALE)
         return request.response(ResponseCode.SUCCESS)
 
-    def batch_ack(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
-        acks = read_batch_acks(request)
+    def batch_ack(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
+        acks = yield from reading_batch_acks(request)
         if sum(ack.count for ack in acks) + _ENTRY_ACKS * len(acks) > _ACKS_AT_ONCE:
             return batch_ack_in_turns(request, acks)
         stale = sum(ack.count - acknowledge(ack, ack.offsets()) for ack in acks)
@@ -165,7 +168,7 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
 
     return {
         RequestCode.ACK_MESSAGE: ack,
-        RequestCode.BATCH_ACK_MESSAGE: batch_ack,
+        RequestCode.BATCH_ACK_MESSAGE: in_steps(batch_ack),
         RequestCode.CHANGE_MESSAGE_INVISIBLETIME: change_invisible,
     }
 
@@ -217,14 +220,17 @@ def _deadline(context: BrokerContext, connection: ServerConnection, poll_ms: int
     return context.polls.clock() + seconds
 
 
-async def _arrival(context: BrokerContext, group: str, topic: str, queue_ids: Iterable[int], deadline: float) -> bool:
+async def _arrival(context: BrokerContext, group: str, topic: str, queue_ids: range, deadline: float) -> bool:
     """Wait until one of the queues got something, or got something back; False when the time is over."""
     polls = context.polls
     if polls.closed or polls.clock() >= deadline:
         return False
     woken = asyncio.Event()
-    keys = [key for queue_id in queue_ids for key in ((topic, queue_id), waiting_for(group, topic, queue_id))]
-    parked = polls.park(keys, deadline, woken.set)
+    if len(queue_ids) > 1:
+        parked = polls.park((), deadline, woken.set, topics=(topic, waiting_for(group, topic, ANY_QUEUE)[0]))
+    else:
+        keys = [key for queue_id in queue_ids for key in ((topic, queue_id), waiting_for(group, topic, queue_id))]
+        parked = polls.park(keys, deadline, woken.set)
     try:
         await woken.wait()
     finally:

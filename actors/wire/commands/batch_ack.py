@@ -13,14 +13,17 @@ import numpy as np
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.request_limits import MAX_IN_FLIGHT
-from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import Handle
+from raymq.actors.wire.json_steps import reading_object
+from raymq.storage.steps import Steps, mapped
 
 #: Ours, in the answer to BATCH_ACK_MESSAGE: how many of the handles were stale.
 STALE = "raymqStale"
 _MAX_OFFSET = 1 << 60
+#: So many entries are one step of work.
+_ENTRIES_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +46,16 @@ class BatchAck:
         return (self.start + used[rows] * 8 + places).tolist()  # type: ignore[no-any-return]
 
 
-def read_batch_acks(request: Command) -> list[BatchAck]:
-    """The entries of BATCH_ACK_MESSAGE; what they name is not spelled out yet.
+def reading_batch_acks(request: Command) -> Steps[list[BatchAck]]:
+    """The entries of BATCH_ACK_MESSAGE, read in steps; what they name is not spelled out yet.
 
     Raises:
         InvalidInput: it is not what RocketMQ sends, or names more messages than a group may have out.
     """
-    told = json_body.read_object(request.body).get("acks")
+    told = (yield from reading_object(request.body)).get("acks")
     if not isinstance(told, list):
         raise InvalidInput("acks", "a list", type(told).__name__)
-    acks = [_batch_ack(each) for each in told]
+    acks = yield from mapped(_batch_ack, told, _ENTRIES_AT_ONCE)
     count = sum(ack.count for ack in acks)
     if count > MAX_IN_FLIGHT:
         raise InvalidInput("acks", f"at most {MAX_IN_FLIGHT} messages", count)

@@ -42,6 +42,8 @@ class Parked:
     standing: bool = False
     #: Offered what comes next in one of the queues, before the store's readers see it; whether it took that.
     take_next: TakeNext | None = None
+    #: It waits for all queues of these, besides.
+    topics: tuple[str, ...] = ()
     #: It is parked no more;
     ended: bool = False
     #: because of a newer one of its session.
@@ -69,6 +71,7 @@ class LongPolls:
     #: The broker is stopping: nobody should park again.
     closed: bool = False
     _by_queue: dict[QueueKey, set[Parked]] = field(default_factory=dict)
+    _by_topic: dict[str, set[Parked]] = field(default_factory=dict)
     _by_tick: dict[int, set[Parked]] = field(default_factory=dict)
     _by_session: dict[str, Parked] = field(default_factory=dict)
     _swept: int = 0
@@ -96,15 +99,22 @@ class LongPolls:
         session: str | None = None,
         standing: bool = False,
         take_next: TakeNext | None = None,
+        topics: Iterable[str] = (),
     ) -> Parked:
-        """Wait for any of `queues` until `deadline` (by the clock); an older request of `session` is woken now."""
+        """Wait for any of `queues` until `deadline` (by the clock); an older request of `session` is woken now.
+
+        Args:
+            topics: wait for whatever queue of these, besides, at the price of one.
+        """
         tick = max(math.ceil(deadline / TICK_SECONDS), self._swept + 1)
-        parked = Parked(tuple(queues), tick, wake, session, standing, take_next)
+        parked = Parked(tuple(queues), tick, wake, session, standing, take_next, tuple(topics))
         if session is not None:
             self.supersede(session)
             self._by_session[session] = parked
         for queue in parked.queues:
             self._by_queue.setdefault(queue, set()).add(parked)
+        for topic in parked.topics:
+            self._by_topic.setdefault(topic, set()).add(parked)
         self._by_tick.setdefault(tick, set()).add(parked)
         self._count += 1
         return parked
@@ -128,7 +138,10 @@ class LongPolls:
         """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
         taker, self._taker = self._taker, None
         for queue in queues:
-            for parked in list(self._by_queue.get(queue, ())):
+            waiting = list(self._by_queue.get(queue, ()))
+            if self._by_topic:
+                waiting += self._by_topic.get(queue[0], ())
+            for parked in waiting:
                 if parked is taker:
                     continue
                 if not parked.standing:
@@ -160,6 +173,8 @@ class LongPolls:
             del self._by_session[parked.session]
         for queue in parked.queues:
             _discard(self._by_queue, queue, parked)
+        for topic in parked.topics:
+            _discard(self._by_topic, topic, parked)
         _discard(self._by_tick, parked.tick, parked)
 
     def validate(self) -> None:
@@ -167,8 +182,10 @@ class LongPolls:
         parked = {p for waiting in self._by_tick.values() for p in waiting}
         assert len(parked) == self._count
         assert {p for waiting in self._by_queue.values() for p in waiting} == {p for p in parked if p.queues}
+        assert {p for waiting in self._by_topic.values() for p in waiting} == {p for p in parked if p.topics}
         assert set(self._by_session.values()) == {p for p in parked if p.session is not None}
         assert all(self._by_queue.values()), "an empty set stays listed"
+        assert all(self._by_topic.values()), "an empty set stays listed"
         assert all(self._by_tick.values()), "an empty set stays listed"
 
 
