@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import InvalidInput, StoreError
 from raymq.storage.files import json_file
 
 PULL: Final = "PULL"
 POP: Final = "POP"
+#: So many groups may have a mode of their own in a topic.
+MOST_MODES: Final = 10_000
 _TABLE: Final = "messageRequestModeMap"
 
 
@@ -45,27 +47,49 @@ class RequestMode:
 
 
 class RequestModes:
-    """All that were set, in memory and on disk; each change is durable when the call returns. One thread."""
+    """All that were set, in memory and on disk. One thread, but for `put`: any, one at a time."""
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self._path = path
         self._writable = writable
         self._modes = json_file.load_as(path, _read)
+        #: Each as it stands in the file, so that a change costs little besides many others.
+        self._texts: dict[RequestMode, str] = {}
+        self._last_saved: bytes | None = None
 
     def get(self, topic: str, group: str) -> RequestMode:
         """What was set, else PULL."""
         return self._modes.get((topic, group)) or RequestMode(topic, group)
 
     def put(self, mode: RequestMode) -> None:
-        """Set one."""
+        """Set one, durably; it waits for the disk. What is so anyhow is not kept.
+
+        Raises:
+            InvalidInput: as many are set as may be.
+            StoreError: the store was opened read-only. StoreFull, StoreFailed: not done.
+        """
         if not self._writable:
             raise StoreError("the store was opened read-only")
-        modes = {**self._modes, (mode.topic, mode.group): mode}
-        table: dict[str, dict[str, Any]] = {}
-        for each in modes.values():
-            table.setdefault(each.topic, {})[each.group] = each.to_json()
-        json_file.save(self._path, {_TABLE: table}, _read)
-        self._modes = modes
+        key = mode.topic, mode.group
+        others = {name: each for name, each in self._modes.items() if name != key}
+        modes = others if mode == RequestMode(*key) else {**others, key: mode}
+        if len(modes) > max(MOST_MODES, len(self._modes)):
+            limit = f"at most {MOST_MODES} groups and topics with a mode of their own"
+            raise InvalidInput("mode", limit, mode.mode, remedy=f"set others to {PULL} that nobody needs any more")
+        content = self._encoded(modes)
+        json_file.save_encoded(self._path, content, _read, self._last_saved)
+        self._last_saved, self._modes = content, modes
+
+    def _encoded(self, modes: Mapping[tuple[str, str], RequestMode]) -> bytes:
+        texts: dict[RequestMode, str] = {}
+        topics: dict[str, list[str]] = {}
+        for mode in modes.values():
+            text = self._texts.get(mode) or f"{json_file.encode(mode.group)}:{json_file.encode(mode.to_json())}"
+            texts[mode] = text
+            topics.setdefault(mode.topic, []).append(text)
+        self._texts = texts
+        rows = ",".join([f"{json_file.encode(topic)}:{{{','.join(each)}}}" for topic, each in topics.items()])
+        return f'{{"{_TABLE}":{{{rows}}}}}'.encode()
 
 
 def _read(raw: Mapping[str, Any]) -> dict[tuple[str, str], RequestMode]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ _CLUSTERING, _BROADCASTING = "CLUSTERING", "BROADCASTING"
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
     modes = context.core.store.request_modes
+    #: Held while one is written, by another thread.
+    writing = asyncio.Lock()
 
     async def query_assignment(_: ServerConnection, request: Command) -> Command:
         told = json_body.read_object(request.body)
@@ -49,7 +52,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         context.core.topic(topic)
         if context.core.ensure_group(group):
             await context.announce()
-        modes.put(RequestMode(topic, group, mode, share))
+        async with writing:
+            await asyncio.to_thread(modes.put, RequestMode(topic, group, mode, share))
         return request.response(ResponseCode.SUCCESS)
 
     return {RequestCode.QUERY_ASSIGNMENT: query_assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.errors import StoreError
+from raymq.storage.errors import InvalidInput, StoreError
+from raymq.storage.files import json_file
+from raymq.storage.tables import request_mode
 from raymq.storage.tables.request_mode import POP, PULL, RequestMode, RequestModes
 
 
@@ -31,3 +33,42 @@ def test_what_is_set_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_a_store_that_is_only_read_keeps_its_file(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         RequestModes(tmp_path / "messageRequestMode.json", writable=False).put(RequestMode("t", "g"))
+
+
+def test_so_many_may_be_set_and_those_that_are_nothing_of_their_own_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may set them: 100,000 were a file that each further one wrote anew in a second of the loop."""
+    monkeypatch.setattr(request_mode, "MOST_MODES", 3)
+    modes = RequestModes(tmp_path / "m.json", writable=True)
+    for number in range(10):
+        modes.put(RequestMode("t", f"pull{number}"))
+    for number in range(3):
+        modes.put(RequestMode("t", f"g{number}", POP))
+    with pytest.raises(InvalidInput, match="at most 3 groups"):
+        modes.put(RequestMode("u", "g", POP))
+    modes.put(RequestMode("t", "g0", POP, 5))
+    modes.put(RequestMode("t", "g1"))
+    modes.put(RequestMode("u", "g", POP))
+    again = RequestModes(tmp_path / "m.json", writable=True)
+    found = {key: again.get(*key) for key in (("t", "g0"), ("t", "g1"), ("t", "g2"), ("u", "g"))}
+    assert [each.mode for each in found.values()] == [POP, PULL, POP, POP]
+    assert found["t", "g0"].pop_share_queues == 5
+    monkeypatch.setattr(request_mode, "MOST_MODES", 1)
+    again.put(RequestMode("t", "g2", POP, 1))  # there are more than there may be, and none is added
+
+
+def test_one_more_costs_what_one_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = RequestModes(tmp_path / "m.json", writable=True)
+    for number in range(20):
+        modes.put(RequestMode("t", f"g{number}", POP))
+    encoded: list[object] = []
+    encode = json_file.encode
+
+    def counted(value: object) -> str:
+        encoded.append(value)
+        return encode(value)
+
+    monkeypatch.setattr(json_file, "encode", counted)
+    modes.put(RequestMode("t", "one more", POP))
+    assert len(encoded) == 3, "its group, itself and its topic"
