@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage.files.file_calls import replaced
+from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.bench import Bench
 from tests.unit.actors.clock import FakeClock
 
@@ -37,3 +39,10 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield made
     made.core.locks.validate()
     made.store.close()
+
+
+@pytest.fixture
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """What is to be on disk is not waited for: no power is lost."""
+    with replaced(UnsyncedCalls()):
+        yield

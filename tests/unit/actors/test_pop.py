@@ -12,17 +12,11 @@ from raymq.actors.broker.core.pop import pop
 from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.filter.subscription import filter_of
 from raymq.storage.errors import StoreFull
-from raymq.storage.files.file_calls import replaced
 from raymq.storage.records.record import encode
-from tests.faulty_calls import UnsyncedCalls
 from tests.stored import append, flip, log_file, make_record
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
 
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
-    with replaced(UnsyncedCalls()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 @pytest.fixture

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage.files.file_calls import replaced
 from raymq.storage.tables.in_flight import Lent
-from tests.faulty_calls import UnsyncedCalls
 from tests.unit.actors.pop_bench import PopBench, bodies
 
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk() -> Iterator[None]:
-    with replaced(UnsyncedCalls()):
-        yield
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.storage.store import Store
+from raymq.storage.timers import timer_log
 from tests import golden_stores as golden
 from tests.golden_stores import Answers
 
@@ -24,3 +25,9 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = golden.unpack(name, tmp_path_factory.mktemp("golden"))
     with Store.open(directory, golden.config(name), read_only) as store:
         yield store, golden.answers(name)
+
+
+@pytest.fixture
+def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint makes a run of what was told since the last one."""
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)

@@ -21,12 +21,6 @@ from tests.stored import flip
 from tests.unit.storage.timer_logs import EVER_MS, HOUR, START_MS, checkpoint, entry, offsets, opened, waiting
 
 
-@pytest.fixture
-def runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each checkpoint makes a run of what was told since the last one."""
-    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 1)
-
-
 @pytest.mark.parametrize("in_runs", [False, True])
 def test_what_waits_in_the_order_of_due_times(tmp_path: Path, in_runs: bool, request: pytest.FixtureRequest) -> None:
     if in_runs:
