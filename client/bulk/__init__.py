@@ -1,1 +1,5 @@
-"""What moves whole tables: Spark's door into the client."""
+"""What moves whole tables: Spark's door into the client.
+
+What is in it, in the order to read it:
+    staging: records that become visible together.
+"""

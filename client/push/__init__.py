@@ -1,1 +1,10 @@
-"""The push consumer: messages are brought to a listener."""
+"""The push consumer: messages are brought to a listener.
+
+What is in it, in the order to read it:
+    push_consumer, consumer_settings: what a program calls; listener: what its function answers.
+    engine, assignment: which queues are its, and what is done to come to them.
+    fetching, fetch_window, queue_backoff, examining: what is fetched of them, and what becomes of those in trouble.
+    delivery, lanes, listener_threads, rate, outage: which call of the listener begins when; process_queue: what is
+    not done.
+    committing, send_back: what succeeded and what failed is told; trace: to who watches, too.
+"""

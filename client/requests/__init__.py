@@ -1,1 +1,7 @@
-"""Asking brokers: fetches, fan-out, offsets."""
+"""Asking brokers: fetches, fan-out, offsets.
+
+What is in it, in the order to read it:
+    asking, fan_out: one broker is asked, or all; offsets: how far a group is.
+    fetching, fetch_shares: fetches of many queues; direct_fetching: by the thread that waits; ahead, read_ahead:
+    early ones.
+"""

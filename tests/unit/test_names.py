@@ -36,3 +36,18 @@ def test_seconds_are_written_out_and_bytes_are_no_octets(repository: Path) -> No
     wrong = re.compile(r"\b\w+_[Ss]\b(?= *(?::[^=\n]*)?=)|octets?(?![.]h)", re.IGNORECASE)
     for path, source in sources(repository):
         assert [found[0] for found in wrong.finditer(source)] == [], path
+
+
+def test_a_rooms_page_names_every_file_in_it(repository: Path) -> None:
+    """A page with "in the order to read it" is a map: whoever adds a file says there what it is for."""
+    maps = 0
+    for room in ROOMS:
+        for page in (repository / room).rglob("__init__.py"):
+            told = ast.get_docstring(ast.parse(page.read_text(encoding="utf-8"))) or ""
+            assert told, f"{page} says nothing"
+            if "in the order to read it" not in told or page.parent.parent == repository:
+                continue
+            maps += 1
+            files = {path.stem for path in page.parent.glob("*.py")} - {"__init__"}
+            assert files <= set(re.findall(r"\w+", told)), page.parent.relative_to(repository)
+    assert maps > 20
