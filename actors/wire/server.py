@@ -31,6 +31,8 @@ _LEAST_KEPT_FILES = 96
 #: A process that has room for fewer connections is not worth being asked.
 _LEAST_PLACES = 2
 _ACCEPTED_AT_ONCE = 16
+#: So many turns of the loop a connection that was accepted takes at most until it is known here, and closed.
+_ACCEPTING_TURNS = 5
 _WAITING_CONNECTIONS = 1024
 #: So many of those that wait for room look again at a time.
 _WOKEN = 64
@@ -70,7 +72,7 @@ class Server:
         self.waiting_for_room: dict[ServerConnection, None] = {}
         #: How many connections were closed because there were too many.
         self.refused_connections = 0
-        self.draining = False
+        self.draining = self.has_stopped = False
         self.loop = asyncio.get_running_loop()
         #: Where all connections read into, one after the other.
         self.scratch = make_scratch()
@@ -104,7 +106,20 @@ class Server:
 
     def drain(self) -> None:
         """Accept no more connections; every new request is answered with GO_AWAY from now on."""
+        if self.draining:
+            return
         self.draining = True
+        for listener in self._listeners:
+            for listening in listener.sockets:
+                self.loop.remove_reader(listening.fileno())
+        # asyncio forgets, without closing it, what it has accepted and not looked at when its listener closes.
+        self._close_listeners(_ACCEPTING_TURNS)
+
+    def _close_listeners(self, turns: int) -> None:
+        """So many turns of the loop from now."""
+        if turns:
+            self.loop.call_soon(self._close_listeners, turns - 1)
+            return
         for listener in self._listeners:
             listener.close()
 
@@ -114,6 +129,7 @@ class Server:
         deadline = self.loop.time() + self.limits.drain_seconds
         if under_way := [task for connection in self.connections for task in connection.tasks]:
             await asyncio.wait(under_way, timeout=self.limits.drain_seconds)
+        self.has_stopped = True  # what was accepted and is not known here yet is closed as soon as it is
         for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):
@@ -125,7 +141,9 @@ class Server:
             self._sweeper.cancel()
         for connection in list(self.connections):
             connection.cancel()
-        await asyncio.sleep(0)
+        for _ in range(_ACCEPTING_TURNS):
+            await asyncio.sleep(0)
+        self._close_listeners(0)
 
     def has_place(self, accepted: socket.socket | None) -> bool:
         """Whether one more connection may stay.

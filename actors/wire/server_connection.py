@@ -96,6 +96,8 @@ class Host(Protocol):
     waiting_for_room: dict[ServerConnection, None]
     #: How many connections were closed because there were too many.
     refused_connections: int
+    #: No connection is served any more.
+    has_stopped: bool
 
     def has_place(self, accepted: socket.socket | None) -> bool:
         """Whether one more connection may stay."""
@@ -158,6 +160,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
+        if self._server.has_stopped:
+            transport.close()
+            return
         if not self._server.has_place(transport.get_extra_info("socket")):
             self._server.refused_connections += 1
             if self._server.refused_connections % _REFUSALS_A_LINE == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -226,3 +227,19 @@ async def test_small_answers_do_not_wait_for_an_acknowledgement(host: str) -> No
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     await pool.close()
     await server.stop()
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_connection_that_comes_when_the_server_stops_is_closed(turns: int) -> None:
+    """One that was accepted and not known yet stayed open: its client waited, and asyncio warned of it."""
+    server = Server({})
+    bound = bind("127.0.0.1", 0)
+    await server.start(bound)
+    client = socket.create_connection(bound.getsockname())
+    client.settimeout(5)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await server.stop()
+    assert not server.connections
+    with contextlib.closing(client), contextlib.suppress(ConnectionResetError):
+        assert await asyncio.to_thread(client.recv, 1) == b""
