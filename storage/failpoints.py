@@ -52,6 +52,7 @@ NAMES: Final = (
     "retention.before_add",
     "retention.before_remove",
     "retention.before_close",
+    "room.before_remove",
     "delete_topic.before_state",
     "delete_topic.before_queues",
     "delete_topic.before_progress",

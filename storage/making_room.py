@@ -218,7 +218,7 @@ class RoomMaker:
                 if file is not None:
                     file.close()
             for path, _ in gone:
-                failpoint("retention.before_remove")
+                failpoint("room.before_remove")
                 self._remove([path], f"retention, {decision.reason}")
             if gone:
                 self._steps.extend((self._surplus, self._old_log_files))

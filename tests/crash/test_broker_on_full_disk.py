@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from raymq.storage.log.retention import Disk
 from raymq.storage.making_room import RoomMaker
 from raymq.storage.paths import Paths
 from raymq.storage.tables.topic_config import TopicConfig
-from tests.full_disk import FullDisk
+from tests.full_disk import FullDisk, fill
 from tests.polling import poll_until
 from tests.unit.actors.bench import encoded
 
@@ -188,18 +189,16 @@ def test_a_broker_that_finds_no_room_comes_up_by_itself_when_there_is_some(
             hosted.stop()
 
 
+@pytest.mark.parametrize("has_ballast", [True, False])
 @pytest.mark.parametrize("kib", [0, 4, 24, 49, 100, 400])
 def test_a_broker_starts_on_a_file_system_with_so_little_room(
-    loop: EventLoopThread, killed: Path, small_disk: Path, kib: int
+    loop: EventLoopThread, killed: Path, small_disk: Path, kib: int, has_ballast: bool
 ) -> None:
     directory = small_disk / "store"
     shutil.copytree(killed, directory)
-    filler = small_disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        size = file.tell()
-        file.truncate(size - (kib << 10) // 4096 * 4096)
+    if not has_ballast:
+        Paths(directory).ballast.unlink()
+    filler = fill(small_disk)
+    os.truncate(filler, filler.stat().st_size - (kib << 10) // 4096 * 4096)
     assert Disk.of(small_disk).free == (kib << 10) // 4096 * 4096
     starts_and_goes_on(loop, directory, filler.unlink)

@@ -326,7 +326,7 @@ def test_killed_while_it_makes_room(tmp_path: Path, time: int) -> None:
         [sys.executable, "-c", program],
         env={
             **os.environ,
-            VARIABLE: f"retention.before_remove:{time}",
+            VARIABLE: f"room.before_remove:{time}",
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
         },
         timeout=120,
