@@ -28,12 +28,7 @@ from raymq.client.receipt import Receipt
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import compiled, limits
 from raymq.storage.records import property_names as properties
-from raymq.storage.records.record import (
-    SYS_FLAG_COMPRESSED,
-    Record,
-    decode,
-    encode_properties,
-)
+from raymq.storage.records.record import SYS_FLAG_COMPRESSED, Record, decode, encode_properties
 from raymq.storage.records.template import record_template
 from raymq.storage.records.unique_keys import PAIR_BYTES
 

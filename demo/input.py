@@ -23,15 +23,7 @@ from importlib import resources
 from pathlib import Path
 
 from raymq.demo import csv_input, jsonl_input
-from raymq.demo.plan import (
-    MAX_BODY_BYTES,
-    InputPlan,
-    InputRecord,
-    empty,
-    input_key,
-    message_key,
-    not_readable,
-)
+from raymq.demo.plan import MAX_BODY_BYTES, InputPlan, InputRecord, empty, input_key, message_key, not_readable
 from raymq.demo.rule import DirtyRule, Format
 from raymq.storage.errors import InvalidInput
 

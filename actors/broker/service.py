@@ -33,9 +33,7 @@ from raymq.actors.broker.core.reading.arrivals import Arrivals
 from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.broker.group_commit import GroupCommit
-from raymq.actors.broker.handlers import (
-    pop,
-)
+from raymq.actors.broker.handlers import pop
 from raymq.actors.broker.handlers.families import all_handlers
 from raymq.actors.broker.registration import Registration
 from raymq.actors.filter import sql_filter

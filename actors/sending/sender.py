@@ -16,14 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.errors import (
-    BrokerUnavailable,
-    NotStored,
-    PermissionDenied,
-    QueueNotFound,
-    RayMQError,
-    TopicNotFound,
-)
+from raymq.actors.errors import BrokerUnavailable, NotStored, PermissionDenied, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.sending.isolation import Outcome, make_isolation

@@ -18,13 +18,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from raymq.actors.errors import (
-    BrokerUnavailable,
-    ClientClosed,
-    RayMQError,
-    TopicNotFound,
-    WorkFailed,
-)
+from raymq.actors.errors import BrokerUnavailable, ClientClosed, RayMQError, TopicNotFound, WorkFailed
 from raymq.actors.naming import retry_topic
 from raymq.actors.supervision import Supervisor, is_meant
 from raymq.actors.wire.commands.group import Member

@@ -10,13 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from raymq.actors.errors import (
-    BrokerUnavailable,
-    InvalidInput,
-    OffsetOutOfRange,
-    OffsetReset,
-    QueueNotFound,
-)
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, OffsetOutOfRange, OffsetReset, QueueNotFound
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import admin as wire_admin

@@ -10,15 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from raymq.client import (
-    ConsumeResult,
-    Message,
-    NotStored,
-    OutcomeUnknown,
-    Producer,
-    ReceivedMessage,
-    Retry,
-)
+from raymq.client import ConsumeResult, Message, NotStored, OutcomeUnknown, Producer, ReceivedMessage, Retry
 
 #: A retry of the traffic's listener waits this delay level (1 s).
 RETRY_LEVEL = 1

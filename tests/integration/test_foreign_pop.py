@@ -13,16 +13,7 @@ from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.batch_ack import batch_ack_command
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import Notification, PopMessage
-from raymq.client import (
-    Admin,
-    Connection,
-    InvalidInput,
-    Message,
-    MessageQueue,
-    Producer,
-    RayMQError,
-    SimpleConsumer,
-)
+from raymq.client import Admin, Connection, InvalidInput, Message, MessageQueue, Producer, RayMQError, SimpleConsumer
 from raymq.client.requests.asking import patiently
 from tests.integration.conftest import Services
 from tests.integration.test_simple_consumer import take

@@ -20,13 +20,7 @@ from raymq.actors.wire.headers.group import (
     UnregisterClient,
     UpdateConsumerOffset,
 )
-from raymq.actors.wire.headers.pull import (
-    COMMIT_OFFSET,
-    HAS_SUBSCRIPTION,
-    MAY_PARK,
-    LitePullMessage,
-    PullMessage,
-)
+from raymq.actors.wire.headers.pull import COMMIT_OFFSET, HAS_SUBSCRIPTION, MAY_PARK, LitePullMessage, PullMessage
 from raymq.actors.wire.headers.query import GetMaxOffset
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from tests.integration.conftest import Services

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.client import (
-    Admin,
-    Connection,
-    Message,
-    MessageModel,
-    MessageQueue,
-    Producer,
-    PushConsumer,
-    SendResult,
-)
+from raymq.client import Admin, Connection, Message, MessageModel, MessageQueue, Producer, PushConsumer, SendResult
 from raymq.storage.records import message_id
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker

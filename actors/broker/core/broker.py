@@ -34,14 +34,7 @@ from raymq.actors.broker.core.redelivery.dead_letters import DeadLetters
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.system_topics import install, system_topics
 from raymq.actors.broker.core.topics import Topics
-from raymq.actors.errors import (
-    GroupNotFound,
-    InvalidInput,
-    PermissionDenied,
-    QueueNotFound,
-    SequenceGap,
-    StoreCorrupt,
-)
+from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, StoreCorrupt
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage.clock import boottime

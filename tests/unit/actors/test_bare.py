@@ -6,15 +6,7 @@ import pytest
 
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire import frame
-from raymq.actors.wire.frame import (
-    FLAG_EARLY,
-    FLAG_ONEWAY,
-    FLAG_RESPONSE,
-    LENGTH,
-    MAX_OPAQUE,
-    Command,
-    Serialization,
-)
+from raymq.actors.wire.frame import FLAG_EARLY, FLAG_ONEWAY, FLAG_RESPONSE, LENGTH, MAX_OPAQUE, Command, Serialization
 from tests.served import encoded
 
 CODE = 900_123

@@ -13,13 +13,7 @@ import pytest
 from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.actors.broker.core.delay.schedule import DELIVERED_FROM
 from raymq.actors.broker.core.reading.fetching import Fetch
-from raymq.actors.errors import (
-    InvalidInput,
-    PermissionDenied,
-    QueueNotFound,
-    TopicExists,
-    TopicNotFound,
-)
+from raymq.actors.errors import InvalidInput, PermissionDenied, QueueNotFound, TopicExists, TopicNotFound
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import Redriven
 from raymq.client import Message

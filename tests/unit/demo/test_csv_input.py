@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.demo.input import (
-    describe,
-)
+from raymq.demo.input import describe
 from raymq.demo.plan import unique_names
 from raymq.demo.rule import parse_json
 from raymq.storage.errors import InvalidInput

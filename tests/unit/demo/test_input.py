@@ -13,13 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raymq.demo.input import (
-    bundled_flights,
-    describe,
-    input_key,
-    message_key,
-    read,
-)
+from raymq.demo.input import bundled_flights, describe, input_key, message_key, read
 from raymq.demo.plan import MAX_KEY_BYTES
 from raymq.demo.rule import DirtyRule, Format, converts, text_type
 from raymq.storage.errors import InvalidInput
