@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from raymq.actors.event_loop import EventLoopThread
 from raymq.storage.log.retention import Disk
 from raymq.storage.records import compiled
 from tests.full_disk_stop import reason_to_stop
@@ -44,3 +45,11 @@ def batch_code(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
     finally:
         compiled.use(before)
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoopThread]:
+    """An event loop on a thread of its own, for what a broker or a name server runs on."""
+    made = EventLoopThread("test")
+    yield made
+    made.stop()

@@ -131,9 +131,7 @@ class Consuming:
             supervisor=self.supervisor,
             unreadable=self._unreadable,
         )
-        self._examining = Examining(
-            who, fetching=self._fetching, offsets=self._offsets, owner=self, supervisor=self.supervisor
-        )
+        self._examining = Examining(who, self._fetching, self._offsets, self, self.supervisor)
         self._rebalance_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         #: What keeps us a member and our locks ours, as long as calls of our queues run.

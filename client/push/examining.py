@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raymq.actors.errors import OffsetOutOfRange, OffsetReset, QueueNotFound, RayMQError, TopicNotFound
@@ -38,24 +39,16 @@ class QueueOwner(Protocol):
         """The message there cannot be read."""
 
 
+@dataclass(eq=False)
 class Examining:
     """The queues of one consumer that are in trouble."""
 
-    def __init__(
-        self,
-        who: Fetcher,
-        *,
-        fetching: Fetching,
-        offsets: OffsetRequests,
-        owner: QueueOwner,
-        supervisor: Supervisor,
-    ) -> None:
-        self._who = who
-        self._fetching = fetching
-        self._offsets = offsets
-        self._owner = owner
-        self._supervisor = supervisor
-        self._under_way: dict[ProcessQueue, asyncio.Task[None]] = {}
+    _who: Fetcher
+    _fetching: Fetching
+    _offsets: OffsetRequests
+    _owner: QueueOwner
+    _supervisor: Supervisor
+    _under_way: dict[ProcessQueue, asyncio.Task[None]] = field(default_factory=dict)
 
     def unreadable(self, process: ProcessQueue, error: BaseException) -> None:
         """A queue cannot be read from where it should be, or what came of it cannot be taken."""

@@ -54,13 +54,6 @@ class BareDoor(SocketDoor):
         return await self._peer.hear(20.0)
 
 
-@pytest.fixture
-def loop() -> Iterator[EventLoopThread]:
-    made = EventLoopThread("door")
-    yield made
-    made.stop()
-
-
 T = TypeVar("T")
 Start = Callable[..., tuple[Door, BrokerService]]
 

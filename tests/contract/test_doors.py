@@ -38,13 +38,6 @@ pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
-def loop() -> Iterator[EventLoopThread]:
-    made = EventLoopThread("door")
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def broker(loop: EventLoopThread, tmp_path: Path) -> Iterator[BrokerService]:
     store = {"commitlog_file_bytes": 1 << 24, "index_slots": 1_000, "index_entries": 10_000}
     # A door asks once: a machine that is busy elsewhere must not refuse it.

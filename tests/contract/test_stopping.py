@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ from tests.stored import SMALL
 pytestmark = pytest.mark.contract
 
 SIZES = {"commitlog_file_bytes": 1 << 20, "index_slots": 1_000, "index_entries": 10_000}
-
-
-@pytest.fixture
-def loop() -> Iterator[EventLoopThread]:
-    made = EventLoopThread("stopping")
-    yield made
-    made.stop()
 
 
 def started(loop: EventLoopThread, directory: Path) -> BrokerService:

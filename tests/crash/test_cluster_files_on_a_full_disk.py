@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from tests.polling import poll_until
 pytestmark = pytest.mark.crash
 
 HOSTS = [("raymq_host", "127.0.0.1")]
-
-
-@pytest.fixture
-def loop() -> Iterator[EventLoopThread]:
-    made = EventLoopThread("names")
-    yield made
-    made.stop()
 
 
 def test_the_layout_that_is_written_down_needs_no_room(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,6 @@ STORE = {
     "delete_at_hour": "*",
     "delay_levels": "1s 1h",
 }
-
-
-@pytest.fixture
-def loop() -> Iterator[EventLoopThread]:
-    made = EventLoopThread("broker")
-    yield made
-    made.stop()
 
 
 def start(loop: EventLoopThread, directory: Path) -> BrokerService:

@@ -134,6 +134,10 @@ def test_a_receive_that_is_cancelled_while_the_consumer_is_closed_gives_back_wha
     check_all_are_there(services.name_server.address)
 
 
+def all_handed(consumer: SimpleConsumer) -> bool:
+    return sum(map(len, consumer._popping._handed.values())) == COUNT
+
+
 def test_what_was_handed_to_a_receiver_that_gives_up_after_the_close_has_begun_goes_back(
     services: Services, mq: Connection, admin: Admin
 ) -> None:
@@ -142,10 +146,7 @@ def test_what_was_handed_to_a_receiver_that_gives_up_after_the_close_has_begun_g
     send(mq)
     receivers: list[Receiver] = []
 
-    def all_handed() -> bool:
-        return sum(map(len, consumer._popping._handed.values())) == COUNT
-
-    while not all_handed():
+    while not all_handed(consumer):
         receivers.append(Receiver())
         mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, receivers[-1]))
     with ThreadPoolExecutor(1) as threads:
@@ -162,7 +163,7 @@ def test_what_was_handed_to_a_receiver_that_says_nothing_goes_back_with_the_clos
 ) -> None:
     consumer = SimpleConsumer(mq, "g", {"t": "*"})
     send(mq)
-    while sum(map(len, consumer._popping._handed.values())) < COUNT:
+    while not all_handed(consumer):
         mq.run(consumer._receive(COUNT, HIDDEN_SECONDS, 5.0, Receiver()))
     consumer.close()
     assert not consumer._popping._handed

@@ -46,13 +46,6 @@ def own_broker(tmp_path: Path) -> Iterator[tuple[str, str, int]]:
         assert process.wait(20) == 0
 
 
-@pytest.fixture
-def loop() -> Iterator[EventLoopThread]:
-    made = EventLoopThread("lanes")
-    yield made
-    made.stop()
-
-
 def append_us(loop: EventLoopThread, address: str, count: int) -> float:
     """The median of `count` appends of one message, one after the other, in microseconds."""
     records, sizes = encoded(Message("t", b"x" * 1000))
