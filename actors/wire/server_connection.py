@@ -39,7 +39,6 @@ Handler = Callable[["ServerConnection", Command], Answer | Awaitable[Answer]]
 #: Lets a request pass or raises what is answered instead, such as PermissionDenied.
 Authorize = Callable[["ServerConnection", Command], None]
 
-
 #: Of so many refused connections one is logged.
 _REFUSALS_A_LINE = 100
 #: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
@@ -295,9 +294,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 if self._is_arriving:
                     self._arrived()
                 self._receive(command)
-                if self._reader.inside_a_frame and loop.time() - begun > self._server.limits.slice_seconds:
-                    self._yielding = True
-                    loop.call_soon(self._go_on)
+                if self._reader.inside_a_frame and self._yields(begun):
                     break
         except ProtocolError as error:
             _log.warning("closing the connection of %s: %s", self.peer, error)
@@ -318,6 +315,14 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._server.waiting_for_room[self] = None
         if self._transport.is_reading():
             self._transport.pause_reading()
+
+    def _yields(self, begun: float) -> bool:
+        """Whether it has had its slice of the loop's time; it goes on behind the others then."""
+        loop = self._server.loop
+        self._yielding = loop.time() - begun > self._server.limits.slice_seconds
+        if self._yielding:
+            loop.call_soon(self._go_on)
+        return self._yielding
 
     def _may_serve(self) -> bool:
         is_open = self._transport is not None and not self._transport.is_closing()
@@ -354,8 +359,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _serve_unread(self, unread: Unread) -> None:
         """Carry out what a broken connection had brought, within the limits of all requests; then end it."""
-        loop = self._server.loop
-        begun = loop.time()
+        begun = self._server.loop.time()
         try:
             while self._may_serve():
                 command = self._reader.next()
@@ -370,9 +374,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                     self._arrived()
                 if not command.is_response:
                     self._serve(command)
-                if loop.time() - begun > self._server.limits.slice_seconds:
-                    self._yielding = True
-                    loop.call_soon(self._go_on)
+                if self._yields(begun):
                     return
         except ProtocolError as error:
             _log.warning("the rest of what %s sent is not carried out: %s", self.peer, error)

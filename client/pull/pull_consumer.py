@@ -23,6 +23,8 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.table import SCHEMA, tables_from_records
 
 _T = TypeVar("_T")
+#: Decodes what a fetch brought, and says where the next one begins.
+_Decode = Callable[[Fetched, MessageQueue], tuple[_T, int]]
 #: More messages than an answer holds.
 _ANY_NUMBER: Final = 1 << 24
 
@@ -156,13 +158,7 @@ class PullConsumer(ClientBase):
         """`commit` for asyncio code, on any event loop."""
         await self._arun(self._pulling.commit(queue, offset))
 
-    def _read(
-        self,
-        queue: MessageQueue,
-        max_messages: int,
-        timeout: float,
-        decode: Callable[[Fetched, MessageQueue], tuple[_T, int]],
-    ) -> _T | None:
+    def _read(self, queue: MessageQueue, max_messages: int, timeout: float, decode: _Decode[_T]) -> _T | None:
         """What a fetch brings, decoded in this thread while the broker sends what comes next; None at the end.
 
         `decode` also says where the next fetch begins: the position moves there with the last step, so that who is
@@ -203,13 +199,7 @@ class PullConsumer(ClientBase):
                 return part
         return self._run(self._pulling.fetch(queue, max_messages, timeout))
 
-    async def _aread(
-        self,
-        queue: MessageQueue,
-        max_messages: int,
-        timeout: float,
-        decode: Callable[[Fetched, MessageQueue], tuple[_T, int]],
-    ) -> _T | None:
+    async def _aread(self, queue: MessageQueue, max_messages: int, timeout: float, decode: _Decode[_T]) -> _T | None:
         """As `_read`; cancelled, it has moved nothing."""
         part = await self._arun(self._pulling.fetch(queue, max_messages, timeout))
         if part is None:
