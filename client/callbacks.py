@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -25,6 +26,8 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        # Its thread ends with it, if nobody closes it: when nobody has it, no future that is to be settled either.
+        weakref.finalize(self, self._calls.put, None).atexit = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -42,12 +45,12 @@ class Callbacks:
             thread, self._thread = self._thread, None
         self._calls.put(None)
         if thread is None:
-            self._work()
+            _work(self._calls)
         elif thread is not threading.current_thread():
             thread.join(timeout)
 
     def _begin(self) -> None:
-        thread = threading.Thread(target=self._work, name="raymq-callbacks", daemon=True)
+        thread = threading.Thread(target=_work, args=(self._calls,), name="raymq-callbacks", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # as the program ends: what waits is run by `close`, or behind the next one
@@ -55,13 +58,15 @@ class Callbacks:
         else:
             self._thread = thread
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            callback, future = call
-            try:
-                callback(future)
-            except BaseException:  # noqa: BLE001 - one callback's fault must not keep the others from running
-                _log.exception("a callback of a send failed")
+
+def _work(calls: SimpleQueue[_Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        callback, future = call
+        try:
+            callback(future)
+        except BaseException:  # noqa: BLE001 - one callback's fault must not keep the others from running
+            _log.exception("a callback of a send failed")
+        del call, callback, future  # while it waits for the next one it keeps nothing alive
 
 
 class CallbackFuture(Future[_T]):

@@ -16,7 +16,9 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
+from weakref import WeakMethod
 
 from raymq.actors.errors import ClientClosed, InvalidInput
 from raymq.actors.event_loop import EventLoopThread
@@ -58,9 +60,44 @@ class Adoptable(Protocol):
         """Begin with `close`; returns what waits for its end."""
 
 
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What goes on without its connection: a loop's thread, which has the sockets, and those of other threads."""
+
+    pool: ConnectionPool
+    channels: ChannelPool
+    at_exit: _AtExit
+    loop: EventLoopThread | None = None
+
+    def let_go(self) -> None:
+        """Nobody has the connection any more, so nothing is under way. Waits for nothing: any thread may call it."""
+        atexit.unregister(self.at_exit)
+        self.channels.close()
+        if self.loop is not None and self.loop.is_running:
+            with contextlib.suppress(RuntimeError):
+                self.loop.submit(self._end(self.loop))
+
+    async def _end(self, loop: EventLoopThread) -> None:
+        await self.pool.close()
+        loop.stop()
+
+
+class _AtExit:
+    """Closes a connection as the program ends, if somebody has it then."""
+
+    def __init__(self, mq: Connection) -> None:
+        self._mq = weakref.ref(mq)
+
+    def __call__(self) -> None:
+        mq = self._mq()
+        if mq is not None:
+            mq.close()
+
+
 class Connection(Closing):
     """Thread-safe. Closes its clients, its sockets and its thread with `close()`, at the latest at the process's end,
-    also where that is a worker of `multiprocessing` or of a `ProcessPoolExecutor`.
+    also where that is a worker of `multiprocessing` or of a `ProcessPoolExecutor`. One that nobody refers to any more,
+    neither the program nor anything that is under way, closes its sockets and its thread then.
 
     It pickles to its addresses and connects anew where it is unpickled, as in a Ray or Spark task. After a fork the
     child has sockets and a thread of its own as soon as it uses them, and the parent keeps its own; consumers that run
@@ -79,13 +116,30 @@ class Connection(Closing):
         self.namespace = namespace
         self.tls = tls
         context = None if tls is None else client_context(tls)
+        # The sockets are the loop's, whose thread lives: it must not keep their owner alive.
+        this, push, call = weakref.ref(self), WeakMethod(self._pushed), WeakMethod(self._through_the_actor)
+
+        def name_of(address: str) -> str | None:
+            mq = this()
+            return None if mq is None else mq.routes.name_at(address)
+
+        def pushed(connection: WireConnection, command: Command) -> Command | None:
+            listeners = push()
+            return None if listeners is None else listeners(connection, command)
+
+        async def through_the_actor(address: str, command: Command, timeout: float) -> Command:
+            door = call()
+            if door is None:
+                raise ClientClosed("the connection to the cluster is gone")
+            return await door(address, command, timeout)
+
         #: For threads that wait for an answer themselves.
-        self.channels = ChannelPool(context, self._name_of)
+        self.channels = ChannelPool(context, name_of)
         self.pool = ConnectionPool(
-            self._pushed,
+            pushed,
             tls=context,
-            second_door=None if namespace is None else self._through_the_actor,
-            name_of=self._name_of,
+            second_door=None if namespace is None else through_the_actor,
+            name_of=name_of,
             max_frame_bytes=MOST_FRAME_BYTES,
         )
         self.routes = Routes(self.pool, self.name_servers)
@@ -100,7 +154,10 @@ class Connection(Closing):
         self._ending = threading.Lock()
         self._loop: EventLoopThread | None = None
         self._session = uuid.uuid4().hex
-        atexit.register(self.close)
+        self._at_exit = _AtExit(self)
+        atexit.register(self._at_exit)
+        self._held = _Held(self.pool, self.channels, self._at_exit)
+        weakref.finalize(self, self._held.let_go).atexit = False  # the program's end closes it
         _of_this_process.add(self)
         renew_in_child(self, Connection.begin_anew, before_users=True)  # which adopts those of its clients that go on
 
@@ -228,7 +285,7 @@ class Connection(Closing):
             self._closed = True
             self.callbacks.close(_CALLBACK_SECONDS)
             self.channels.close()
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             if self._loop is not None and self._loop.is_running:
                 self._loop.run(self.pool.close(), 5.0)
                 self._loop.stop()
@@ -246,7 +303,7 @@ class Connection(Closing):
         self._ending = threading.Lock()
         if self._loop is not None:
             leave_to_parent(self._loop)  # it shares its descriptors with us
-            self._loop = None
+            self._loop = self._held.loop = None
         self.pool.abandon()
         self.channels.abandon()
         self._clients.clear()
@@ -264,7 +321,7 @@ class Connection(Closing):
         if self._loop is None:
             with self._starting:
                 if self._loop is None:
-                    self._loop = EventLoopThread("raymq-client")
+                    self._loop = self._held.loop = EventLoopThread("raymq-client")
         return self._loop
 
     def _pushed(self, connection: WireConnection, command: Command) -> Command | None:
@@ -277,9 +334,6 @@ class Connection(Closing):
             else:
                 found = answer if found is None else found
         return found
-
-    def _name_of(self, address: str) -> str | None:
-        return self.routes.name_at(address)
 
     async def _through_the_actor(self, address: str, command: Command, timeout: float) -> Command:
         from raymq.client.second_door import invoke

@@ -331,3 +331,42 @@ def test_a_cluster_with_tls(tmp_path: Path) -> None:
     loop.run(broker.stop())
     loop.run(server.stop())
     loop.stop()
+
+
+DROPPED = """
+    import gc, os, pickle, sys, threading, time
+    from raymq.client import Connection, Message, Producer, PullConsumer, MessageQueue
+
+    told = pickle.dumps(Connection([sys.argv[1]]))
+    called = []
+
+    def task():
+        mq = pickle.loads(told)
+        Producer(mq, "p").send(Message("t", b"x"))
+        Producer(mq, "p").send_async(Message("t", b"x")).add_done_callback(lambda done: called.append(done.done()))
+        Producer(mq, "p", linger=0.05).send_async(Message("t", b"x"))
+        pull = PullConsumer(mq, "g")
+        pull.poll(pull.queues("t")[0], timeout=0.0)
+
+    def held():
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = held()
+    for _ in range(20):
+        task()
+    deadline = time.monotonic() + 30
+    while (held() != before or len(called) < 20) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print(held() == before, len(called))
+"""
+
+
+def test_a_connection_that_nobody_refers_to_ends_when_what_it_has_begun_is_done(
+    services: Services, admin: Admin
+) -> None:
+    """Each task of a Ray worker unpickles one of its own, and they lasted until the worker ended."""
+    done = run(DROPPED, services.name_server.address)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "True 20\n"
+    assert sum(stats.max_offset for stats in admin.topic_stats("t").values()) == 60
