@@ -99,7 +99,11 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
     def heartbeat(connection: ServerConnection, request: Command) -> Command:
         header = QueryDataVersion.read(request)
-        version = DataVersion.from_json(json_body.read_object(request.body))
+        told = json_body.read_object(request.body)
+        try:
+            version = DataVersion.from_json(told)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput("dataVersion", "whole numbers", repr(error)) from error
         known = table.heartbeat(header.broker_name, header.broker_id, header.broker_addr, version, connection)
         watch(connection)
         return request.response(ResponseCode.SUCCESS, {"changed": not known})

@@ -88,6 +88,14 @@ def check_halves(value: Any) -> None:
         raise InvalidInput("body", "JSON of whole characters, no half of a surrogate pair", half)
 
 
+def text_in(told: Mapping[str, Any], name: str) -> str:
+    """The text under that name; InvalidInput: it is none, or absent."""
+    value = told.get(name)
+    if not isinstance(value, str):
+        raise InvalidInput(name, "a text", value)
+    return value
+
+
 def read_answer(body: Buffer) -> dict[str, Any]:
     """The object in the body of an answer, which may be as long as a frame; raises as `read_object`."""
     return read_object(body, max_bytes=MAX_FRAME_BYTES, max_values=MAX_FRAME_BYTES, max_floats=MAX_FRAME_BYTES)

@@ -132,7 +132,7 @@ def _read_change(told: Any) -> TopicChange:
     if not isinstance(attributes, Mapping):
         raise InvalidInput("attributes", "a JSON object", attributes)
     return TopicChange(
-        told.get("topicName", ""),
+        json_body.text_in(told, "topicName"),
         _number(told, "readQueueNums", 16),
         _number(told, "writeQueueNums", 16),
         _number(told, "perm", 6),

@@ -29,7 +29,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     async def query_assignment(_: ServerConnection, request: Command) -> Command:
         told = json_body.read_object(request.body)
-        topic, group = check_topic(told.get("topic")), check_group(told.get("consumerGroup"))
+        topic, group = _names(told)
         mode = modes.get(topic, group).mode
         try:
             queues = (await context.route(topic)).readable()
@@ -41,7 +41,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 
     async def set_mode(_: ServerConnection, request: Command) -> Command:
         told = json_body.read_object(request.body)
-        topic, group = check_topic(told.get("topic")), check_group(told.get("consumerGroup"))
+        topic, group = _names(told)
         mode, share = told.get("mode"), told.get("popShareQueueNum", 0)
         if topic.startswith(RETRY_PREFIX):
             raise PermissionDenied("a retry topic is always pulled")
@@ -57,6 +57,11 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     return {RequestCode.QUERY_ASSIGNMENT: query_assignment, RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}
+
+
+def _names(told: Mapping[str, Any]) -> tuple[str, str]:
+    """The topic and the group of a request."""
+    return check_topic(json_body.text_in(told, "topic")), check_group(json_body.text_in(told, "consumerGroup"))
 
 
 def _assigned(

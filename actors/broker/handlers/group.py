@@ -16,7 +16,7 @@ from raymq.actors.wire import faults
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import GetConsumerListByGroup, HeartBeat, UnregisterClient
-from raymq.actors.wire.json_body import answer, read_object
+from raymq.actors.wire.json_body import answer, read_object, text_in
 from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question
@@ -181,7 +181,7 @@ def _consumer(told: Mapping[str, Any], heartbeat: Mapping[str, Any]) -> Consumer
         items = [_subscription(item) for item in _objects(told, "subscriptionDataSet")]
         subscriptions = {item.topic: item for item in items}
     return Consumer(
-        check_group(told.get("groupName")),
+        check_group(text_in(told, "groupName")),
         subscriptions,
         consume_type=str(told.get("consumeType") or "CONSUME_PASSIVELY"),
         message_model=str(told.get("messageModel") or "CLUSTERING"),

@@ -14,7 +14,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.request_limits import MAX_LOCKED, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.json_body import answer, queue_object, read_object
+from raymq.actors.wire.json_body import answer, queue_object, read_object, text_in
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.storage.steps import Steps, mapped
 
@@ -82,7 +82,7 @@ def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput("mqSet", "a list of queues", items) from error
-    return check_group(body.get("consumerGroup")), client_id, queues
+    return check_group(text_in(body, "consumerGroup")), client_id, queues
 
 
 def _queue(item: Mapping[str, Any]) -> MessageQueue:

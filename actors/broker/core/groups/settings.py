@@ -77,7 +77,10 @@ class GroupSettings:
         self._store.group_configs.forbid(group, topic, bits & ~_READ if readable else bits | _READ)
 
     def _changed(self, change: Mapping[str, Any]) -> GroupConfig:
-        name = check_group(change.get("groupName"), "groupName")
+        told_name = change.get("groupName")
+        if not isinstance(told_name, str):
+            raise InvalidInput("groupName", "a text", told_name)
+        name = check_group(told_name, "groupName")
         for field, (least, most) in _NUMBERS.items():
             value = change.get(field, least)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

@@ -1,0 +1,66 @@
+"""A body whose values have other types than they should is the client's fault, and told so: no error of Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.route import QueryDataVersion
+from raymq.client import Admin, Connection
+from tests.broker_process import BrokerProcess
+from tests.integration.foreign import Foreign
+
+#: What a request says beside the name in question, which comes last.
+BODIES: dict[RequestCode, tuple[dict[str, Any], str]] = {
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: ({}, "groupName"),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: ({"consumerGroup": "g", "mode": "POP"}, "topic"),
+    RequestCode.QUERY_ASSIGNMENT: ({"topic": "t"}, "consumerGroup"),
+    RequestCode.LOCK_BATCH_MQ: ({"clientId": "c", "mqSet": []}, "consumerGroup"),
+    RequestCode.UNLOCK_BATCH_MQ: ({"clientId": "c", "mqSet": []}, "consumerGroup"),
+}
+OTHERS = [None, 7, 1.5, True, {}, ["t"]]
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    process = BrokerProcess("broker-a", Path(tmp_path_factory.mktemp("types")))
+    with Connection([process.name_server]) as mq:
+        (broker,) = Admin(mq).cluster_info().brokers
+        assert broker.address is not None
+        yield broker.address, process.name_server
+    process.stop()
+
+
+def is_refused(address: str, command: Command, field: str) -> bool:
+    with Foreign(address) as client:
+        answer = client.ask(command)
+    return answer.code == ResponseCode.INVALID_PARAMETER and (answer.remark or "").startswith(field)
+
+
+@pytest.mark.parametrize("code", list(BODIES), ids=lambda code: code.name)
+def test_a_name_that_is_no_text_is_refused(addresses: tuple[str, str], code: RequestCode) -> None:
+    told, name = BODIES[code]
+    for other in OTHERS:
+        assert is_refused(addresses[0], Command(code, body=json.dumps({**told, name: other}).encode()), name), other
+
+
+def test_so_are_those_in_lists(addresses: tuple[str, str]) -> None:
+    for other in OTHERS:
+        body = json.dumps({"clientID": "c", "consumerDataSet": [{"groupName": other}]}).encode()
+        assert is_refused(addresses[0], Command(RequestCode.HEART_BEAT, body=body), "groupName"), other
+        body = json.dumps({"topicConfigList": [{"topicName": other}]}).encode()
+        command = Command(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+        assert is_refused(addresses[0], command, "topicName"), other
+
+
+def test_so_is_a_version_that_is_no_number(addresses: tuple[str, str]) -> None:
+    for other in (None, {}, [], "x"):
+        command = QueryDataVersion("c", "b", 0, "127.0.0.1:1").command()
+        command.body = json.dumps({"counter": other}).encode()
+        assert is_refused(addresses[1], command, "dataVersion"), other
