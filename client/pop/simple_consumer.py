@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -65,6 +66,9 @@ class SimpleConsumer(ClientBase):
         arguments.flag("ordered", ordered)
         super().__init__(mq)
         self._popping = mq.run(self._begin(filters, ordered, max_reconsume_times))
+        #: One that is dropped without a close leaves its group all the same.
+        self._dropped = weakref.finalize(self, _leave_behind, mq, self._popping)
+        self._dropped.atexit = False  # its connection closes it then
         #: Held by who begins to close it; a signal handler may do that while it is begun.
         self._closing = threading.RLock()
         #: Its leaving of the group, once that was begun.
@@ -165,6 +169,7 @@ class SimpleConsumer(ClientBase):
         self._closed = True
         with self._closing:
             if self._leaving is None:
+                self._dropped.detach()
                 self._leaving = self._mq.submit(self._popping.stop(timeout))
             return partial(self._wait_until_left, self._leaving, timeout + _CLOSE_SECONDS)
 
@@ -174,6 +179,7 @@ class SimpleConsumer(ClientBase):
 
     def _leave_to_parent(self) -> None:
         """In a forked child: the membership, and what was popped, is the parent's."""
+        self._dropped.detach()
         leave_to_parent(self._popping)
         self._closed = self._is_parents = True
         self._closing = threading.RLock()
@@ -209,6 +215,12 @@ class SimpleConsumer(ClientBase):
     async def _change(self, message: ReceivedMessage, seconds: float) -> bool:
         receipt = _receipt(message)
         return await self._popping.requests.change_invisible(message, receipt, _invisible_ms("seconds", seconds))
+
+
+def _leave_behind(mq: Connection, popping: Popping) -> None:
+    """Of a consumer that nobody has any more. Any thread, the loop's too; nobody waits for it."""
+    with contextlib.suppress(ClientClosed, RuntimeError):  # its connection has ended, and its membership with that
+        mq.submit(popping.stop(0.0))
 
 
 def _invisible_ms(field: str, seconds: float) -> int:

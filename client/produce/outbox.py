@@ -53,6 +53,7 @@ class OutboxSends:
         self._idle = asyncio.Event()
         self._idle.set()
         self._task = asyncio.get_running_loop().create_task(self._empty())
+        self._closing: asyncio.Task[None] | None = None
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """As `Sender.send`; NotStored and OutcomeUnknown say whether the batch is kept. ClientClosed after `close`."""
@@ -104,7 +105,20 @@ class OutboxSends:
         error.remedy = "it is in the outbox and will be sent from there"
 
     async def close(self) -> None:
-        """End the sends that are under way, which are kept, and send no more from the file; what is in it stays."""
+        """End the sends that are under way, which are kept, and send no more from the file; what is in it stays.
+
+        Whoever else has begun it is waited for.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def close_if_idle(self) -> None:
+        """`close`, unless sends are under way: these have their time to be answered."""
+        if not self._busy:
+            await self.close()
+
+    async def _close(self) -> None:
         self._closed = True
         self._task.cancel()
         for sending in self._sending:

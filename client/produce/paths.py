@@ -107,6 +107,13 @@ class SendPaths:
             )
         return cls(sends, direct, one_by_one, batcher)
 
+    def begin_close_outbox(self, mq: Connection) -> None:
+        """Begin with what `close_outbox` does, where nothing is under way, and nothing will be: its file may be locked,
+        and many of them are waited for together so.
+        """
+        if isinstance(self.sends, OutboxSends) and self.batcher is None:
+            mq.submit(self.sends.close_if_idle())
+
     def close_outbox(self, mq: Connection, timeout: float) -> None:
         """What has no answer goes into the outbox, where there is one, within `timeout` seconds and a few more."""
         if isinstance(self.sends, OutboxSends):

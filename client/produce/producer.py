@@ -309,6 +309,8 @@ class Producer(ClientBase):
         self._closed = True
         if self._made is not None and self._made.batcher is not None:
             self._made.batcher.begin_close()
+        if self._made is not None and not self._under_way:
+            self._made.begin_close_outbox(self._mq)
         return super().begin_close(timeout)
 
     def _end(self, timeout: float) -> None:

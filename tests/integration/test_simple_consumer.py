@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -364,3 +365,24 @@ def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Servic
     with pytest.raises(ClientClosed):
         waiting.result(10)
     assert pops == []
+
+
+def test_a_consumer_that_is_dropped_without_a_close_leaves_its_group(
+    mq: Connection, services: Services, admin: Admin
+) -> None:
+    """It stayed a member, and its messages hidden, until its connection ended."""
+    groups = services.brokers["broker-a"].groups
+
+    async def members() -> list[str]:
+        return [client.client_id for client in groups.clients("g")]
+
+    consumer = SimpleConsumer(mq, "g", {"t": "*"})
+    assert consumer.receive(await_duration=0.1) == []
+    assert len(services.loop.run(members())) == 1
+    del consumer
+    gc.collect()
+    poll_until(lambda: not services.loop.run(members()), 10, "it has left")
+    with SimpleConsumer(mq, "g", {"t": "*"}) as kept:
+        assert len(services.loop.run(members())) == 1
+        assert kept.receive(await_duration=0.1) == []
+    poll_until(lambda: not services.loop.run(members()), 10, "a close is as before")
