@@ -23,6 +23,8 @@ HEARTBEAT_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 #: A queue's lock lasts so long from the last time that it was asked for.
 LEASE_SECONDS = 60.0
+#: What may have waited longer to be looked at is refused, unless a cluster's configuration says otherwise.
+APPEND_WAIT_MS = 200
 #: The delay level that sends a failed message to the dead letters at once.
 STRAIGHT_TO_DLQ = -1
 
@@ -204,7 +206,7 @@ class BrokerSpec:
     host: str
     name_servers: tuple[str, ...]
     auto_create_topics: bool = False
-    append_wait_ms: int = 200
+    append_wait_ms: int = APPEND_WAIT_MS
     store: dict[str, Any] = field(default_factory=dict)
     tls: Tls | None = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from raymq.actors.protocol import Tls
+from raymq.actors.protocol import APPEND_WAIT_MS, Tls
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
 
@@ -64,7 +64,7 @@ class ClusterConfig:
 
     port: int = 0
     auto_create_topics: bool = False
-    append_wait_ms: int = 200
+    append_wait_ms: int = APPEND_WAIT_MS
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class ClusterConfig:
         auto_create = given.pop("auto_create_topics", False)
         if not isinstance(auto_create, bool):
             raise InvalidInput("auto_create_topics", "true or false", auto_create)
-        append_wait_ms = given.pop("append_wait_ms", 200)
+        append_wait_ms = given.pop("append_wait_ms", APPEND_WAIT_MS)
         if not isinstance(append_wait_ms, int) or isinstance(append_wait_ms, bool) or append_wait_ms < 1:
             raise InvalidInput("append_wait_ms", "a whole number of milliseconds, at least 1", append_wait_ms)
         port = given.pop("port", 0)
@@ -111,7 +111,7 @@ class ClusterConfig:
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default, as the files in configs/ list them."""
         tls = {name: field.default for name, field in _TLS_FIELDS.items()}
-        return {"port": 0, "auto_create_topics": False, "append_wait_ms": 200, **tls, **_STORE_DEFAULTS}
+        return {"port": 0, "auto_create_topics": False, "append_wait_ms": APPEND_WAIT_MS, **tls, **_STORE_DEFAULTS}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for comparing."""

@@ -165,6 +165,19 @@ def test_sharding_key_and_chosen_queue_fix_the_queue(mq: Connection, admin: Admi
     assert offsets == list(range(offsets[0], offsets[0] + 5))
 
 
+def test_the_asyncio_twins_of_tables_and_flushes(mq: Connection, admin: Admin) -> None:
+    async def send() -> None:
+        async with Producer(mq, "p", linger=0.5) as producer:
+            sent = await producer.asend_table("t", pa.table({"b": [b"0", b"1"]}), body="b")
+            assert sent.rows == 2
+            gathered = producer.send_async(Message("t", b"2"))
+            assert await producer.aflush(10.0)
+            assert gathered.done()
+            assert gathered.result().status is SendStatus.SEND_OK
+
+    asyncio.run(send())
+
+
 def test_every_way_to_send(mq: Connection, admin: Admin) -> None:
     producer = Producer(mq, "p")
     futures = [producer.send_async(Message("t", b"future")) for _ in range(5)]

@@ -71,7 +71,8 @@ def _nobody_waits(_: Sequence[tuple[str, int]]) -> None:
 class BrokerCore:
     """One broker over its open store.
 
-    `clock` is wall time in seconds, `steady` the same without its steps (None: it has none), `elapsed` measures leases.
+    `clock` is wall time in seconds, `steady` the same without its steps (None: it has none), `elapsed` measures leases,
+    `monotonic` how long an append takes.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class BrokerCore:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
         elapsed: Callable[[], float] = boottime,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.store = store
@@ -111,7 +113,8 @@ class BrokerCore:
         self.staging = Staging(store, self._append, copying)
         self.pop = Pop(store, self._steady, self.redelivery.bury, copying)
         self.producers = ProducerTable(self._steady)
-        self.admission = Admission(time.monotonic, limits)
+        self.admission = Admission(monotonic, limits)
+        self._monotonic = monotonic
         self.accepting = Accepting(
             cluster, store, self.schedule, self.redelivery, self._append, auto_create_topics=auto_create_topics
         )
@@ -210,7 +213,7 @@ class BrokerCore:
         lane = single.lane
         if not self.is_open(lane):
             self.check_writable(*lane)
-        began = time.monotonic()
+        began = self._monotonic()
         place = self.store.append_one(single, stored)
         self.admission.appended(began)
         self.on_arrival((lane,))
@@ -321,7 +324,7 @@ class BrokerCore:
         again: bool = False,
     ) -> AppendResult:
         """Append records that belong to `lanes`, and wake who waits for them."""
-        began = time.monotonic()
+        began = self._monotonic()
         result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc, again=again)
         self.admission.appended(began)
         try:

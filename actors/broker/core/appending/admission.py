@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raymq.actors.errors import RayMQError, ServerBusy
+from raymq.actors.protocol import APPEND_WAIT_MS
 from raymq.storage.errors import StoreBusy, StoreFailed, StoreFull
 
 #: How often the event loop says that it is alive.
@@ -32,7 +33,7 @@ class AdmissionLimits:
 
     bytes_under_way: int = 256 << 20
     appends_under_way: int = 10_000
-    age_seconds: float = 0.2
+    age_seconds: float = APPEND_WAIT_MS / 1000
     stall_seconds: float = 1.0
 
 
