@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -69,6 +70,7 @@ def _uninterrupted(live: Callable[[threading.Event], bool]) -> None:
     set the event that `live` is given. One that comes before `live` has done what it was called for, which it says by
     True, is the process's exit code, as of any that is ended by it.
     """
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray asks for it once, when it is imported
     asked, ended_by = threading.Event(), 0
 
     def ask(which: int, _: object) -> None:
