@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,13 @@ def list_outbox(file: Path, as_json: bool) -> None:
     outbox.close()
 
 
+def _on_batches(command: Callable[..., None]) -> Callable[..., None]:
+    """The arguments of a command that does something with some batches of a file."""
+    return _file(_numbers(_all(json_option(command))))
+
+
 @outbox_commands.command("retry")
-@_file
-@_numbers
-@_all
-@json_option
+@_on_batches
 def retry_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) -> None:
     """Let batches that were refused be sent again, by the producer that has FILE open."""
     outbox = OutboxFile(file)
@@ -46,10 +49,7 @@ def retry_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) ->
 
 
 @outbox_commands.command("drop")
-@_file
-@_numbers
-@_all
-@json_option
+@_on_batches
 def drop_outbox(file: Path, ids: tuple[int, ...], all_: bool, as_json: bool) -> None:
     """Delete batches: they will never be sent."""
     outbox = OutboxFile(file)

@@ -16,6 +16,8 @@ from raymq.actors.wire.codes import ResponseCode, response_name
 from raymq.actors.wire.frame import Command
 
 FIELD = "raymqError"
+#: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
+_LAST_WITHOUT_GO_AWAY = 441
 
 _CLASSES: dict[str, type[RayMQError]] = {
     name: value
@@ -42,6 +44,13 @@ def to_response(request: Command, error: Exception) -> Command:
     state = {key: value for key, value in error.__dict__.items() if isinstance(value, str | int | float | None)}
     told = json.dumps([type(error).__name__, Exception.__str__(error), state])
     return request.response(ResponseCode[error.wire_code], {FIELD: told}, remark=str(error))
+
+
+def stopping(request: Command) -> Command:
+    """What a server that stops answers to everything: the client is to go elsewhere."""
+    knows = request.version > _LAST_WITHOUT_GO_AWAY
+    code = ResponseCode.GO_AWAY if knows else ResponseCode.SERVICE_NOT_AVAILABLE
+    return request.response(code, remark="the server is stopping")
 
 
 def to_error(response: Command) -> RayMQError:

@@ -41,8 +41,6 @@ Authorize = Callable[["ServerConnection", Command], None]
 
 #: Of so many refused connections one is logged.
 _REFUSALS_A_LINE = 100
-#: Clients up to this version (5.1.4, an MQVersion ordinal) take GO_AWAY for an error that no other broker could mend.
-_LAST_WITHOUT_GO_AWAY = 441
 #: What a request counts beside its body, for the objects that stand for it.
 _REQUEST_BYTES = 1024
 #: What is read of a header, such as a list of tags or queues, takes so many times the bytes that are beyond the first.
@@ -318,10 +316,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _yields(self, begun: float) -> bool:
         """Whether it has had its slice of the loop's time; it goes on behind the others then."""
-        loop = self._server.loop
-        self._yielding = loop.time() - begun > self._server.limits.slice_seconds
+        self._yielding = self._server.loop.time() - begun > self._server.limits.slice_seconds
         if self._yielding:
-            loop.call_soon(self._go_on)
+            self._server.loop.call_soon(self._go_on)
         return self._yielding
 
     def _may_serve(self) -> bool:
@@ -438,9 +435,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         server = self._server
         handler = server.handlers.get(request.code)
         if server.draining:
-            knows = request.version > _LAST_WITHOUT_GO_AWAY
-            code = ResponseCode.GO_AWAY if knows else ResponseCode.SERVICE_NOT_AVAILABLE
-            self._answer(request, request.response(code, remark="the server is stopping"))
+            self._answer(request, faults.stopping(request))
             return
         if handler is None:
             remark = f" request type {request.code} not supported"
