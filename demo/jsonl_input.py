@@ -10,18 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from raymq.demo.plan import (
-    InputPlan,
-    InputRecord,
-    TypeSample,
-    check_key,
-    empty,
-    key_column,
-    key_text,
-    not_readable,
-    not_utf8,
-    too_large,
-)
+from raymq.demo import plan as plans
 from raymq.demo.rule import ColumnType, is_empty, parse_json
 
 #: A file whose names are data (`{"<uuid>": 1}`) must not fill the memory: what comes later is no column.
@@ -31,9 +20,9 @@ _BLANKS = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
+def describe(path: Path, key: str | None, max_body_bytes: int) -> plans.InputPlan:
     """Read the whole file: columns, types, number of records; raises InvalidInput as `input.describe` says."""
-    samples: dict[str, TypeSample] = {}
+    samples: dict[str, plans.TypeSample] = {}
     rows = 0
     for line in _lines(path, max_body_bytes):
         rows += 1
@@ -42,25 +31,25 @@ def describe(path: Path, key: str | None, max_body_bytes: int) -> InputPlan:
             continue
         for name, value in values.items():
             if name not in samples and (len(samples) < MAX_COLUMNS or name == key):
-                samples[name] = TypeSample()
+                samples[name] = plans.TypeSample()
             if name in samples and not is_empty(value):
                 samples[name].add(_type(value))
         if samples:
-            check_key(key_text(values.get(next(iter(samples)) if key is None else key)), rows)
+            plans.check_key(plans.key_text(values.get(next(iter(samples)) if key is None else key)), rows)
     if rows == 0:
-        raise empty(path)
+        raise plans.empty(path)
     columns = tuple(samples)
     types = {name: sample.column_type() for name, sample in samples.items()}
-    return InputPlan(path, "jsonl", rows, columns, types, key_column(key, columns), max_body_bytes)
+    return plans.InputPlan(path, "jsonl", rows, columns, types, plans.key_column(key, columns), max_body_bytes)
 
 
-def read(plan: InputPlan) -> Iterator[InputRecord]:
+def read(plan: plans.InputPlan) -> Iterator[plans.InputRecord]:
     """The records in order."""
     rule = plan.rule
     for number, line in enumerate(_lines(plan.path, plan.max_body_bytes), start=1):
         values = parse_json(line)
         if isinstance(values, dict):
-            yield plan.record(number, key_text(values.get(plan.key)), line, rule.reason_of(values), values)
+            yield plan.record(number, plans.key_text(values.get(plan.key)), line, rule.reason_of(values), values)
         else:
             yield plan.record(number, "", line, rule.reason(line.encode()), {})
 
@@ -73,20 +62,20 @@ def _lines(path: Path, max_body_bytes: int) -> Iterator[str]:
         with path.open("rb") as file:
             while line := file.readline(max_body_bytes + 6):
                 if len(line) > max_body_bytes + 5:  # byte order mark and line end are not part of the body
-                    raise too_large(number + 1, max_body_bytes)
+                    raise plans.too_large(number + 1, max_body_bytes)
                 if at_start:
                     line = line.removeprefix(_BYTE_ORDER_MARK)
                     at_start = False
                 line = line.strip(_BLANKS)
                 if len(line) > max_body_bytes:
-                    raise too_large(number + 1, max_body_bytes)
+                    raise plans.too_large(number + 1, max_body_bytes)
                 if line:
                     yield line.decode("utf-8")
                     number += 1
     except UnicodeDecodeError as error:
-        raise not_utf8(path, error) from error
+        raise plans.not_utf8(path, error) from error
     except OSError as error:
-        raise not_readable(path, error) from error
+        raise plans.not_readable(path, error) from error
 
 
 def _type(value: object) -> ColumnType:
