@@ -107,10 +107,11 @@ demo: env
 	@$(VENV)/bin/raymq demo $(ARGS)
 
 # One after the other also under make -j, and pytest last: its summary is what one wants to read.
+# Two processes: one takes all tests that start clusters (tests/conftest.py), in the order of their folders. ARGS="-n 0" for one.
 test: env
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-unit: env
 	@$(PYTEST) tests/unit $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     told = reason_to_stop(folder, Disk.of(folder if folder.exists() else folder.parent))
     if told is not None:
         pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+
+#: Folders whose tests start Ray, Spark, or servers for everybody: one at a time on a machine.
+CLUSTERS = ("chaos", "integration", "interop")
+
+
+def pytest_configure() -> None:
+    """What is started in the background of a shell ignores Ctrl-C, which some tests send to themselves."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under pytest-xdist one process takes all that starts clusters, in one go; the others take the rest by files.
+
+    Whoever starts a cluster mostly waits, for processes and for sockets; the rest computes.
+    """
+    for item in items:
+        within = item.path.relative_to(REPOSITORY / "tests")
+        group = "clusters" if within.parts[0] in CLUSTERS else str(within)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

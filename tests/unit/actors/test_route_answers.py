@@ -93,7 +93,7 @@ def test_what_is_no_answer_is_a_protocol_error(told: bytes) -> None:
 
 
 @pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums", "perm"])
-@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: "absent" if value is ABSENT else repr(value))
 def test_a_number_of_a_queue_is_checked(field: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=field):
         read_route("t", body([changed(QUEUES, field, value)], [BROKER]))

@@ -39,7 +39,9 @@ def returns_an_awaitable(messages: list[Any]) -> Awaitable[ConsumeResult]:
 
 
 @pytest.mark.parametrize(
-    "listener", [succeed, Object(), lambda messages: succeed(messages), returns_an_awaitable], ids=str
+    "listener",
+    [succeed, Object(), lambda messages: succeed(messages), returns_an_awaitable],
+    ids=["coroutine function", "object", "lambda", "returns an awaitable"],
 )
 def test_whatever_returns_an_awaitable_is_awaited(listener: Any) -> None:
     runner = ListenerRunner(listener)
