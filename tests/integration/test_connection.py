@@ -27,8 +27,9 @@ pytestmark = pytest.mark.integration
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own; warnings of any kind would show on its stderr."""
-    command = [sys.executable, "-W", "always", "-c", textwrap.dedent(script), *arguments]
+    """A program of its own; warnings would show on its stderr, but for Python 3.12's of any fork beside threads."""
+    of_forks = "ignore:This process:DeprecationWarning"
+    command = [sys.executable, "-W", "always", "-W", of_forks, "-c", textwrap.dedent(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
