@@ -38,7 +38,7 @@ def bind_kept(host: str, port: int) -> socket.socket:
         return _bind(host, port)
     for candidate in _candidates():
         with contextlib.suppress(OSError):
-            return bind(host, candidate)
+            return bind(host, candidate, is_chosen=True)
     return bind(host, 0)
 
 
@@ -60,8 +60,8 @@ def bind_broker(host: str, port: int) -> list[socket.socket]:
             return [bound]
     for candidate in _candidates():
         with contextlib.ExitStack() as unfit, contextlib.suppress(OSError):
-            bound = unfit.enter_context(bind(host, candidate))
-            below = bind(host, candidate - VIP_DISTANCE)
+            bound = unfit.enter_context(bind(host, candidate, is_chosen=True))
+            below = bind(host, candidate - VIP_DISTANCE, is_chosen=True)
             unfit.pop_all()
             return [bound, below]
     return [bind(host, 0)]

@@ -38,15 +38,22 @@ _WAITING_CONNECTIONS = 1024
 _WOKEN = 64
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to an address, not yet listening; port 0 takes any free one. Raises OSError if it is taken."""
+def bind(host: str, port: int, *, is_chosen: bool = False) -> socket.socket:
+    """A socket bound to an address, not yet listening; port 0 takes any free one. Raises OSError if it is taken.
+
+    A port that `is_chosen` among many is taken by one process only. One to come back to may be bound by two at once,
+    of which one listens: a restart takes it though its connections of before have not ended yet.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Where the protocol is not named asyncio sets no TCP_NODELAY: a second small answer would wait for TCP's
     # acknowledgement of the first, up to 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
+        if is_chosen:
+            bound.bind((host, port))
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart comes back to its port at once
-        bound.bind((host, port))
+        if not is_chosen:
+            bound.bind((host, port))
     except OSError:
         bound.close()
         raise

@@ -117,6 +117,7 @@ class CallsInTurn:
         name: str,
         run: Callable[[Any], None],
         failed: Callable[[BaseException], object],
+        lacking: Callable[[RuntimeError], object],
     ) -> None:
         self._run = run
         self._failed = failed
@@ -128,6 +129,9 @@ class CallsInTurn:
         if not self._closed:
             self._calls.append(call)
             self._loop.call_soon(self._work)
+
+    def urge(self) -> bool:
+        return True
 
     def withdraw(self) -> list[Any]:
         left = list(self._calls)

@@ -104,6 +104,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         admin.create_topic("t", queues=100)
         (broker,) = admin.cluster_info().brokers
         assert broker.address is not None
+        # Whoever asks for messages finds some, also after others took theirs: else it would wait for a minute.
+        with Producer(mq, group="p") as producer:
+            producer.send_batch([Message("t", b"x")] * 5_000, queue=MessageQueue("t", broker.name, 1))
         yield Servers(process, broker.address)
     process.stop()
 

@@ -145,8 +145,9 @@ def test_a_start_that_is_interrupted_ends_cleanly(environment: dict[str, str], t
             it.send_signal(which)
         for which, root, it in begun:
             _, said = it.communicate(timeout=90)
-            assert said.splitlines() in ([], ["stopping"]), which
-            assert it.returncode == 128 + which, "it has not done what it was called for"
+            up = said.startswith("Ray runs in this process")  # one may have come up while the other one was interrupted
+            assert said.splitlines()[up:] in ([], ["stopping"]), which
+            assert it.returncode == (0 if up else 128 + which), "whether it has done what it was called for"
             assert not list(root.glob("*/abort")), which
 
 

@@ -17,7 +17,7 @@ from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
-from raymq.storage.errors import StoreFull
+from raymq.storage.errors import StoreFailed
 from raymq.storage.files import json_file
 from tests.polling import poll_until
 
@@ -43,7 +43,7 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
     first = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
     address = first.wait(20.0, 5.0).address
     first.stop()
-    save, failures = json_file.save, [StoreFull("no room"), StoreFull("no room")]
+    save, failures = json_file.save, [StoreFailed("an error of the disk"), StoreFailed("another one")]
 
     def saving(path: Path, *arguments: Any) -> None:
         if failures:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from raymq import actors
 from raymq.actors.ports import VIP_DISTANCE, bind_broker
 from raymq.actors.wire.server import bind
 
@@ -27,6 +28,17 @@ def test_a_free_port_has_a_free_vip_channel(open_sockets: contextlib.ExitStack) 
     for _ in range(5):
         own, vip = ports(open_sockets, 0)
         assert own - vip == VIP_DISTANCE
+
+
+def test_a_port_that_another_process_has_chosen_and_does_not_listen_on_yet_is_not_chosen(
+    open_sockets: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would have had it, and the second one to listen would have failed."""
+    own, vip = ports(open_sockets, 0)
+    free = own + 10 if own < 60_000 else own - 10
+    monkeypatch.setattr(actors.ports, "_candidates", lambda: iter([own, own + VIP_DISTANCE, vip, free]))
+    assert ports(open_sockets, 0)[0] == free
+    assert int(open_sockets.enter_context(actors.ports.bind_kept(HOST, 0)).getsockname()[1]) == own + VIP_DISTANCE
 
 
 def test_a_given_port_comes_back_with_its_vip_channel(open_sockets: contextlib.ExitStack) -> None:
