@@ -28,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
+import raymq.actors  # noqa: F401 - hands the store what is compiled, as brokers and clients do
 from raymq.storage.config import StoreConfig
-from raymq.storage.records import crc
+from raymq.storage.records import compiled
 from raymq.storage.records.record import encode, encode_properties
 from raymq.storage.records.unique_keys import UniqueKeys
 from raymq.storage.store import Store
@@ -464,8 +465,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smaller amounts")
     parser.add_argument("--only", nargs="+", default=[""], help="only measurements whose name has one of these words")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="where the stores are made")
+    parser.add_argument("--without-native", action="store_true", help="NumPy alone, as where raymq-native is missing")
     options = parser.parse_args()
-    crc.use(zlib_ng.crc32)  # As brokers and clients do.
+    if options.without_native:
+        compiled.use(None)
     bench = Bench(options.directory, options.quick)
     baselines(bench)
     for measure in (append_batches, one_by_one, query, recovery, many_queues, rolling, group_commit):
