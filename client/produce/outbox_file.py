@@ -108,7 +108,7 @@ class OutboxFile:
         try:
             self._db = sqlite3.connect(
                 f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
-                _BUSY_SECONDS,
+                timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
                 uri=True,
