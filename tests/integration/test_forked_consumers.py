@@ -80,7 +80,16 @@ def test_a_child_that_shuts_its_parents_consumers_down_drops_only_what_is_its_ow
         broker._server.handlers = {**handlers, **{code: counted(code, handlers[code]) for code in FAREWELLS}}
     outbox = tmp_path_factory.mktemp("outbox") / "kept.sqlite"
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CHILD), services.name_server.address, str(outbox)],
+        # Python 3.12 warns of any fork beside threads.
+        [
+            sys.executable,
+            "-W",
+            "ignore:This process",
+            "-c",
+            textwrap.dedent(CHILD),
+            services.name_server.address,
+            outbox,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
