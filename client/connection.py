@@ -248,11 +248,15 @@ class Connection(Closing):
         """Close the clients, then the sockets. The cluster goes on.
 
         From inside the listener of one of its consumers it returns at once, as `PushConsumer.shutdown` does: the call
-        that runs ends like any other, what it answers counts, and the rest is done behind it.
+        that runs ends like any other, what it answers counts, and the rest is done behind it. So it does from inside a
+        signal handler that has interrupted a send that gathers.
         """
         if self._closed:
             return
         clients = list(self._clients)
+        if any(getattr(client, "is_interrupted", False) for client in clients):
+            threading.Thread(target=self._close_clients, args=(clients,), name="raymq-close").start()
+            return
         calling: list[Any] = [client for client in clients if getattr(client, "is_calling", False)]
         if calling:
             for consumer in calling:

@@ -20,7 +20,7 @@ from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.sending.direct import size_of
 from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES
-from raymq.actors.sending.sender import Sent, Terms
+from raymq.actors.sending.sender import Sends, Sent, Terms
 from raymq.client import arguments, limits
 from raymq.client.callbacks import CallbackFuture
 from raymq.client.client_base import ClientBase
@@ -139,7 +139,7 @@ class Producer(ClientBase):
         terms = self._terms(message, options) if options or delayed else self._plain_terms
         direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
         if direct is None or mq.is_on_loop:
-            return mq.run(self._send_one(message, terms))
+            return mq.run(self._send_one(self._paths.sends, message, terms))
         record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
         if delayed:
             return _result(message, direct.send(message.topic, record, size_of(record), terms))
@@ -151,7 +151,8 @@ class Producer(ClientBase):
         if self._options.linger and not message.is_delayed:
             sent = self.send_async(message, **options)
             return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else _outcome(sent))
-        return await self._mq.arun(self._send_one(message, self._terms(message, options)))
+        terms = self._terms(message, options)
+        return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled.
@@ -160,9 +161,11 @@ class Producer(ClientBase):
         """
         if type(message) is not Message:
             arguments.instance("message", message, Message)
-        batcher = self._paths.batcher
+        paths = self._paths
+        batcher = paths.batcher
         if batcher is None or message.is_delayed:
-            return self._in_background(self._send_one(message, self._terms(message, options, in_background=True)))
+            terms = self._terms(message, options, in_background=True)
+            return self._in_background(self._send_one(paths.sends, message, terms))
         if not options:
             if self._closed:
                 self._check_open()
@@ -183,7 +186,7 @@ class Producer(ClientBase):
             self._mq.run(self._check_queue(terms.queue, terms.timeout))
         if len(message.body) > READ_BY_ALL_BYTES and not self._mq.is_on_loop:
             self._mq.run(self._limits.check_one(message, terms))
-        self._in_background(self._forget(message, terms))
+        self._in_background(self._forget(self._paths.sends, message, terms))
 
     def send_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """Send messages of one topic, in parts of at most 4 MiB; each part goes to one queue, whole or not at all.
@@ -205,7 +208,7 @@ class Producer(ClientBase):
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """`send_batch` for asyncio code, on any event loop."""
         terms = self._batch_terms(messages, options)
-        return await self._mq.arun(self._send_batch(messages, terms))
+        return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
 
     def send_table(
         self,
@@ -288,11 +291,15 @@ class Producer(ClientBase):
         """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds.
 
         What has no answer by then goes into the outbox, where there is one, within a few seconds more. Who closes it
-        while somebody else does waits for that; a signal handler that has interrupted that very call does not.
+        while somebody else does waits for that; a signal handler that has interrupted that very call does not. One that
+        has interrupted a send that gathers returns at once, and the rest is done on a thread behind it.
         """
         arguments.duration("timeout", timeout)
         self._closed = True
         if self._closer == threading.get_ident():
+            return
+        if self.is_interrupted:
+            threading.Thread(target=self.close, args=(timeout,), name="raymq-close").start()
             return
         if self._closing.acquire(timeout=timeout + 2 * OUTBOX_SECONDS):
             self._closer = threading.get_ident()
@@ -303,6 +310,11 @@ class Producer(ClientBase):
             finally:
                 self._closer = None
                 self._closing.release()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal handler asks, on a thread that is gathering: what it waits for goes on only behind it."""
+        return self._made is not None and self._made.batcher is not None and self._made.batcher.is_interrupted
 
     def begin_close(self, timeout: float) -> Callable[[], None]:
         """As any client's: what was gathered is on its way at once."""
@@ -324,7 +336,10 @@ class Producer(ClientBase):
 
     @property
     def _paths(self) -> SendPaths:
-        """The ways of what is sent, made anew by the first send after a fork."""
+        """The ways of what is sent, made anew by the first send after a fork.
+
+        On its caller's thread, never in a coroutine that the connection's loop runs: that loop has a part in making.
+        """
         return self._made or self._make_paths()
 
     def _make_paths(self) -> SendPaths:
@@ -388,11 +403,11 @@ class Producer(ClientBase):
             return self._mq.submit(sends.send(topic, part.records, part.sizes, terms)).result
         return partial(direct.finish, direct.begin(topic, part.records, part.sizes, terms))
 
-    async def _send_batch(self, messages: Sequence[Message], terms: Terms) -> Sequence[SendResult]:
+    async def _send_batch(self, sends: Sends, messages: Sequence[Message], terms: Terms) -> Sequence[SendResult]:
         numbers = key_numbers(messages)
         topic, parts = messages[0].topic, message_parts(messages, numbers, self._born_host())
         terms = await self._limits.acheck(topic, parts, terms)
-        sent = [await self._paths.sends.send(topic, part.records, part.sizes, terms) for part in parts]
+        sent = [await sends.send(topic, part.records, part.sizes, terms) for part in parts]
         return BatchResults(sent, numbers)
 
     def _in_background(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
@@ -415,9 +430,9 @@ class Producer(ClientBase):
         else:
             future.set_result(working.result())
 
-    async def _send_one(self, message: Message, terms: Terms) -> SendResult:
+    async def _send_one(self, sends: Sends, message: Message, terms: Terms) -> SendResult:
         records, sizes = encode_messages([message], [message.unique_key], self._born_host())
-        return _result(message, await self._paths.sends.send(message.topic, records, sizes, terms))
+        return _result(message, await sends.send(message.topic, records, sizes, terms))
 
     async def _check_queue(self, queue: MessageQueue, timeout: float) -> None:
         """QueueNotFound where the routes, asked anew if need be, say so; other trouble is the send's own."""
@@ -431,9 +446,9 @@ class Producer(ClientBase):
         if queue not in route.writable() and not route.forbids(queue) and queue.broker in route.addresses:
             raise QueueNotFound(f"{queue} is no queue of {queue.topic}")
 
-    async def _forget(self, message: Message, terms: Terms) -> None:
+    async def _forget(self, sends: Sends, message: Message, terms: Terms) -> None:
         try:
-            await self._send_one(message, terms)
+            await self._send_one(sends, message, terms)
         except RayMQError:
             return
 

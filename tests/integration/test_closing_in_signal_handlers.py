@@ -93,3 +93,39 @@ def test_a_handler_that_closes_beside_the_call_that_it_interrupted_goes_on_soon(
     handled, closed = done.stdout.splitlines()
     assert handled.startswith("handled ")
     assert closed == "closed"
+
+
+GATHERING = """
+    import os, signal, sys, threading
+    from raymq.client import ClientClosed, Connection, Message, Producer
+
+    mq = Connection([sys.argv[1]])
+    producer = Producer(mq, "p", linger=0.005)
+    message = Message("t", b"x" * 100)
+    sent = [producer.send_async(message)]
+    sent[0].result()
+    signal.signal(signal.SIGTERM, lambda *_: {close}())
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        while True:
+            sent.append(producer.send_async(message))
+    except ClientClosed:
+        pass
+    print(all(future.exception(20) is None for future in sent))
+"""
+
+
+@pytest.mark.parametrize("close", ["mq.close", "producer.close"])
+def test_a_handler_that_closes_amid_sends_that_gather_does_not_wait_for_them(
+    services: Services, admin: Admin, close: str
+) -> None:
+    """It ran on the thread that had the lock of what it was to send: the program hung for ever."""
+    del admin
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(GATHERING).format(close=close), services.name_server.address],
+        capture_output=True,
+        text=True,
+        timeout=FOREVER / 2,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "True\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -286,3 +288,44 @@ def test_a_damaged_batch_is_listed_as_one(file: Path, records: bytes, sizes: byt
         db.execute("UPDATE batches SET records = ?, sizes = ?", (records, sizes))
     (listed,) = run_command("list", str(file))
     assert (listed["messages"], listed["state"]) == (0, "damaged")
+
+
+FIRST_SENDS = """
+import asyncio, os, sys
+from raymq.client import Connection, Message, Producer
+
+producer = Producer(Connection([sys.argv[1]]), "p", outbox=sys.argv[2])
+message = Message("t", b"child")
+child = os.fork()
+if not child:
+    {send}
+    assert producer.flush()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        "asyncio.run(producer.asend(message))",
+        "asyncio.run(producer.asend_batch([message]))",
+        "producer.send_oneway(message)",
+        "producer.send_oneway(message); producer.send(message)",
+    ],
+)
+def test_a_forked_child_may_send_first_by_any_call(
+    services: Services, mq: Connection, admin: Admin, file: Path, send: str
+) -> None:
+    """What the connection's loop was to make, while it made it: it failed, or the child hung."""
+    del admin
+    script = FIRST_SENDS.format(send=send)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, services.name_server.address, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(everything(mq)) == {b"child"}
