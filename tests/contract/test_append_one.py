@@ -262,6 +262,18 @@ def test_a_number_is_of_a_delayed_message_or_of_one_that_is_not(start: Start) ->
     assert read_appended(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)))[1].topic != "t"
 
 
+def test_a_repeated_message_whose_time_had_passed_gets_the_first_ones_place(start: Start) -> None:
+    """It is told as delayed and was stored at once: as its producer repeats it, it is the same."""
+    door, broker = start()
+    late = as_a_batch(numbered(0, deliver_at=1), delayed=True)
+    first = read_appended(door.ask(late))[1]
+    assert first.topic == "t"
+    end = broker.store.max_physical_offset
+    again = read_appended(door.ask(late))[1]
+    assert (again.topic, again.queue_offsets.tolist()) == ("t", first.queue_offsets.tolist())
+    assert broker.store.max_physical_offset == end
+
+
 def test_what_fails_when_bytes_were_written_is_an_unknown_outcome(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
