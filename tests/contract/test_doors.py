@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands import admin, append, fetch, group, offset
 from raymq.actors.wire.frame import FLAG_ONEWAY, MAX_FRAME_BYTES, Command, Serialization
+from raymq.actors.wire.headers.pop import PopMessage
 from raymq.actors.wire.headers.pull import HAS_SUBSCRIPTION, MAY_PARK, PullMessage
 from raymq.actors.wire.memory_door import PARK_SECONDS
 from raymq.client import Message
@@ -104,6 +106,29 @@ def test_what_is_parked_ends_with_the_connection(door: Door, broker: BrokerServi
     poll_until(lambda: len(broker.polls) == 0)
     with pytest.raises((EOFError, RayMQError)):
         parked.result(5)
+
+
+def test_what_arrives_while_a_new_group_is_announced_ends_its_first_pop(
+    loop: EventLoopThread, broker: BrokerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes nobody, for the pop is not parked yet."""
+    door, asked, told = SocketDoor(loop, broker), threading.Event(), asyncio.Event()
+    assert door.ask(admin.create_topic_command("t", 2, ordered=False)).code == ResponseCode.SUCCESS
+
+    async def announce() -> None:
+        asked.set()
+        await told.wait()
+
+    def arrives() -> None:
+        append_(broker)
+        told.set()
+
+    monkeypatch.setattr(broker._registration, "announce", announce)
+    popped = door.begin(PopMessage("new", "t", -1, 8, 60_000, 60_000, 0, 0).command())
+    assert asked.wait(10)
+    loop.loop.call_soon_threadsafe(arrives)
+    assert popped.result(20).code == ResponseCode.SUCCESS
+    door.leave()
 
 
 def append_(broker: BrokerService, count: int = 1, queue_id: int = 0, body: bytes = b"x") -> None:

@@ -78,9 +78,9 @@ def start(loop: EventLoopThread, directory: Path, flush: str = "sync") -> Broker
         "delay_levels": "1s 1s",
         "flush_interval_ms": 3_600_000,
     }
-    return loop.run(
-        BrokerService.start(BrokerSpec("broker-a", "test", str(directory), "127.0.0.1", (), store=store), "n")
-    )
+    # A door asks once: a machine that is busy elsewhere must not refuse it.
+    spec = BrokerSpec("broker-a", "test", str(directory), "127.0.0.1", (), append_wait_ms=60_000, store=store)
+    return loop.run(BrokerService.start(spec, "n"))
 
 
 @pytest.fixture(params=[SocketDoor, InvokeDoor], ids=["socket", "invoke"])

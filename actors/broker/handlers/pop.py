@@ -77,6 +77,8 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
     ) -> Command:
         if is_new:
             await context.announce()
+            if not popped.queues:  # what arrived meanwhile has woken nobody
+                popped = pop.receive(asked)
         deadline = _deadline(context, connection, header.poll_time)
         while not popped.queues:
             if popped.unseen:
