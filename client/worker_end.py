@@ -30,6 +30,10 @@ def _begin() -> None:
 
 def _wait_for_threads_aside() -> None:
     """Threads may send after the finalizers, and the process waits for them: so does one of ours."""
+    if not threading.main_thread().is_alive():
+        # Since Python 3.13 (gh-83856) finalizers are run behind the threads, and nobody waits for one that begins then.
+        _call_behind_threads()
+        return
     threading.Thread(target=_call_behind_threads, name="raymq-worker-end", daemon=False).start()
 
 
