@@ -41,11 +41,13 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under pytest-xdist one process takes all that starts clusters, in one go; the others take the rest by files.
 
     Whoever starts a cluster mostly waits, for processes and for sockets; the rest computes.
     """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
     for item in items:
         within = item.path.relative_to(REPOSITORY / "tests")
         group = "clusters" if within.parts[0] in CLUSTERS else str(within)
