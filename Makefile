@@ -10,6 +10,9 @@ PYTHON ?=
 ARGS ?=
 
 VENV := .venv
+LOCK := requirements.lock
+# Spark 4.2 cannot stand beside Spark 3.5: what needs it has an environment of its own, made as the other one.
+SPARK4 := VENV=.venv-spark4 LOCK=requirements-spark4.lock
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 PYTEST = $(PY) -m pytest
@@ -20,22 +23,27 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-store soak lock links clean distclean
+.PHONY: help env demo test test-unit test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-replication bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
+	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
 	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
 	@echo "make lint types the checks alone; make fix formats and repairs what can be repaired"
 	@echo "make bench soak the measurements; the long endurance test"
+	@echo "make soak-chaos hosts broken at random under load, and the verdict (ARGS='--kills 200 --seed 7', ARGS=--help; needs Linux, root or user namespaces)"
+	@echo "make test-rayup \`ray up configs/ray-up-local.yaml\` on three hosts of its own: install, messages, lost hosts, other names (root; ARGS=--help)"
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
+	@echo "make bench-replication one copy beside two replicas (ARGS=--json for JSON, ARGS=--quick)"
+	@echo "make bench-spark topics beside RayDP, Kafka and Parquet under Spark; a stream's latency (ARGS=--json, ARGS=--quick)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make bench-age an old broker: 10,000 topics, a million timers; its loop's longest stop (ARGS=--quick, ARGS=--json)"
 	@echo "make lock       resolve pyproject.toml anew into requirements.lock"
-	@echo "make clean      caches and build outputs; make distclean: .venv too"
+	@echo "make clean      caches and build outputs; make distclean: .venv and .venv-spark4 too"
 
 env: $(STAMP)
 	@:
@@ -67,20 +75,20 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-$(STAMP): requirements.lock pyproject.toml $(wildcard native/*.* native/raymq_native/*.p* native/raymq_native/*.h)
+$(STAMP): $(LOCK) pyproject.toml $(wildcard native/*.* native/raymq_native/*.p* native/raymq_native/*.h)
 	@$(find_python); \
 	if [ ! -x $(PY) ] || [ "$$(cat $(VENV)/.place 2>/dev/null)" != "$$(pwd -P)" ] \
 	    || { [ -n "$(PYTHON)" ] && [ "$$("$$python" --version)" != "$$($(PY) --version)" ]; }; then \
-	    echo "env: .venv with $$("$$python" --version) ($$(command -v "$$python"))"; \
+	    echo "env: $(VENV) with $$("$$python" --version) ($$(command -v "$$python"))"; \
 	    "$$python" -m venv --clear $(VENV); \
 	    pwd -P > $(VENV)/.place; \
 	fi
 	@rm -f $(STAMP) $(VENV)/.failed
 	@# pyspark comes as source and is built here: by the setuptools of the lock, not by one that pip would fetch unchecked.
-	@awk '/^[^ #]/ { keep = /^(setuptools|wheel)==/ } keep' requirements.lock > $(VENV)/build-tools.lock
-	@echo "env: packages of requirements.lock (550 MB where pip's cache is empty; details in $(VENV)/install.log)"
+	@awk '/^[^ #]/ { keep = /^(setuptools|wheel)==/ } keep' $(LOCK) > $(VENV)/build-tools.lock
+	@echo "env: packages of $(LOCK) (550 MB where pip's cache is empty; details in $(VENV)/install.log)"
 	@{ $(PY) -m pip install --require-hashes -r $(VENV)/build-tools.lock \
-	    && $(PY) -m pip install --require-hashes --no-build-isolation -r requirements.lock \
+	    && $(PY) -m pip install --require-hashes --no-build-isolation -r $(LOCK) \
 	    || touch $(VENV)/.failed; } 2>&1 | tee $(VENV)/install.log | awk \
 	    '/^Collecting/ { print "  " $$2; fflush() } /^ *Building wheel for.*started/ { print "  building " $$4; fflush() } \
     /^Installing/ { print "  unpacking"; fflush() } /^ERROR/ { print; fflush() }'
@@ -107,14 +115,18 @@ demo: env
 	@$(VENV)/bin/raymq demo $(ARGS)
 
 # One after the other also under make -j, and pytest last: its summary is what one wants to read.
-# Two processes: one takes all tests that start clusters (tests/conftest.py), in the order of their folders. ARGS="-n 0" for one.
+# Three processes, since many of them wait (tests/shared_out.py); ARGS="-n 0" for one. Of sweeps some cases; all: make soak, ARGS=--whole-sweeps.
 test: env
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
-	@$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -n 3 --no-loadscope-reorder $(ARGS)
 
 test-unit: env
 	@$(PYTEST) tests/unit $(ARGS)
+
+test-spark4:
+	@$(MAKE) --no-print-directory $(SPARK4) env
+	@.venv-spark4/bin/python -m pytest tests/spark4 $(ARGS)
 
 lint: env
 	@$(PY) -m ruff check .
@@ -141,6 +153,12 @@ test-interop: env
 test-rocketmq: env
 	@$(PY) -m tests.interop.rocketmq.run $(ARGS)
 
+bench-replication: env
+	@$(PY) tests/bench/bench_replication.py $(ARGS)
+
+bench-spark: env
+	@$(PY) tests/bench/bench_spark.py $(ARGS)
+
 bench-store: env
 	@$(PY) tests/bench/bench_store.py $(ARGS)
 
@@ -151,21 +169,31 @@ bench: env
 	@set -e; for each in tests/bench/bench_*.py; do echo "bench: $$each"; $(PY) "$$each" $(ARGS); done
 
 soak: env
-	@$(PYTEST) -m soak -s $(ARGS)
+	@$(PYTEST) -m "soak or sweep" --whole-sweeps -s $(ARGS)
+
+# The whole of it: with pip on each host, and hosts with other addresses. make soak runs a shorter form.
+test-rayup: env
+	@$(PY) -m tests.rayup.run $(or $(ARGS),--install --long)
+
+soak-chaos: env
+	@$(PY) -m tests.chaos.failover.run $(or $(ARGS),--kills 200)
 
 # Without the extra uvloop: what is tested is asyncio. uv resolves for every Python and platform at once, which pip cannot; it lives in a directory of its own and is not
 # needed to install. --upgrade takes the newest versions that pyproject.toml allows. No index or host gets into the file.
 lock:
 	@$(find_python); "$$python" -m venv --clear .lock-env
 	@.lock-env/bin/python -m pip install --quiet "uv>=0.9"
-	@.lock-env/bin/uv pip compile pyproject.toml --extra spark --extra dev --universal --python-version 3.11 --upgrade --quiet \
-	    --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --output-file requirements.lock
+	@set -e; for each in "spark requirements.lock" "spark4 requirements-spark4.lock"; do \
+	    set -- $$each; \
+	    .lock-env/bin/uv pip compile pyproject.toml --extra $$1 --extra dev --universal --python-version 3.11 --upgrade --quiet \
+	        --generate-hashes --no-emit-index-url --custom-compile-command "make lock" --output-file $$2; \
+	done
 	@rm -rf .lock-env
-	@echo "lock: requirements.lock is new; make env installs it"
+	@echo "lock: requirements.lock and requirements-spark4.lock are new; make env and make test-spark4 install them"
 
 clean:
 	rm -rf build dist *.egg-info native/build native/*.egg-info native/raymq_native/*.c .links .lock-env .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path "./.venv*" -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-spark4

@@ -4,7 +4,8 @@ What is in it, in the order to read it:
     protocol, errors, naming: the values, the failures and the names that both ends share.
     wire: frames, connections, the server, and every request as a value.
     broker and names: a broker and a name server without Ray; they do not know each other.
-    sending: what every sender needs; routing: the routes that name servers tell; filter: what a consumer wants.
+    sending: what every sender needs; routing: the routes that name servers tell, and name_server_silence: if
+    they tell none; filter: what a consumer wants.
     broker_actor, name_server_actor, scheduler_actor, producer_actor: the actors; handles and actor_options find and
     make them. Only these import Ray.
 

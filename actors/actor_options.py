@@ -11,17 +11,26 @@ from typing import Any
 
 import ray
 
-from raymq.actors.broker_actor import INVOKE_LANES, Broker
+from raymq.actors.broker_actor import INVOKE_GROUP, Broker
 from raymq.actors.name_server_actor import NameServer
-from raymq.actors.naming import SCHEDULER_NAME, broker_name, name_server_name, producer_name
+from raymq.actors.naming import (
+    COORDINATOR_NAME,
+    SCHEDULER_NAME,
+    broker_name,
+    keeper_name,
+    name_server_name,
+    producer_name,
+    replica_name,
+)
 from raymq.actors.producer_actor import Producer, ProducerSpec
-from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
+from raymq.actors.protocol import BrokerSpec, CoordinatorSpec, KeeperSpec, NameServerSpec, SchedulerSpec
 from raymq.actors.scheduler_actor import Scheduler
 
 __all__ = [
     "broker_name",
-    "host_resource",
     "make_broker",
+    "make_coordinator",
+    "make_keeper",
     "make_name_server",
     "make_producer",
     "make_scheduler",
@@ -29,18 +38,13 @@ __all__ = [
 ]
 
 #: Threads for a shell's methods, so that a status call is answered while another one waits.
-_LANES = 8
+_CONTROL_CALLS = 8
 #: Sends that a shared producer works on together; it is an asyncio actor.
 _PRODUCER_CALLS = 1_000
 #: Threads for commands that come through the actor instead of the socket; each may be parked for a second.
 _INVOKE_THREADS = 32
 #: Enough of a resource to be bound to its node, little enough for thousands of actors.
 _TRACE = 0.001
-
-
-def host_resource(host: str) -> str:
-    """The custom resource that says "this is the machine with that host name"; see configs/ray-up-local.yaml."""
-    return f"broker_{host}"
 
 
 def _options(name: str, namespace: str, resources: dict[str, float] | None = None) -> dict[str, Any]:
@@ -51,7 +55,7 @@ def _options(name: str, namespace: str, resources: dict[str, float] | None = Non
         "max_restarts": -1,
         "max_task_retries": 0,
         "num_cpus": 0,
-        "max_concurrency": _LANES,
+        "max_concurrency": _CONTROL_CALLS,
         "resources": resources or {},
         "get_if_exists": True,
     }
@@ -63,11 +67,27 @@ def make_name_server(spec: NameServerSpec, namespace: str, resource: str) -> Any
     return ray.remote(NameServer).options(**options).remote(spec)
 
 
+def make_keeper(spec: KeeperSpec, namespace: str, resource: str) -> Any:
+    """Start (or find) a keeper on the machine that has `resource`, where its file is."""
+    from raymq.actors.keeper_actor import Keeper  # most clusters have none
+
+    options = _options(keeper_name(spec.number), namespace, {resource: _TRACE})
+    return ray.remote(Keeper).options(**options).remote(spec)
+
+
 def make_broker(spec: BrokerSpec, namespace: str, resource: str) -> Any:
     """Start (or find) a broker, bound to its directory's machine by `resource`, never by node id."""
-    threads = {INVOKE_LANES: _INVOKE_THREADS}
+    threads = {INVOKE_GROUP: _INVOKE_THREADS}
     actor = ray.remote(concurrency_groups=threads)(Broker)  # type: ignore[call-overload] # missing in Ray's types
-    return actor.options(**_options(spec.name, namespace, {resource: _TRACE})).remote(spec)
+    name = replica_name(spec.name, spec.replica)
+    return actor.options(**_options(name, namespace, {resource: _TRACE})).remote(spec)
+
+
+def make_coordinator(spec: CoordinatorSpec) -> Any:
+    """Start (or find) the cluster's coordinator; it may run anywhere."""
+    from raymq.actors.coordinator_actor import Coordinator  # most clusters have none
+
+    return ray.remote(Coordinator).options(**_options(COORDINATOR_NAME, spec.cluster)).remote(spec)
 
 
 def make_scheduler(spec: SchedulerSpec) -> Any:

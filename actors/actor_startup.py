@@ -48,11 +48,7 @@ def leave_out_pandas() -> None:
 
 
 class Stoppable(Protocol):
-    """What is brought up: it listens somewhere, and can be stopped."""
-
-    @property
-    def address(self) -> str:
-        """Where it listens, "host:port"."""
+    """What is brought up: it can be stopped."""
 
     async def stop(self) -> None:
         """End it cleanly."""

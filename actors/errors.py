@@ -10,20 +10,28 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     |   |   +-- BufferFull             the producer holds as many messages as it may
     |   +-- OutcomeUnknown (TimeoutError)   after one try the message may be stored
     +-- BrokerUnavailable              .broker; where it is neither of these two, nothing was sent
+    |   +-- TopicUnavailable           no broker of the topic is there now
+    |   +-- NotMaster                  the broker is a replica now; nothing was done
     |   +-- ConnectionLost             the connection broke before the answer
     |   +-- Timeout (TimeoutError)     the answer did not come in time
     +-- UnknownAttribute (InvalidInput)
     +-- BadSubscription  SubscriptionMismatch  ConsumerNotOnline  NotRecallable  ClientClosed  OffsetReset
+    +-- WriteIncomplete                .transaction, .rows, .missing: a committed write of which rows are lost
+    +-- FencedEpoch                    another broker is master, in a larger epoch
+    +-- TooFewInSync                 a broker group has fewer replicas in sync than its policy wants; nothing was stored
+    +-- BrokerGroupNotFound            the register knows no such group
+    +-- ElectionFailed                 nobody, or not the wanted replica, may become master
     +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  ProtocolError  WorkFailed
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import (
+    BackupFailed,
     GroupNotFound,
     InvalidInput,
     MessageExpired,
@@ -36,6 +44,7 @@ from raymq.storage.errors import (
     StoreCorrupt,
     StoreError,
     StoreFailed,
+    StoreFollows,
     StoreFull,
     StoreLocked,
     TopicExists,
@@ -45,18 +54,23 @@ from raymq.storage.errors import (
 
 __all__ = [
     "Attempt",
+    "BackupFailed",
     "BadSubscription",
+    "BrokerGroupNotFound",
     "BrokerUnavailable",
     "BufferFull",
     "ClientClosed",
     "ConnectionLost",
     "ConsumerNotOnline",
+    "ElectionFailed",
+    "FencedEpoch",
     "GroupNotFound",
     "InvalidInput",
     "MessageExpired",
     "MessageIllegal",
     "MessageNotFound",
     "NotFoundError",
+    "NotMaster",
     "NotRecallable",
     "NotStored",
     "NothingToPop",
@@ -75,14 +89,18 @@ __all__ = [
     "StoreCorrupt",
     "StoreError",
     "StoreFailed",
+    "StoreFollows",
     "StoreFull",
     "StoreLocked",
     "SubscriptionMismatch",
     "Timeout",
+    "TooFewInSync",
     "TopicExists",
     "TopicNotFound",
+    "TopicUnavailable",
     "UnknownAttribute",
     "WorkFailed",
+    "WriteIncomplete",
     "WriteUnknown",
 ]
 
@@ -102,12 +120,7 @@ class Attempt:
 
 
 class SendError(RayMQError):
-    """A send failed; `.attempts` lists each try.
-
-    `.kept` says that the producer's outbox has the messages and will send them: sending them again would do so twice.
-    """
-
-    kept: bool = False
+    """A send failed; `.attempts` lists each try."""
 
     def __init__(self, message: str, attempts: Sequence[Attempt] = ()) -> None:
         lines = "".join(
@@ -140,9 +153,47 @@ class BufferFull(NotStored):
 
 
 class OutcomeUnknown(SendError, TimeoutError):
-    """A try got no answer, or the broker's disk failed under it: the message may or may not be stored."""
+    """A try got no answer, or the broker's disk failed under it: the message may or may not be stored.
+
+    `.transaction` names the write that this is about; None: it is about messages. A write is not to be repeated before
+    it is known what has become of it. `.committed` says that it surely is committed, and not all of it visible yet.
+    """
 
     retriable = True
+
+    def __init__(
+        self,
+        message: str,
+        attempts: Sequence[Attempt] = (),
+        *,
+        transaction: str | None = None,
+        committed: bool = False,
+    ) -> None:
+        super().__init__(message, attempts)
+        self.transaction = transaction
+        self.committed = committed
+        if transaction is not None:
+            self.retriable = False
+
+
+class WriteIncomplete(RayMQError):
+    """A write is committed, and some of its rows are not there: what was staged of them is missing or damaged.
+
+    `.transaction` names the write; `.rows` of its rows are there, each once, or come to be there by themselves;
+    `.missing` rows are not, and `.reasons` says why, by broker. What is there is visible, so that to write all of it
+    again doubles it.
+    """
+
+    def __init__(self, transaction: str, rows: int, missing: int, reasons: Mapping[str, str]) -> None:
+        told = "".join(f"\n  {broker}: {reason}" for broker, reason in reasons.items())
+        super().__init__(
+            f"the write {transaction} is committed, and {missing} of its {rows + missing} rows are not there;"
+            f" {rows} are: do not repeat it as a whole{told}"
+        )
+        self.transaction = transaction
+        self.rows = rows
+        self.missing = missing
+        self.reasons = dict(reasons)
 
 
 class BrokerUnavailable(RayMQError):
@@ -161,6 +212,29 @@ class BrokerUnavailable(RayMQError):
             reason = str(self.args[0]).removeprefix(f"{address}: ")
             self.args = (f"{name} ({address}): {reason}",)
             self.broker = name
+
+
+class TopicUnavailable(BrokerUnavailable):
+    """No broker of the topic is there now, though it was lately, or no broker at all, so that nobody can say.
+
+    `.broker` names those that are away. To RocketMQ's clients it is what "no such topic" is.
+    """
+
+    wire_code = "TOPIC_NOT_EXIST"
+
+    def __init__(self, topic: str, brokers: Sequence[str]) -> None:
+        self.broker = ", ".join(brokers) or "cluster"
+        away = f"{self.broker} had it and left the routes" if brokers else "no broker is registered there"
+        RayMQError.__init__(self, f"{no_route_to(topic)}: {away}")
+
+
+def no_route_to(topic: str) -> str:
+    """RocketMQ's words."""
+    return f"No topic route info in name server for the topic: {topic}"
+
+
+class NotMaster(BrokerUnavailable):
+    """The broker is a replica now: nothing was done. Its group has, or is about to have, another master."""
 
 
 class ConnectionLost(BrokerUnavailable):
@@ -247,6 +321,32 @@ class ServerBusy(RayMQError):
     def __init__(self, message: str = "", *, code: str | None = None, bound: str = "") -> None:
         super().__init__(message, code=code)
         self.bound = bound
+
+
+class FencedEpoch(RayMQError):
+    """A broker says that it is its group's master, and another one is, or was, in a larger epoch."""
+
+    wire_code = "CONTROLLER_FENCED_MASTER_EPOCH"
+
+
+class TooFewInSync(RayMQError):
+    """A broker group has fewer replicas in sync than it has to have: nothing was written."""
+
+    retriable = True
+    remedy = "bring the other replicas back; with a smaller min_in_sync less is promised of what is acknowledged"
+
+
+class BrokerGroupNotFound(NotFoundError):
+    """The register knows no such broker group, or no replica of it has ever started."""
+
+    wire_code = "CONTROLLER_BROKER_METADATA_NOT_EXIST"
+
+
+class ElectionFailed(RayMQError):
+    """Nobody may become a group's master now, or not the wanted replica; the message says why, and who is master."""
+
+    retriable = True
+    wire_code = "CONTROLLER_ELECT_MASTER_FAILED"
 
 
 class SequenceGap(RayMQError):

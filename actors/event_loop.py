@@ -15,8 +15,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final, Generic, TypeVar
 
 from raymq.actors.backoff import Backoff
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 #: A loop that was ended from within is run again at once; one that fails again and again, after a wait up to this.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
-#: What was handed over last may begin only while the loop ends, and has to be ended, too; not without end.
+#: A task that is cancelled may begin others, which have to be ended, too; not without end.
 _MOST_ENDINGS: Final = 10
 
 _log = logging.getLogger(__name__)
@@ -51,18 +51,81 @@ class _LastCalls:
         return done
 
 
+class _BlockingCall(Generic[_T]):
+    """A coroutine that a thread waits for, which an exception may interrupt anywhere, as one of a signal handler does.
+
+    It waits for a plain lock. A `Future`'s condition is made in Python: an exception within its `__enter__` leaves it
+    locked for ever, and with it the event loop, which tells the result.
+    """
+
+    __slots__ = ("_coroutine", "_ended", "_error", "_given_up", "_task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[_T] | None = None
+        self._error: BaseException | None = None
+        self._given_up = False
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def begin(self) -> None:
+        """On the loop."""
+        if self._given_up:
+            self._coroutine.close()
+            self._ended.release()
+            return
+        try:
+            self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        except BaseException as error:
+            self._error = error
+            self._ended.release()
+            raise
+        self._task.add_done_callback(self._tell)
+
+    def never_began(self) -> None:
+        """The loop has ended without it."""
+        self._coroutine.close()
+        self._error = RuntimeError("the event loop has ended")
+        self._ended.release()
+
+    def cancel(self) -> None:
+        """On the loop; nothing happens to what has ended."""
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self, timeout: float | None) -> _T:
+        """On the thread that waits. TimeoutError after `timeout` seconds."""
+        if not self._ended.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        task = self._task
+        if task is None or task.cancelled():
+            raise CancelledError
+        return task.result()
+
+    def _tell(self, task: asyncio.Task[_T]) -> None:
+        if not task.cancelled():
+            task.exception()  # somebody has asked for it: it is no exception that was never retrieved
+        self._ended.release()
+
+
 class EventLoopThread:
     """Starts with construction; `stop()` cancels what runs and ends the thread. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.loop = _new_event_loop()
         self._stopping = False
+        self._ending = False
         #: How often something within the loop raised what ends one, and it was run again.
         self.failures = 0
         self.last_failure: BaseException | None = None
         self.failed_at = 0.0
         self._pause = Backoff(first=0.001, cap=_LONGEST_PAUSE_SECONDS)
         self._ended = threading.Event()
+        #: Calls that threads wait for and the loop has not begun.
+        self._handed_over: set[_BlockingCall[Any]] = set()
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         #: What `threading.get_ident` says on the loop; None before it runs.
         self.thread_id: int | None = None
@@ -91,11 +154,19 @@ class EventLoopThread:
         if self.is_current:
             coroutine.close()
             raise RuntimeError("a blocking call on the event loop's own thread would wait for itself")
-        future = self.submit(coroutine)
+        call = _BlockingCall(coroutine)
         try:
-            return future.result(timeout)
+            try:
+                self._handed_over.add(call)
+                self.loop.call_soon_threadsafe(self._begin, call)
+            except RuntimeError:
+                self._handed_over.discard(call)
+                coroutine.close()
+                raise
+            return call.result(timeout)
         except BaseException:
-            future.cancel()
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the call
+                self.loop.call_soon_threadsafe(call.cancel)
             raise
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -106,6 +177,12 @@ class EventLoopThread:
                 self.loop.call_soon_threadsafe(self.loop.stop)
             if not self.is_current:
                 self._ended.wait(timeout)
+
+    def _begin(self, call: _BlockingCall[Any]) -> None:
+        if self._ending:
+            return  # it would be cancelled at once, and its caller might ask again for as long as that takes
+        self._handed_over.discard(call)
+        call.begin()
 
     def _live(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -135,8 +212,10 @@ class EventLoopThread:
         return False
 
     def _end(self) -> None:
+        self._ending = True
         try:
             for _ in range(_MOST_ENDINGS):
+                self.loop.run_until_complete(asyncio.sleep(0))  # who waits for what is done is told so
                 tasks = asyncio.all_tasks(self.loop)
                 if not tasks:
                     break
@@ -146,6 +225,9 @@ class EventLoopThread:
             self.loop.close()
         finally:
             self._ended.set()
+            with contextlib.suppress(KeyError):  # empty; who hands something to a closed loop takes it back by itself
+                while True:
+                    self._handed_over.pop().never_began()
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,7 +1,8 @@
 """Remote calls as values: the only place that waits for Ray and knows Ray's exceptions.
 
-What a caller sees is ours: the error that the method raised, `BrokerUnavailable` where the actor is gone (nothing was
-done), `Timeout` where the outcome is unknown.
+What a caller sees is ours: the error that the method raised, `BrokerUnavailable` where there is no actor (nothing was
+done), `Timeout` and `ConnectionLost` where the outcome is unknown. Of an actor that is dead Ray does not tell whether
+it died before the call or under it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ray.exceptions import (
     TaskCancelledError,
 )
 
-from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
+from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, Timeout
+from raymq.actors.naming import is_broker_name
 
 
 def find(name: str, namespace: str) -> ActorHandle[Any]:
@@ -34,13 +36,21 @@ def find(name: str, namespace: str) -> ActorHandle[Any]:
         raise BrokerUnavailable(name, f"no such actor in namespace {namespace}") from error
 
 
+def broker_names(namespace: str) -> list[str]:
+    """The names of all brokers' actors in the namespace, sorted, those included that are being restarted."""
+    every = ray.util.list_named_actors(all_namespaces=True)
+    names = (each["name"] for each in every if each["namespace"] == namespace)
+    return sorted(name for name in names if is_broker_name(name))
+
+
 def call(name: str, handle: ActorHandle[Any], method: str, *args: Any, timeout: float) -> Any:
     """Call `method` of the actor called `name` and return its result.
 
     Raises:
         RayMQError: what the method raised.
         Timeout: no answer within `timeout` seconds, or the actor broke off; it may have been carried out.
-        BrokerUnavailable: the actor is dead; it was not carried out.
+        ConnectionLost: the actor is dead; it may have died under the call, when that was carried out.
+        BrokerUnavailable: the actor could not be started; it was not carried out.
     """
     return result(name, getattr(handle, method).remote(*args), timeout)
 
@@ -71,5 +81,7 @@ def _as_ours(name: str, timeout: float) -> Iterator[None]:
         raise RayMQError(f"{name}: {error.cause}") from error
     except (GetTimeoutError, TimeoutError, ActorUnavailableError, TaskCancelledError) as error:
         raise Timeout(name, f"no answer within {timeout:.3g} s; the call may have been carried out") from error
-    except (ActorDiedError, ActorUnschedulableError, RayActorError) as error:
-        raise BrokerUnavailable(name, f"the actor is dead: {str(error).splitlines()[0]}") from error
+    except ActorUnschedulableError as error:
+        raise BrokerUnavailable(name, f"the actor is not started: {str(error).splitlines()[0]}") from error
+    except (ActorDiedError, RayActorError) as error:
+        raise ConnectionLost(name, f"the actor is dead: {str(error).splitlines()[0]}") from error

@@ -111,23 +111,49 @@ def broker_name(index: int) -> str:
     return f"broker-{letters}"
 
 
+def replica_name(broker: str, replica: int) -> str:
+    """The actor name of a broker group's replica, from 0 on, which is that of its store's folder, too."""
+    return f"{broker}.{replica}" if replica else broker
+
+
 def name_server_name(index: int) -> str:
     """The actor name of the cluster's name server `index`."""
     return f"name-server-{index}"
 
 
+def keeper_name(number: int) -> str:
+    """The actor name of the cluster's keeper `number`, from 1 on."""
+    return f"keeper-{number}"
+
+
+def host_resource(host: str) -> str:
+    """The custom resource that says "this is that machine"; see configs/ray-up-local.yaml."""
+    return f"broker_{host}"
+
+
 SCHEDULER_NAME = "scheduler"
+COORDINATOR_NAME = "coordinator"
 _PRODUCER_PREFIX = "producer:"
 
 
 def is_broker_name(name: str) -> bool:
-    """Whether it is one that `broker_name` makes."""
-    return re.fullmatch("broker-[a-z]{1,2}", name) is not None
+    """Whether it is one that `broker_name` or `replica_name` makes."""
+    return re.fullmatch(r"broker-[a-z]{1,2}(\.[1-9][0-9]?)?", name) is not None
+
+
+def is_replica_of(name: str, broker: str) -> bool:
+    """Whether it is the actor name of a replica of that broker group."""
+    return name == broker or re.fullmatch(re.escape(broker) + r"\.[1-9][0-9]?", name) is not None
 
 
 def is_name_server_name(name: str) -> bool:
     """Whether it is one that `name_server_name` makes."""
     return re.fullmatch("name-server-[0-9]{1,2}", name) is not None
+
+
+def is_keeper_name(name: str) -> bool:
+    """Whether it is one that `keeper_name` makes."""
+    return re.fullmatch("keeper-[1-9][0-9]?", name) is not None
 
 
 def is_producer_name(name: str) -> bool:

@@ -23,6 +23,8 @@ HEARTBEAT_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 #: A queue's lock lasts so long from the last time that it was asked for.
 LEASE_SECONDS = 60.0
+#: A broker that has left the routes is expected back for so long: its sharding keys wait for it.
+AWAY_SECONDS = 300.0
 #: What may have waited longer to be looked at is refused, unless a cluster's configuration says otherwise.
 APPEND_WAIT_MS = 200
 #: The delay level that sends a failed message to the dead letters at once.
@@ -31,7 +33,7 @@ STRAIGHT_TO_DLQ = -1
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageQueue:
-    """One ordered lane of a topic: named by topic, broker name and queue id."""
+    """One ordered topic_queue of a topic: named by topic, broker name and queue id."""
 
     topic: str
     broker: str
@@ -76,17 +78,26 @@ class QueueData:
     perm: int = PERM_READ | PERM_WRITE
 
 
+class AwayQueues(NamedTuple):
+    """What a broker had of a topic that left the routes so many `seconds` ago."""
+
+    data: QueueData
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
     """Where a topic lives. `addresses` maps a broker's name to its master's "host:port".
 
     `body_limits` maps it to the longest body that the broker takes, its `max_message_bytes`, where it has said so.
+    `away` are the brokers that had the topic and have left the routes for less than `AWAY_SECONDS`.
     """
 
     topic: str
     queues: tuple[QueueData, ...]
     addresses: dict[str, str] = field(default_factory=dict)
     body_limits: dict[str, int] = field(default_factory=dict)
+    away: tuple[AwayQueues, ...] = ()
 
     def max_body_bytes(self, broker: str | None = None) -> int | None:
         """The longest body that `broker` takes, or each broker of the topic; None if nobody has said."""
@@ -109,6 +120,14 @@ class TopicRoute:
             if data.perm & PERM_WRITE
             for queue_id in range(data.write_queues)
         )
+
+    def writable_away(self) -> list[MessageQueue]:
+        """Every queue that could be written if its broker were not away, sorted."""
+        return TopicRoute(self.topic, tuple(each.data for each in self.away)).writable()
+
+    def lets_write(self, broker: str) -> bool:
+        """Whether the topic's permission on that broker lets it be written, as far as that is known."""
+        return all(data.perm & PERM_WRITE for data in self.queues if data.broker == broker)
 
     def forbids(self, queue: MessageQueue) -> bool:
         """Whether it could be written if its topic's permission there allowed it."""
@@ -180,7 +199,7 @@ class NameServerSpec:
     """What a name-server actor is started with; a restart gets the same.
 
     `arguments` are those of the cluster's start, kept so that a second start can be compared with the first, and
-    `start_id` names that start.
+    `start_id` names that start. `cluster` is whose name server it is.
     """
 
     index: int
@@ -190,6 +209,7 @@ class NameServerSpec:
     arguments: dict[str, Any] = field(default_factory=dict)
     tls: Tls | None = None
     start_id: str = ""
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +217,12 @@ class BrokerSpec:
     """What a broker actor is started with; a restart gets the same.
 
     `store` holds the fields of `raymq.storage.config.StoreConfig` that differ from their defaults. What may have waited
-    for longer than `append_wait_ms` to be looked at is refused with SYSTEM_BUSY.
+    for longer than `append_wait_ms` to be looked at is refused with SYSTEM_BUSY. `keepers` is the cluster's set of them
+    (`KeeperSet.to_json`), with the addresses of when the cluster was started; None where each group has one copy.
+
+    Where `replicas` is more than 1, `replica` is which of them this is, from 0 on; in the register it has the number
+    that is 1 more. `replication` and `min_in_sync` are what the group promises (`ReplicationPolicy`). Of replicas that
+    are equal the one with the lower `priority` becomes master.
     """
 
     name: str
@@ -208,6 +233,44 @@ class BrokerSpec:
     auto_create_topics: bool = False
     append_wait_ms: int = APPEND_WAIT_MS
     store: dict[str, Any] = field(default_factory=dict)
+    tls: Tls | None = None
+    keepers: dict[str, Any] | None = None
+    replica: int = 0
+    replicas: int = 1
+    replication: str = "async"
+    min_in_sync: int = 1
+    priority: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSpec:
+    """What a keeper actor is started with; a restart gets the same.
+
+    `number` is its place in the set of keepers, from 1 on. Its files are `<directory>/keeper-<number>.*`. Port 0 takes
+    the one it had before, or any free one.
+    """
+
+    number: int
+    cluster: str
+    directory: str
+    host: str
+    port: int = 0
+    tls: Tls | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSpec:
+    """What the coordinator actor is started with; a restart gets the same.
+
+    `keepers` is the cluster's set of them (`KeeperSet.to_json`), with the addresses of when the cluster was started.
+    `groups` are the broker groups that are to be there, `replication` and `min_in_sync` what they promise.
+    """
+
+    cluster: str
+    keepers: dict[str, Any]
+    groups: tuple[str, ...] = ()
+    replication: str = "async"
+    min_in_sync: int = 1
     tls: Tls | None = None
 
 
@@ -235,6 +298,10 @@ class BrokerInfo:
     `refusals` are the appends that it refused since its start, by cause: "appends_under_way", "bytes_under_way", "age"
     and "page_cache" (answered with SYSTEM_BUSY), "disk_full", "no_descriptors", "disk_failed" (SERVICE_NOT_AVAILABLE),
     for all others the name of the response code. "connections" are those that were closed because there were too many.
+
+    Of a group of several replicas: `replica` counts from 0; `epoch` is that of its master; `in_sync` are the replicas
+    in sync; `confirmed_offset` is up to where all of them have the log; `end_offset` is where this one's ends, and
+    `lag_bytes` how much that is behind the master's. They are None of a group of one copy, or where it is not known.
     """
 
     name: str
@@ -251,6 +318,10 @@ class BrokerInfo:
     scheduler_pid: int | None = None
     lateness: float = 0.0
     refusals: dict[str, int] = field(default_factory=dict)
+    in_sync: list[int] | None = None
+    confirmed_offset: int | None = None
+    end_offset: int | None = None
+    lag_bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a command's header."""

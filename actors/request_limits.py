@@ -26,6 +26,8 @@ MAX_LOCKED: Final = 5_000
 MAX_REDRIVEN: Final = 1_000
 #: Deliveries that are acknowledged: a group that has so many messages of one queue out gets no new ones there.
 MAX_IN_FLIGHT: Final = 100_000
+#: Parts of a staged write: each task has one on every broker that it wrote to. They are read in steps.
+MAX_PARTS: Final = 200_000
 
 
 def check_count(field: str, what: str, count: int, most: int) -> None:

@@ -1,16 +1,24 @@
 """Routes for clients: asked from any name server, kept for 30 s. Runs on the event loop of its connection pool.
 
 A broker that comes (back) into a route is connected to at once, however long its address has refused before. A route
-that has lost a broker is asked for again every 2 s, so that one that was restarted is soon found.
+that has lost a broker is asked for again every 2 s, so that one that was restarted is soon found. What brokers had
+that are away is remembered, as far as it was seen here or a name server tells it: "away" is not "no such topic".
+
+A broker that does not answer, or says that it is not its group's master, is doubted: each route that leads to it is
+asked for again before it is used. Where another one is master now, the connection to the former one is given up, and
+what waits there, such as a fetch that was parked, goes to the new one. A name server that still leads there, or says
+that nobody is master, may be cut off from whoever is: the next one is asked next.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 
-from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound
-from raymq.actors.protocol import ClusterView, MessageQueue, TopicRoute
+from raymq.actors.errors import BrokerUnavailable, RayMQError, ServerBusy, TopicNotFound, TopicUnavailable
+from raymq.actors.name_server_silence import NameServerSilence
+from raymq.actors.protocol import AWAY_SECONDS, ClusterView, MessageQueue, TopicRoute
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands import route as route_answers
 from raymq.actors.wire.connection import ConnectionPool
@@ -20,10 +28,12 @@ from raymq.storage.clock import boottime
 ROUTE_SECONDS = 30.0
 #: A route that nobody renewed, or that misses a broker, is used for this long before somebody is asked again.
 _SHORT_SECONDS = 2.0
-#: A broker that has been away for longer than this is not missed any more.
-_MISSED_SECONDS = 300.0
 #: Above so many addresses the brokers' names are learned anew.
 _MOST_NAMES = 1024
+#: A broker is doubted again after this: the same name server would say the same.
+_DOUBT_SECONDS = 0.3
+#: What is under way to a former master is given up after this: it may answer yet.
+_DROP_SECONDS = 1.0
 #: One that has just started, and does not know the cluster yet, is asked again after this pause.
 _LEARNING_SECONDS = 0.2
 #: A name server that does not answer within this time is passed over for the next one.
@@ -44,6 +54,11 @@ class Routes:
         self._writable: dict[str, dict[str, list[MessageQueue]]] = {}
         #: By address: the broker that was there when a name server was asked last.
         self._names: dict[str, str] = {}
+        #: By address: when the routes that lead there were doubted last.
+        self._doubted: dict[str, float] = {}
+        pool.on_trouble = self.doubt
+        self._silence = NameServerSilence(boottime)
+        self._asking: asyncio.Task[None] | None = None
         #: The place in the list of the one that answered last: clients stick to it as long as it answers.
         self._preferred = 0
 
@@ -51,11 +66,14 @@ class Routes:
         """The route of `topic`.
 
         Args:
-            fresh: ask even if the cached one is young, as after a failure; an old one still serves if nobody answers,
-                and for `ROUTE_SECONDS` where a name server does not know the topic.
+            fresh: ask even if the cached one is young, as after a failure; an old one still serves if nobody answers
+                (at once while they hang, for then it is asked in the background whether one is back), or its brokers
+                are away, and for `ROUTE_SECONDS` where a name server does not know the topic.
 
         Raises:
             TopicNotFound: a name server says that nobody has it.
+            TopicUnavailable: it says that the brokers that have it are away, or does not know brokers that had it
+                lately, and nothing is cached.
             BrokerUnavailable: no name server answers, and nothing is cached.
             ProtocolError: what it answers is no route, and nothing is cached.
         """
@@ -64,15 +82,24 @@ class Routes:
             return known
         now = boottime()
         cached = self._cached.get(topic)
-        fields = {"topic": topic, "acceptStandardJsonOnly": "true", "raymqLimits": "true"}
+        if cached is not None and self._silence.is_on:
+            self._ask_behind()
+            self._cached[topic] = (max(cached[0], now - ROUTE_SECONDS + _SHORT_SECONDS), cached[1])
+            return cached[1]
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true", "raymqLimits": "true", "raymqAway": "true"}
         try:
             command = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
             answer = await self.ask(command, timeout, patient=cached is None)
             route = route_answers.read_route(topic, answer.body)
+            if route.away and not route.addresses:
+                self._ask_another_next()
+                raise TopicUnavailable(topic, [each.data.broker for each in route.away])
         except TopicNotFound:
             if cached is not None and fresh and self._was_there(topic, now):  # one that just started may not know it
                 return cached[1]
-            self.forget(topic)
+            self._cached.pop(topic, None)
+            self._remember(topic, now, {}, {})  # it may be one that just started, and has not heard of all brokers
+            await self._check_all_there(topic, timeout)
             raise
         except RayMQError:
             if cached is not None:
@@ -80,13 +107,60 @@ class Routes:
                 return cached[1]
             raise
         before = {} if cached is None else cached[1].addresses
+        if any(self._is_doubtful(address, now) for address in route.addresses.values()):
+            self._ask_another_next()
         for broker, address in route.addresses.items():
             self._names[address] = broker
             if before.get(broker) != address:
                 self._pool.retry_now(address)
+                if broker in before:
+                    asyncio.get_running_loop().call_later(_DROP_SECONDS, self._drop, before[broker])
         seconds = _SHORT_SECONDS if self._misses(route, now) else ROUTE_SECONDS
         self._cached[topic] = (now - ROUTE_SECONDS + seconds, route)
         return route
+
+    def _is_doubtful(self, address: str, now: float) -> bool:
+        return now - self._doubted.get(address, -_SHORT_SECONDS) < _SHORT_SECONDS
+
+    def _ask_another_next(self) -> None:
+        self._preferred = (self._preferred + 1) % len(self.name_servers)
+
+    async def _check_all_there(self, topic: str, timeout: float) -> None:
+        """TopicUnavailable if a broker that had the topic lately is away: a name server that has just started cannot
+        know what those have, and takes it for no topic.
+        """
+        had_it = self._seen_at.get(topic)
+        if not had_it:
+            return
+        try:
+            living = (await self.cluster(timeout)).masters
+        except RayMQError:
+            return
+        if away := sorted(had_it.keys() - living.keys()):
+            raise TopicUnavailable(topic, away)
+
+    async def get_all(self, topics: Iterable[str], *, fresh: bool = False) -> dict[str, TopicRoute | RayMQError]:
+        """Of each topic the route, or why there is none; asked together, so that all take no longer than one."""
+
+        async def one(topic: str) -> TopicRoute | RayMQError:
+            try:
+                return await self.get(topic, fresh=fresh)
+            except RayMQError as error:
+                return error
+
+        names = list(topics)
+        return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+
+    def _ask_behind(self) -> None:
+        """See whether a name server answers again, where it is time; nobody waits for it."""
+        loop, asking = asyncio.get_running_loop(), self._asking
+        # A task of another loop is that of the parent of this process.
+        if self._silence.is_to_be_asked and (asking is None or asking.done() or asking.get_loop() is not loop):
+            self._asking = loop.create_task(self._see())
+
+    async def _see(self) -> None:
+        with contextlib.suppress(RayMQError):
+            await self.cluster()
 
     def _was_there(self, topic: str, now: float) -> bool:
         """Whether a name server has told a route of `topic` lately."""
@@ -94,29 +168,44 @@ class Routes:
 
     def _misses(self, route: TopicRoute, now: float) -> bool:
         """Whether it lacks a broker that it had lately."""
-        before = self._seen_at.get(route.topic, {})
-        lately = {broker: at for broker, at in before.items() if now - at < _MISSED_SECONDS}
-        self._seen_at[route.topic] = lately | dict.fromkeys(route.addresses, now)
-        writable: dict[str, list[MessageQueue]] = {broker: [] for broker in route.addresses}
-        for queue in route.writable():
+        away = {each.data.broker: now - each.seconds for each in route.away}
+        known = self._seen_at.get(route.topic, {})
+        seen_at = {broker: max(at, known.get(broker, at)) for broker, at in away.items()}
+        writable: dict[str, list[MessageQueue]] = {broker: [] for broker in (*away, *route.addresses)}
+        for queue in (*route.writable(), *route.writable_away()):
             writable[queue.broker].append(queue)
-        known = self._writable.get(route.topic, {})
-        self._writable[route.topic] = {broker: known[broker] for broker in lately if broker in known} | writable
-        return any(broker not in route.addresses for broker in lately)
+        self._remember(route.topic, now, seen_at | dict.fromkeys(route.addresses, now), writable)
+        return not self._seen_at.get(route.topic, {}).keys() <= route.addresses.keys()
+
+    def _remember(
+        self, topic: str, now: float, seen_at: dict[str, float], writable: dict[str, list[MessageQueue]]
+    ) -> None:
+        """Beside what is known already of brokers that may come back."""
+        seen_at = self._seen_at.get(topic, {}) | seen_at
+        seen_at = {broker: at for broker, at in seen_at.items() if now - at < AWAY_SECONDS}
+        writable = self._writable.get(topic, {}) | writable
+        if not seen_at:
+            self.forget(topic)
+            return
+        self._seen_at[topic] = seen_at
+        self._writable[topic] = {broker: queues for broker, queues in writable.items() if broker in seen_at}
 
     def keyed(self, route: TopicRoute) -> list[MessageQueue]:
         """What sharding keys choose from: the queues that may be written, sorted. Any thread.
 
         Those of a broker that has left the routes lately belong to them: its keys wait for it rather than go elsewhere,
-        where they would overtake what lies on it. After `_MISSED_SECONDS` it is not expected back.
+        where they would overtake what lies on it. After `AWAY_SECONDS` it is not expected back.
         """
-        queues = route.writable()
-        now = boottime()
-        seen_at, writable = self._seen_at.get(route.topic, {}), self._writable.get(route.topic, {})
-        away = [
-            broker for broker, at in seen_at.items() if broker not in route.addresses and now - at < _MISSED_SECONDS
-        ]
+        queues, away = route.writable(), self.away(route)
+        writable = self._writable.get(route.topic, {})
         return sorted([*queues, *(queue for broker in away for queue in writable.get(broker, ()))]) if away else queues
+
+    def away(self, route: TopicRoute) -> list[str]:
+        """The names of the brokers that have left the route, and may come back, sorted. Any thread."""
+        now, seen_at = boottime(), self._seen_at.get(route.topic, {})
+        return sorted(
+            broker for broker, at in seen_at.items() if broker not in route.addresses and now - at < AWAY_SECONDS
+        )
 
     def known(self, topic: str) -> TopicRoute | None:
         """The route of `topic` if it is cached and young. Any thread."""
@@ -151,8 +240,31 @@ class Routes:
                 return broker
         raise BrokerUnavailable(address, "no name server knows a broker there")
 
+    def doubt(self, address: str) -> None:
+        """Nobody answers there as a master should: ask for the routes that lead there before they are used again."""
+        now = boottime()
+        if now - self._doubted.get(address, -_DOUBT_SECONDS) < _DOUBT_SECONDS or address in self.name_servers:
+            return
+        if len(self._doubted) > _MOST_NAMES:
+            self._doubted = {}
+        self._doubted[address] = now
+        for topic, (_, route) in list(self._cached.items()):
+            if address in route.addresses.values():
+                self.outdate(topic)
+
+    def _drop(self, address: str) -> None:
+        """Give up what waits at an address to which no route leads any more."""
+        if not any(address in route.addresses.values() for _, route in self._cached.values()):
+            self._pool.drop(address)
+
+    def outdate(self, topic: str) -> None:
+        """Ask for the route before it is used again; it serves on where nobody answers."""
+        cached = self._cached.get(topic)
+        if cached is not None:
+            self._cached[topic] = (boottime() - ROUTE_SECONDS, cached[1])
+
     def forget(self, topic: str) -> None:
-        """Drop a cached route."""
+        """Drop all that is known of a topic, for it was deleted."""
         self._cached.pop(topic, None)
         self._seen_at.pop(topic, None)
         self._writable.pop(topic, None)
@@ -167,20 +279,23 @@ class Routes:
 
         Raises:
             BrokerUnavailable: none answers within `timeout` seconds.
+            TopicUnavailable: one does, and says that those who know are away.
             ServerBusy: one does, but does not know the cluster yet.
         """
         deadline = asyncio.get_running_loop().time() + timeout
         while True:
             try:
                 return await self._ask_once(command, deadline - asyncio.get_running_loop().time(), patient=patient)
-            except ServerBusy:
+            except ServerBusy:  # it answers, at least
+                self._silence.answered()
                 if not patient or asyncio.get_running_loop().time() + _LEARNING_SECONDS >= deadline:
                     raise
                 await asyncio.sleep(_LEARNING_SECONDS)
 
     async def _ask_once(self, command: Command, timeout: float, *, patient: bool) -> Command:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        began = loop.time()
+        deadline = began + timeout
         reasons: list[str] = []
         busy: ServerBusy | None = None
         first, count = self._preferred, len(self.name_servers)
@@ -189,13 +304,23 @@ class Routes:
             share = (deadline - loop.time()) / (count - turn)
             last = turn == count - 1
             try:
-                return await self._pool.request(
+                answer = await self._pool.request(
                     self.name_servers[self._preferred], command, share, patient=patient and last
                 )
             except ServerBusy as error:
                 busy = error
+            except TopicUnavailable:
+                self._silence.answered()
+                raise
             except BrokerUnavailable as error:
                 reasons.append(str(error))
+            except RayMQError:
+                self._silence.answered()
+                raise
+            else:
+                self._silence.answered()
+                return answer
         if busy is not None:
             raise busy
+        self._silence.unanswered(loop.time() - began, timeout)
         raise BrokerUnavailable("name server", "; ".join(reasons))

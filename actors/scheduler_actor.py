@@ -1,7 +1,7 @@
 """The scheduler actor: the clock of delayed and retried messages. Its state does not matter: brokers keep progress.
 
 It asks every broker in turn to deliver what is due, one call for all levels, and follows each broker's next due time. A
-broker that hangs delays nobody else: it simply has a call under way.
+broker that hangs delays nobody else: it simply has a call under way. Brokers that come and go are found by their names.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from raymq.storage.clock import boottime
 
 #: A call that is under way for longer is given up; its outcome does not matter, the next one asks again.
 _CALL_SECONDS = 10.0
+#: How often it is looked which brokers there are; a new one delivers by itself until then.
+_LOOK_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class Scheduler:
     def __init__(self, spec: SchedulerSpec) -> None:
         self._spec = spec
         self._paces = {broker: SchedulerPace(boottime) for broker in spec.brokers}
+        self._look_at = boottime() + _LOOK_SECONDS
         self._under_way: dict[Any, tuple[str, float]] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -54,9 +57,13 @@ class Scheduler:
                 self._stopped.wait(1.0)
 
     def _turn(self) -> None:
+        if boottime() >= self._look_at:
+            self._look_at = boottime() + _LOOK_SECONDS
+            there = handles.broker_names(self._spec.namespace)
+            self._paces = {broker: self._paces.get(broker) or SchedulerPace(boottime) for broker in there}
         asked = {broker for broker, _ in self._under_way.values()}
-        for broker in self._spec.brokers:
-            if broker not in asked and self._paces[broker].wait() <= 0:
+        for broker, pace in self._paces.items():
+            if broker not in asked and pace.wait() <= 0:
                 self._ask(broker)
         idle = [pace.wait() for broker, pace in self._paces.items() if broker not in asked]
         wait = max(0.001, min([IDLE_SECONDS, *idle]))
@@ -71,7 +78,7 @@ class Scheduler:
         for ref, (broker, began) in list(self._under_way.items()):
             if now - began > _CALL_SECONDS:
                 del self._under_way[ref]
-                self._paces[broker].failed()
+                self._failed(broker)
 
     def _ask(self, broker: str) -> None:
         try:
@@ -79,12 +86,18 @@ class Scheduler:
             self._under_way[handle.deliver_due.remote(os.getpid())] = (broker, boottime())
         except RayMQError as error:
             _log.warning("%s", error)
-            self._paces[broker].failed()
+            self._failed(broker)
 
     def _take(self, broker: str, ref: Any) -> None:
         try:
             report: DueReport = handles.result(broker, ref, 0)
-            self._paces[broker].answered(report)
         except RayMQError as error:
             _log.warning("%s: %s", broker, error)
+            self._failed(broker)
+        else:
+            if broker in self._paces:
+                self._paces[broker].answered(report)
+
+    def _failed(self, broker: str) -> None:
+        if broker in self._paces:
             self._paces[broker].failed()

@@ -12,7 +12,7 @@ from typing import Any
 
 from raymq.actors.errors import InvalidInput
 from raymq.storage.files import json_file
-from raymq.storage.files.json_file import DataVersion
+from raymq.storage.tables.kept_settings import Kept, kept_of
 
 MAX_SETTINGS = 1000
 #: Of all names and values that were changed.
@@ -27,6 +27,7 @@ class Settings:
         path: Path,
         fixed: Mapping[str, str],
         changeable: Mapping[str, tuple[str, Callable[[str], None]]],
+        read: Callable[[Mapping[str, Any]], Kept] = kept_of,
     ) -> None:
         """Load what was changed before and apply it.
 
@@ -34,14 +35,16 @@ class Settings:
             fixed: names that have the value of the start for as long as the server runs.
             changeable: name -> (value at the start, what to call with another one; it raises ValueError for a value
                 that cannot be and then changes nothing).
+            read: what the file's object says; ValueError if it has what cannot be.
 
         Raises:
             StoreCorrupt: the file cannot be read.
         """
         self._path = path
+        self._read = read
         self._fixed = dict(fixed)
         self._changeable = dict(changeable)
-        self.version, told = json_file.load_as(path, _read)
+        self.version, told = json_file.load_as(path, read)
         self._changed: dict[str, str] = {}
         for name, value in told.items():
             if name not in self._fixed:
@@ -80,7 +83,7 @@ class Settings:
             raise
         self._changed |= wanted
         self.version = self.version.next()
-        json_file.save(self._path, {"dataVersion": self.version.to_json(), "settings": self._changed}, _read)
+        json_file.save(self._path, {"dataVersion": self.version.to_json(), "settings": self._changed}, self._read)
 
     def _apply(self, name: str, value: str) -> None:
         _, change = self._changeable.get(name, ("", _ignore))
@@ -99,8 +102,3 @@ def truth(value: str) -> bool:
     if value not in ("true", "false"):
         raise ValueError('"true" or "false"')
     return value == "true"
-
-
-def _read(raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, str]]:
-    settings: Mapping[str, Any] = raw.get("settings") or {}
-    return DataVersion.from_json(raw.get("dataVersion")), {str(name): str(value) for name, value in settings.items()}

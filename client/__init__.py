@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from raymq.actors.protocol import BrokerInfo, Corruption, MessageQueue, RecallStatus, SendStatus
     from raymq.client.admin.admin import Admin
     from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
+    from raymq.client.admin.operation import Operation
     from raymq.client.connection import Connection
     from raymq.client.errors import (
         Attempt,
         BrokerUnavailable,
         ClientClosed,
+        ElectionFailed,
         GroupNotFound,
         InvalidInput,
         MessageExpired,
@@ -60,7 +62,11 @@ if TYPE_CHECKING:
     from raymq.client.push.trace import TraceEvent, TraceState
     from raymq.client.requests.offsets import ConsumeFrom
     from raymq.client.results import (
+        BrokerChange,
         ClusterInfo,
+        Election,
+        FoundMessages,
+        KeeperInfo,
         NameServerInfo,
         QueueProgress,
         QueueStats,
@@ -72,6 +78,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "Attempt",
+    "BrokerChange",
     "BrokerInfo",
     "BrokerUnavailable",
     "ClientClosed",
@@ -81,9 +88,13 @@ __all__ = [
     "ConsumeResult",
     "Corruption",
     "DeadMessage",
+    "Election",
+    "ElectionFailed",
+    "FoundMessages",
     "GroupNotFound",
     "Health",
     "InvalidInput",
+    "KeeperInfo",
     "Message",
     "MessageExpired",
     "MessageModel",
@@ -93,6 +104,7 @@ __all__ = [
     "NotRecallable",
     "NotStored",
     "OffsetOutOfRange",
+    "Operation",
     "OutcomeUnknown",
     "PermissionDenied",
     "Producer",
@@ -138,11 +150,13 @@ _NAMES = {
         "DeadMessage",
         "RedriveResult",
     ),
+    "raymq.client.admin.operation": ("Operation",),
     "raymq.client.connection": ("Connection",),
     "raymq.client.errors": (
         "Attempt",
         "BrokerUnavailable",
         "ClientClosed",
+        "ElectionFailed",
         "GroupNotFound",
         "InvalidInput",
         "MessageExpired",
@@ -186,7 +200,11 @@ _NAMES = {
     ),
     "raymq.client.requests.offsets": ("ConsumeFrom",),
     "raymq.client.results": (
+        "FoundMessages",
+        "BrokerChange",
         "ClusterInfo",
+        "Election",
+        "KeeperInfo",
         "NameServerInfo",
         "QueueProgress",
         "QueueStats",

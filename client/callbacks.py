@@ -28,7 +28,7 @@ class Callbacks:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         # Its thread ends with it, if nobody closes it: when nobody has it, no future that is to be settled either.
         weakref.finalize(self, self._calls.put, None).atexit = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def run(self, callback: Callable[[Future[Any]], object], future: Future[Any]) -> None:

@@ -30,6 +30,7 @@ from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
 from raymq.client.closing import Closing
+from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.worker_end import call_at_worker_end
 
@@ -150,7 +151,8 @@ class Connection(Closing):
         self._closed = False
         #: Where users' callbacks run.
         self.callbacks = Callbacks()
-        self._starting = threading.Lock()
+        #: A signal handler may send, too, on the thread that it has interrupted here.
+        self._starting = threading.RLock()
         self._ending = threading.Lock()
         self._loop: EventLoopThread | None = None
         self._session = uuid.uuid4().hex
@@ -181,6 +183,14 @@ class Connection(Closing):
     def reaches_ray(self) -> bool:
         """Whether the cluster's actors can be called, too."""
         return self.namespace is not None
+
+    def cluster_changes(self) -> ClusterChanges:
+        """What starts and ends brokers; InvalidInput where the cluster's actors cannot be called."""
+        raise InvalidInput(
+            "mq",
+            "a connection that reaches the cluster's Ray (cluster.connect(namespace=...)): it starts and ends actors",
+            ";".join(self.name_servers),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reconnect, (self.name_servers, self.namespace, self.tls)
@@ -303,7 +313,7 @@ class Connection(Closing):
 
         Clients that go on in the child have themselves adopted again.
         """
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._ending = threading.Lock()
         if self._loop is not None:
             leave_to_parent(self._loop)  # it shares its descriptors with us
@@ -325,7 +335,11 @@ class Connection(Closing):
         if self._loop is None:
             with self._starting:
                 if self._loop is None:
-                    self._loop = self._held.loop = EventLoopThread("raymq-client")
+                    made = EventLoopThread("raymq-client")
+                    if self._loop is None:
+                        self._loop = self._held.loop = made
+                    else:  # a signal handler has made one meanwhile, and uses it
+                        made.stop()  # type: ignore[unreachable]
         return self._loop
 
     def _pushed(self, connection: WireConnection, command: Command) -> Command | None:
@@ -344,7 +358,7 @@ class Connection(Closing):
 
         assert self.namespace is not None
         broker = await self.routes.broker_at(address, timeout)
-        return await invoke(self.namespace, broker, self._session, command, timeout)
+        return await invoke(self.namespace, broker, address, self._session, command, timeout)
 
 
 #: Connections that a worker process closes when it ends.

@@ -1,8 +1,11 @@
-"""What a forked child must make anew: threads, loops and locks do not survive a fork."""
+"""What a forked child must make anew: threads, loops and locks do not survive a fork. And what must not be open in one:
+a library that keeps books of its own of what is open, as SQLite does, has the parent's in the child.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,6 +20,11 @@ _used: _Owners = []
 _users: _Owners = []
 #: What a child has of its parent, and leaves as it is.
 _of_the_parent: list[object] = []
+#: What is let go before a fork and taken up behind it; nobody is added to it meanwhile.
+_let_go: list[tuple[weakref.ref[Any], Callable[[Any], None], Callable[[Any], None]]] = []
+_adding = threading.RLock()
+#: Who was let go for the fork that is under way, and how each goes on.
+_waiting: list[tuple[Any, Callable[[Any], None]]] = []
 
 
 def renew_in_child(owner: _T, renew: Callable[[_T], None], *, before_users: bool = False) -> None:
@@ -36,6 +44,38 @@ def leave_to_parent(thing: object) -> None:
     _of_the_parent.append(thing)
 
 
+def let_go_before_fork(owner: _T, let_go: Callable[[_T], None], go_on: Callable[[_T], None]) -> None:
+    """Call `let_go(owner)` before each fork of this process, and `go_on(owner)` behind it, in the parent and the child.
+
+    Both are called by the thread that forks, which waits for them: `let_go` for who uses it now, and until `go_on`
+    nobody else may.
+    """
+    with _adding:
+        _let_go[:] = [known for known in _let_go if known[0]() is not None]
+        _let_go.append((weakref.ref(owner), let_go, go_on))
+
+
+def _before() -> None:
+    _adding.acquire()
+    for reference, let_go, go_on in _let_go:
+        owner = reference()
+        if owner is not None:
+            let_go(owner)
+            _waiting.append((owner, go_on))
+
+
+def _behind() -> None:
+    for owner, go_on in _waiting:
+        go_on(owner)
+    _waiting.clear()
+    _adding.release()
+
+
+def _in_child() -> None:
+    _behind()
+    _renew_all()
+
+
 def _renew_all() -> None:
     for reference, renew in [*_used, *_users]:
         owner = reference()
@@ -43,4 +83,4 @@ def _renew_all() -> None:
             renew(owner)
 
 
-os.register_at_fork(after_in_child=_renew_all)
+os.register_at_fork(before=_before, after_in_parent=_behind, after_in_child=_in_child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,8 @@ from raymq.actors.supervision import Failure
 
 #: So many of the messages that were set aside are remembered, the latest ones.
 _REMEMBERED: Final = 100
+#: Fetches from a broker that fail for so long are not those of a broker that restarts.
+FAILING_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,49 @@ def hanging(running: Sequence[RunningCall], bound_seconds: float) -> Sequence[Ru
 
 
 @dataclass(frozen=True, slots=True)
+class FailingFetch:
+    """Fetches from one broker that fail in a row: how many, for how many seconds, and the last one's error.
+
+    One that is begun to be parked at a broker is no failure, however long nothing comes.
+    """
+
+    broker: str
+    count: int
+    seconds: float
+    error: str
+
+    @property
+    def persists(self) -> bool:
+        """Whether it fails for longer than a restart of the broker takes."""
+        return self.seconds >= FAILING_SECONDS
+
+
+class FailingFetches:
+    """What fails of one consumer's fetches, by what is fetched. `clock` is monotonic seconds; any thread may look."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        #: By fetch: its broker, since when it fails, how often, and with what.
+        self._failing: dict[Hashable, tuple[str, float, int, str]] = {}
+
+    def failed(self, fetch: Hashable, broker: str, begun_at: float, error: BaseException) -> None:
+        """One more failed, which was begun at that time."""
+        _, since, count, _ = self._failing.get(fetch, (broker, begun_at, 0, ""))
+        self._failing[fetch] = broker, since, count + 1, str(error)
+
+    def over(self, fetch: Hashable) -> None:
+        """It succeeded, or there is nothing to fetch."""
+        self._failing.pop(fetch, None)
+
+    def now(self) -> list[FailingFetch]:
+        """What fails."""
+        now = self._clock()
+        return [
+            FailingFetch(broker, count, now - since, error) for broker, since, count, error in [*self._failing.values()]
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """A consumer's health.
 
@@ -53,6 +98,7 @@ class Health:
         failures: what failed although nobody expected that, and began anew.
         set_aside: how many messages it passed over because they cannot be read; `last_set_aside` are the latest 100.
         hanging: the listener's calls, if all that run have run for longer than the consumer's `hang_after`.
+        fetches: the brokers that it gets no answers from now.
     """
 
     running: bool
@@ -61,11 +107,13 @@ class Health:
     set_aside: int = 0
     last_set_aside: Sequence[SetAside] = ()
     hanging: Sequence[RunningCall] = ()
+    fetches: Sequence[FailingFetch] = ()
 
     @property
     def ok(self) -> bool:
         """Whether it runs, its listener does not hang, and nothing of it fails again and again."""
-        return self.running and not self.hanging and not any(failure.persists for failure in self.failures)
+        fails = any(failure.persists for failure in self.failures) or any(fetch.persists for fetch in self.fetches)
+        return self.running and not self.hanging and not fails
 
 
 class Aside:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from raymq.actors.protocol import BrokerInfo, MessageQueue, SendStatus
+
+_T = TypeVar("_T")
+
+
+class FoundMessages(list[_T]):
+    """The messages that a search has found.
+
+    `not_asked` are the names of the brokers that have the topic and were away: what they have is not among these.
+    """
+
+    not_asked: tuple[str, ...] = ()
+
+    def __init__(self, found: Iterable[_T] = (), not_asked: Iterable[str] = ()) -> None:
+        super().__init__(found)
+        self.not_asked = tuple(not_asked)
 
 
 class SendResult(NamedTuple):
@@ -67,9 +83,67 @@ class SchedulerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperInfo:
+    """A keeper of the register that says which replica of a broker group is the master.
+
+    Attributes:
+        id: its number, from 1 on.
+        pid: None where it does not answer.
+        voter: whether it is one of those whose majority decides; None where nobody answers who would know.
+        state: "running"; "quiet": it has just started, and lets nobody take a master away; "empty", "damaged", "older
+            copy": its file is gone, not what was written, or older than what it has told, and it has no voice;
+            "failed": its disk has failed; "unreachable".
+    """
+
+    id: int
+    address: str
+    pid: int | None
+    voter: bool | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    """What an election by hand has brought about. Replicas are counted from 0.
+
+    Attributes:
+        replica: the master; None: there is none.
+        epoch: how many elections the broker has had.
+        in_sync: the replicas that have everything that is acknowledged.
+        changed: whether there was an election; a master that serves, and is the wanted one, stays.
+        warning: what may be lost by it; empty: nothing.
+    """
+
+    broker: str
+    replica: int | None
+    epoch: int
+    in_sync: list[int]
+    changed: bool = False
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChange:
+    """What was done to brokers.
+
+    Attributes:
+        brokers: who it was done to, by the names of their actors and folders.
+        steps: what was done, in words; what would be, of a dry run.
+        dry_run: nothing was changed.
+        kept: directories that nobody uses any more, and nobody has removed, as "machine:path".
+    """
+
+    brokers: list[str]
+    steps: list[str]
+    dry_run: bool = False
+    kept: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The cluster as it answers now."""
+    """The cluster as it answers now. `keepers` is empty where each broker group has one copy."""
 
     brokers: list[BrokerInfo]
     name_servers: list[NameServerInfo]
     scheduler: SchedulerInfo
+    keepers: list[KeeperInfo] = field(default_factory=list)

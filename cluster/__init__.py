@@ -1,4 +1,4 @@
-"""Start, find and stop a cluster; the `raymq` command.
+"""Start, find and stop a cluster, back up its stores; the `raymq` command.
 
 Each name is imported when it is first used: so the command's first moments (`raymq.cluster.command`) are short.
 """
@@ -10,13 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raymq.actors.protocol import Tls
+    from raymq.cluster.backup import backup_store, list_backups, restore_store, verify_backups
     from raymq.cluster.bootstrap import Cluster, connect, start, stop
 
-__all__ = ["Cluster", "Tls", "connect", "start", "stop"]
+__all__ = [
+    "Cluster",
+    "Tls",
+    "backup_store",
+    "connect",
+    "list_backups",
+    "restore_store",
+    "start",
+    "stop",
+    "verify_backups",
+]
 
 #: Which name comes from which module: the same as the imports above, which only type checkers see.
 _HOMES = {
     "Tls": "raymq.actors.protocol",
+    "backup_store": "raymq.cluster.backup",
+    "list_backups": "raymq.cluster.backup",
+    "restore_store": "raymq.cluster.backup",
+    "verify_backups": "raymq.cluster.backup",
     "Cluster": "raymq.cluster.bootstrap",
     "connect": "raymq.cluster.bootstrap",
     "start": "raymq.cluster.bootstrap",

@@ -6,7 +6,9 @@ Ray is imported where an actor is really touched: who reaches a cluster by its s
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,16 +16,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.actors.keeper.group_state import MOST_REPLICAS
 from raymq.actors.naming import MAX_NAMESPACE_CHARACTERS, check_name, is_broker_name, is_name_server_name
 from raymq.actors.protocol import Tls
 from raymq.actors.wire.tls import server_context
 from raymq.client import arguments as rules
+from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.connection import Connection
 from raymq.cluster import found
 from raymq.cluster.config import ClusterConfig, check_port
 
 MAX_BROKERS = 702  # broker-a .. broker-zz
 MAX_NAME_SERVERS = 16
+MAX_HOSTS = 10_000
+
+_log = logging.getLogger(__name__)
 
 
 class Cluster(Connection):
@@ -56,6 +63,14 @@ class Cluster(Connection):
         if self._stops:
             self.stop()
         self.close()
+
+    def cluster_changes(self) -> ClusterChanges:
+        """See `Connection.cluster_changes`."""
+        if self.namespace is None:
+            return super().cluster_changes()
+        from raymq.cluster.elastic.changes import Changes
+
+        return Changes(self, self.namespace)
 
     def stop(self, timeout: float = 30.0) -> None:
         """End every actor cleanly; also Ray, if `start` started it and nobody else uses it. The data stay.
@@ -105,6 +120,8 @@ def start(
     name_servers: int = 1,
     port: int = 0,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    hosts: int = 1,
+    hosts_timeout: float = 600.0,
 ) -> Cluster:
     """Start a cluster, or join the one that runs in `namespace` and was started alike; what of it is missing is made.
 
@@ -113,9 +130,13 @@ def start(
 
     Args:
         brokers: how many; their stores are `<root>/broker-a`, `<root>/broker-b`, ... on the machines they run on.
+        replicas: how many copies each broker has, on as many machines; a warning says if there are fewer. The stores
+            of the further ones are `<root>/broker-a.1`, ...
         root: a folder; `~` is the user's home.
         name_servers: how many, independent of each other; `port` is the first one's, 0 = any free one, kept.
         config: settings, or the path of a YAML file of them; see configs/.
+        hosts: how many machines the Ray cluster has to have before anything is placed; they are waited for, at most
+            `hosts_timeout` seconds. More brokers than machines share them.
 
     Raises:
         InvalidInput: an argument breaks its rule, or a cluster runs in `namespace` that was started with others.
@@ -123,10 +144,14 @@ def start(
         BrokerUnavailable: a Ray that was named cannot be joined, or an actor does not come up; it says why.
     """
     _check_arguments(brokers, namespace, replicas, name_servers, port)
+    rules.whole("hosts", hosts, 1, MAX_HOSTS)
+    rules.duration("hosts_timeout", hosts_timeout)
     settings = ClusterConfig.load(config)
     if settings.tls is not None:
         server_context(settings.tls)  # a file that cannot be used is told before anything starts
     directory = _checked_root(root)
+    if settings.min_in_sync > replicas:
+        raise InvalidInput("min_in_sync", f"at most {replicas}, the replicas of a group", settings.min_in_sync)
     arguments = {
         "brokers": brokers,
         "root": str(directory),
@@ -141,6 +166,11 @@ def start(
     if owns_ray:
         ray_runtime.use_embedded()
     try:
+        ray_runtime.await_hosts(hosts, hosts_timeout, _log.info)
+        machines = len(ray_runtime.hosts())
+        for risk in (shared_machines(replicas, machines), only_name_server(replicas, name_servers, machines)):
+            if risk is not None:
+                warnings.warn(risk, stacklevel=2)
         addresses = launching.start(namespace, directory, settings, arguments)
         found.save(namespace, addresses, ray_runtime.address(), settings.tls)
         return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True)
@@ -213,6 +243,26 @@ def running(namespace: str = "raymq", address: str = "auto") -> list[str]:
     return [name for name in there if is_broker_name(name)]
 
 
+def shared_machines(replicas: int, machines: int) -> str | None:
+    """What is to be said where replicas of a group share a machine; None where each has its own."""
+    if replicas <= machines:
+        return None
+    return (
+        f"{replicas} replicas of each broker group share {machines} machine{'' if machines == 1 else 's'}: "
+        "the loss of one takes more than one copy"
+    )
+
+
+def only_name_server(replicas: int, name_servers: int, machines: int) -> str | None:
+    """What is to be said where replicas outlive a machine, and the way to them does not; None where that is not so."""
+    if replicas == 1 or machines == 1 or name_servers > 1:
+        return None
+    return (
+        "there is one name server: while its machine is away clients do not find the next master; "
+        "start the cluster with name_servers=2"
+    )
+
+
 def check_namespace(namespace: object) -> None:
     """InvalidInput unless it may be the name of a cluster: topics are named after it."""
     check_name("namespace", namespace, MAX_NAMESPACE_CHARACTERS)
@@ -222,8 +272,7 @@ def _check_arguments(brokers: int, namespace: str, replicas: int, name_servers: 
     check_namespace(namespace)
     rules.whole("brokers", brokers, 1, MAX_BROKERS)
     rules.whole("name_servers", name_servers, 1, MAX_NAME_SERVERS)
-    if replicas != 1:
-        raise InvalidInput("replicas", "1: replication is not in this version", replicas)
+    rules.whole("replicas", replicas, 1, MOST_REPLICAS)
     check_port(port)
 
 

@@ -19,11 +19,13 @@ from click.shell_completion import get_completion_class
 
 from raymq.actors.protocol import Tls
 from raymq.client import RayMQError
-from raymq.cluster import found
+from raymq.cluster import found, noted
 from raymq.cluster.bootstrap import Cluster, connect
+from raymq.cluster.cli_broker import broker_commands
 from raymq.cluster.cli_cluster import cluster_commands
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.cli_dlq import dlq_commands
+from raymq.cluster.cli_doctor import doctor
 from raymq.cluster.cli_group import group_commands
 from raymq.cluster.cli_message import message_commands
 from raymq.cluster.cli_outbox import outbox_commands
@@ -89,8 +91,10 @@ def _connect(finder: Finder) -> Cluster:
         return connect(name_servers=finder.name_servers, tls=finder.tls)
     if finder.address is None:
         known = found.load(finder.namespace)
-        if known is not None and known.answers():
-            return connect(name_servers=known.name_servers, tls=finder.tls or known.tls)
+        tls = finder.tls or (None if known is None else known.tls)
+        name_servers = None if known is None else noted.name_servers_of(finder.namespace, known, tls)
+        if name_servers:
+            return connect(name_servers=name_servers, tls=tls)
     return connect(finder.namespace, finder.address or "auto", tls=finder.tls)
 
 
@@ -105,12 +109,14 @@ def completion(shell: str) -> None:
 
 for _group in (
     cluster_commands,
+    broker_commands,
     topic_commands,
     group_commands,
     message_commands,
     outbox_commands,
     dlq_commands,
     store_commands,
+    doctor,
 ):
     main_group.add_command(_group)
 

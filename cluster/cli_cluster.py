@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,11 +16,12 @@ from typing import Any, Final
 
 import click
 
-from raymq.actors.naming import is_name_server_name
+from raymq.actors.naming import host_resource, is_name_server_name
 from raymq.client import Admin
 from raymq.cluster import bootstrap
 from raymq.cluster.cli_context import Finder, json_option
-from raymq.cluster.output import plain, print_fields, print_json, print_rows
+from raymq.cluster.host_identity import check_mounted, host_identity
+from raymq.cluster.output import broker_fields, broker_rows, plain, print_fields, print_json, print_rows
 
 _LOOK_SECONDS: Final = 0.1
 #: How often it is looked whether the cluster was stopped from elsewhere.
@@ -31,21 +35,33 @@ def cluster_commands() -> None:
 
 @cluster_commands.command("start")
 @click.option("--brokers", default=2, show_default=True)
+@click.option("--replicas", default=1, show_default=True, help="Copies of each broker group, the master included.")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @click.option("--name-servers", "count", default=1, show_default=True, help="How many name servers.")
 @click.option("--port", default=0, show_default="any free one", help="The first name server's port.")
 @click.option("--config", type=click.Path(exists=True, path_type=Path), help="YAML settings; see configs/.")
+@click.option("--hosts", default=1, show_default=True, help="Wait until the Ray cluster has so many machines.")
+@click.option("--hosts-timeout", default=600.0, show_default=True, help="Seconds to wait for them.")
 @json_option
 @click.pass_obj
-def start_cluster(
-    finder: Finder, brokers: int, root: Path, count: int, port: int, config: Path | None, as_json: bool
-) -> None:
-    """Start a cluster on the Ray that runs here; where none runs, on one of its own until Ctrl-C."""
+def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_json: bool, **options: Any) -> None:
+    """Start a cluster on the Ray that runs here; where none runs, on one of its own until Ctrl-C.
+
+    What runs already stays as it is, and what of it is missing is made.
+    """
     finder.refuse_addresses("cluster start")
-    options: dict[str, Any] = {"name_servers": count, "port": port, "config": config}
+    options["name_servers"] = count
+    progress = logging.getLogger(bootstrap.__name__)
+    progress.setLevel(logging.INFO)
+    progress.addHandler(logging.StreamHandler())  # to stderr
 
     def live(asked: threading.Event) -> bool:
-        mq = bootstrap.start(brokers, root, finder.namespace, **options)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            mq = bootstrap.start(brokers, root, finder.namespace, **options)
+        for each in said:
+            if issubclass(each.category, UserWarning):
+                click.echo(f"warning: {each.message}", err=True)
         try:
             if is_up := not asked.is_set():
                 print_fields({"namespace": finder.namespace, "name_servers": mq.name_servers}, as_json=as_json)
@@ -98,6 +114,20 @@ def _hold(namespace: str, asked: threading.Event) -> None:
         pass
 
 
+@cluster_commands.command("host-resources")
+@click.option("--root", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
+@click.option("--mounted", is_flag=True, help="Refuse a root that is not on a volume of its own.")
+def host_resources(root: Path, mounted: bool) -> None:
+    """Print, as JSON, what `ray start --resources` has to be told on the machine that has ROOT.
+
+    The name in it lies in the root: whatever the machine is called, its brokers come back to it.
+    """
+    root = root.expanduser().absolute()
+    if mounted:
+        check_mounted(root)
+    print_json({host_resource(host_identity(root, socket.gethostname())): 1})
+
+
 @cluster_commands.command("status")
 @json_option
 @click.pass_obj
@@ -105,14 +135,40 @@ def cluster_status(finder: Finder, as_json: bool) -> None:
     """The brokers, name servers and scheduler as they answer now."""
     with finder.connect() as mq, Admin(mq) as admin:
         info = admin.cluster_info()
+    brokers = [broker_fields(broker) for broker in info.brokers]
     if as_json:
-        print_json(info)
+        told = plain(info) | {"brokers": brokers}
+        if not info.keepers:  # a cluster of one copy has none
+            del told["keepers"]
+        print_json(told)
         return
-    shown = ("name", "role", "state", "epoch", "address", "pid", "store", "disk_ratio")
-    rows = [{name: getattr(broker, name) for name in shown} for broker in info.brokers]
-    print_rows(rows, as_json=False, empty="no broker")
+    print_rows(broker_rows(brokers), as_json=False, empty="no broker")
     print_rows([plain(server) for server in info.name_servers], as_json=False, empty="no name server")
+    if info.keepers:
+        keepers = [{"keeper": each.id, **plain(each)} for each in info.keepers]
+        columns = ("keeper", "state", "voter", "address", "pid")
+        print_rows([{name: each[name] for name in columns} for each in keepers], as_json=False, empty="")
     print_rows([{"scheduler_pid": info.scheduler.pid, "lateness": info.scheduler.lateness}], as_json=False, empty="")
+
+
+@cluster_commands.command("leave")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds for all of it.")
+@click.option("--dry-run", is_flag=True, help="Say who would take over, and change nothing.")
+@json_option
+@click.pass_obj
+def leave_cluster(finder: Finder, timeout: float, dry_run: bool, as_json: bool) -> None:
+    """Before this machine is taken down: hand its masters over to replicas elsewhere, and close its stores.
+
+    Its brokers come back with it. Exit code 1: a broker was not handed over or not closed cleanly.
+    """
+    finder.refuse_addresses("cluster leave")
+    from raymq.cluster.leaving import leave
+
+    with bootstrap.connect(finder.namespace, finder.address or "auto", tls=finder.tls) as mq:
+        left = [plain(each) for each in leave(mq, timeout, dry_run=dry_run)]
+    print_rows(left, as_json=as_json, empty="no broker on this machine")
+    if any(each["trouble"] for each in left):
+        sys.exit(1)
 
 
 @cluster_commands.command("stop")

@@ -48,10 +48,12 @@ class Finder:
         return self.connect_with(self)
 
 
-def admin_rows(empty: str) -> Callable[[Callable[..., Rows]], Callable[..., None]]:
+def admin_rows(
+    empty: str, *, table: Callable[[Rows], Rows] = lambda rows: rows
+) -> Callable[[Callable[..., Rows]], Callable[..., None]]:
     """For a command that asks the cluster: its function is given an `Admin` and returns rows, which are printed.
 
-    It has the option --json then; `empty` is said where there is no row.
+    It has the option --json then; `empty` is said where there is no row. `table`: what of the rows is for people.
     """
 
     def decorate(ask: Callable[..., Rows]) -> Callable[..., None]:
@@ -61,7 +63,7 @@ def admin_rows(empty: str) -> Callable[[Callable[..., Rows]], Callable[..., None
         def command(finder: Finder, /, *, as_json: bool, **arguments: Any) -> None:
             with finder.connect() as mq, Admin(mq) as admin:
                 rows = ask(admin, **arguments)
-            print_rows(rows, as_json=as_json, empty=empty)
+            print_rows(rows if as_json else table(rows), as_json=as_json, empty=empty)
 
         return command
 

@@ -1,18 +1,24 @@
-"""`raymq store ...`: works on a directory, needs no cluster."""
+"""`raymq store ...`: works on a directory, and on backups of it; needs no cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from raymq.cluster.cli_context import json_option
-from raymq.cluster.output import print_fields, print_rows
+from raymq.cluster.backup import backup_store, list_backups, restore_store, verify_backups
+from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.output import console, plain, print_fields, print_json, print_rows
+from raymq.storage.backup.progress import BackupProgress
 from raymq.storage.errors import InvalidInput
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.verify import verify
+
+_directory = click.argument("directory", type=click.Path(path_type=Path))
 
 
 @click.group("store")
@@ -20,11 +26,70 @@ def store_commands() -> None:
     """Look into a broker's store directory."""
 
 
-@store_commands.command("verify")
-@click.argument("directory", type=click.Path(path_type=Path))
+@store_commands.command("backup")
+@_directory
+@click.argument("target")
+@click.option("--name", help="What the backup is called; by default the time of now.")
+@click.option("--keep", type=int, help="Let the oldest backups go, until there are so many.")
 @json_option
-def verify_store(directory: Path, as_json: bool) -> None:
-    """Read every record of DIRECTORY and check its CRC; exit code 1 if one is bad. Changes nothing."""
+@click.pass_obj
+def backup(finder: Finder, directory: Path, target: str, name: str | None, keep: int | None, as_json: bool) -> None:
+    """Back up DIRECTORY, whose broker may run, to TARGET: a path, or an address such as s3://bucket/folder.
+
+    What TARGET has already is not copied again. Each broker has a target of its own.
+    """
+    with _shown("backing up", as_json) as progress:
+        report = backup_store(directory, target, name=name, keep=keep, tls=finder.tls, progress=progress)
+    print_fields(plain(report), as_json=as_json)
+
+
+@store_commands.command("backups")
+@click.argument("target")
+@json_option
+def backups(target: str, as_json: bool) -> None:
+    """What backups TARGET has, the oldest first."""
+    rows = [
+        {
+            "name": each.name,
+            "made_at": each.made_at_ms / 1000,
+            "broker": each.broker.name,
+            "cluster": each.broker.cluster,
+            "log_begin": each.log_begin,
+            "log_end": each.log_end,
+            "files": len(each.files),
+            "bytes": each.stored_bytes,
+        }
+        for each in list_backups(target)
+    ]
+    print_rows(rows, as_json=as_json, empty="no backup")
+
+
+@store_commands.command("restore")
+@click.argument("target")
+@_directory
+@click.option("--at", help="The name of the backup; by default the newest one.")
+@click.option("--new-address", is_flag=True, help="Take another port than the original, which may run on this machine.")
+@click.option("--dry-run", is_flag=True, help="Look whether all of it is there, and change nothing.")
+@json_option
+def restore(target: str, directory: Path, at: str | None, new_address: bool, dry_run: bool, as_json: bool) -> None:
+    """Restore a backup of TARGET into DIRECTORY, which has to be empty."""
+    with _shown("restoring", as_json) as progress:
+        report = restore_store(target, directory, at=at, new_address=new_address, dry_run=dry_run, progress=progress)
+    print_fields(plain(report), as_json=as_json)
+
+
+@store_commands.command("verify")
+@click.argument("directory")
+@click.option("--at", help="Of backups: the one of this name alone.")
+@json_option
+def verify_store(directory: str, at: str | None, as_json: bool) -> None:
+    """Read every record of DIRECTORY and check its CRC, or every byte of the backups there; exit code 1 if one is bad.
+
+    Changes nothing.
+    """
+    if at is not None or "://" in directory or _has_backups(Path(directory)):
+        _verify_backups(directory, at, as_json)
+        return
     report = verify(directory)
     print_fields(
         {
@@ -38,16 +103,55 @@ def verify_store(directory: Path, as_json: bool) -> None:
         sys.exit(1)
 
 
+def _has_backups(directory: Path) -> bool:
+    return (directory / "backups").is_dir() and not (directory / "commitlog").is_dir()
+
+
+def _verify_backups(target: str, at: str | None, as_json: bool) -> None:
+    with _shown("reading", as_json) as progress:
+        report = verify_backups(target, at=at, progress=progress)
+    bad = [asdict(each) for each in report.bad]
+    if as_json:
+        print_json(plain(report))
+    else:
+        print_fields({"backups": report.backups, "files": report.files, "bytes": report.bytes}, as_json=False)
+        print_rows(bad, as_json=False, empty="every byte is as it was written")
+    if bad:
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _shown(what: str, as_json: bool) -> Iterator[Callable[[BackupProgress], None]]:
+    """What shows on stderr how far something is, where a person looks."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    is_shown = not as_json and sys.stderr.isatty()
+    with Bars(
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console(sys.stderr, quiet=not is_shown),
+        disable=not is_shown,
+        transient=True,
+    ) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda told: bars.update(task, total=told.total_bytes, completed=told.done_bytes)
+
+
 @store_commands.command("repair")
-@click.argument("directory", type=click.Path(path_type=Path))
+@_directory
 @click.option("--dry-run", is_flag=True, help="Say what would be made anew, and of what; change nothing.")
 @click.option("--yes", is_flag=True, help="Really do it.")
 @json_option
 def repair_store(directory: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Make the tables of DIRECTORY anew that cannot be read, and neither can their spare copies.
 
-    They keep a broker from starting (StoreCorrupt): topics.json, consumerOffset.json and the like. What was there is
-    kept below raymq/damaged/. Stop the broker before.
+    They keep a broker from starting (StoreCorrupt): topics.json, consumerOffset.json and the like. Of the journals of
+    topics and groups what cannot be read is taken out. What was there is kept below raymq/damaged/. Stop the broker
+    before.
     """
     broken = find_broken(directory)
     if broken and not dry_run:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from raymq.actors.keeper.group_state import MODES, MOST_REPLICAS, ReplicationPolicy
 from raymq.actors.protocol import APPEND_WAIT_MS, Tls
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
@@ -20,13 +21,10 @@ _NOT_SETTINGS = frozenset({"store_host", "flush_interval_ms", "flush_least_pages
 #: Settings of the sockets, by the fields of `Tls` that they are.
 _TLS_FIELDS = {f"tls_{f.name}": f for f in fields(Tls)}
 _STORE_DEFAULTS = {f.name: f.default for f in fields(StoreConfig) if f.name not in _NOT_SETTINGS}
-
-
+_PROMISE = ReplicationPolicy()
 #: Settings of what is not built yet.
 _NOT_YET = frozenset(
     {
-        "replication",
-        "min_in_sync",
         "transaction_check_after",
         "transaction_check_every",
         "access_control",
@@ -58,6 +56,8 @@ class ClusterConfig:
         port: the first name server's, 0 = any free one; the argument of the same name wins.
         auto_create_topics: whether the first message of an unknown topic makes it, with 4 queues.
         append_wait_ms: a broker refuses what may have waited longer to be looked at, with SYSTEM_BUSY.
+        replication: what an acknowledged message is, where groups have several replicas: "async" or "sync".
+        min_in_sync: with "sync", fewer replicas in sync than this take no message; the master counts.
         tls: how the sockets of name servers and brokers prove who they are; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
     """
@@ -65,6 +65,8 @@ class ClusterConfig:
     port: int = 0
     auto_create_topics: bool = False
     append_wait_ms: int = APPEND_WAIT_MS
+    replication: str = _PROMISE.mode
+    min_in_sync: int = _PROMISE.min_in_sync
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
 
@@ -91,6 +93,12 @@ class ClusterConfig:
         append_wait_ms = given.pop("append_wait_ms", APPEND_WAIT_MS)
         if not isinstance(append_wait_ms, int) or isinstance(append_wait_ms, bool) or append_wait_ms < 1:
             raise InvalidInput("append_wait_ms", "a whole number of milliseconds, at least 1", append_wait_ms)
+        replication = given.pop("replication", _PROMISE.mode)
+        if replication not in MODES:
+            raise InvalidInput("replication", " or ".join(MODES), replication)
+        min_in_sync = given.pop("min_in_sync", _PROMISE.min_in_sync)
+        if type(min_in_sync) is not int or not 1 <= min_in_sync <= MOST_REPLICAS:
+            raise InvalidInput("min_in_sync", f"1..{MOST_REPLICAS}", min_in_sync)
         port = given.pop("port", 0)
         check_port(port)
         tls = _read_tls({name: given.pop(name) for name in _TLS_FIELDS if name in given})
@@ -105,13 +113,26 @@ class ClusterConfig:
         except TypeError as error:
             raise InvalidInput("config", "values of the settings' types", str(error)) from error
         store = {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]}
-        return cls(port, auto_create, append_wait_ms, tls, store)
+        return cls(port, auto_create, append_wait_ms, replication, min_in_sync, tls, store)
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> ClusterConfig:
+        """The reverse of `as_dict`."""
+        return cls(**{**told, "tls": None if told["tls"] is None else Tls(**told["tls"])})
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every key with its default, as the files in configs/ list them."""
         tls = {name: field.default for name, field in _TLS_FIELDS.items()}
-        return {"port": 0, "auto_create_topics": False, "append_wait_ms": APPEND_WAIT_MS, **tls, **_STORE_DEFAULTS}
+        return {
+            "port": 0,
+            "auto_create_topics": False,
+            "append_wait_ms": APPEND_WAIT_MS,
+            "replication": _PROMISE.mode,
+            "min_in_sync": _PROMISE.min_in_sync,
+            **tls,
+            **_STORE_DEFAULTS,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for comparing."""

@@ -2,8 +2,9 @@
 
 With it another program, or a command in another terminal, reaches the cluster by its sockets, without looking for Ray.
 The files lie in `~/.raymq` (RAYMQ_HOME), readable by their user alone; a user without a home has a folder of its own
-among the temporary files. They are hints: what they name may be gone. But whoever could write them could lead this
-user's programs to a cluster of his own: what another user may write is refused.
+among the temporary files. They are hints: what they name may be gone, and another cluster may be there by now
+(`raymq.cluster.noted` asks). But whoever could write them could lead this user's programs to a cluster of his own: what
+another user may write is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,6 @@ from raymq.actors.protocol import Tls
 from raymq.storage.files import json_file
 
 HOME = "RAYMQ_HOME"
-_LISTEN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,6 @@ class FoundCluster:
     name_servers: tuple[str, ...]
     ray_address: str | None = None
     tls: Tls | None = None
-
-    def answers(self) -> bool:
-        """Whether somebody listens at one of the addresses."""
-        return any(map(_listens, self.name_servers))
 
 
 def save(namespace: str, name_servers: Sequence[str], ray_address: str | None, tls: Tls | None) -> None:
@@ -92,15 +87,6 @@ def lock_file(namespace: str) -> Path:
         OSError: there can be no folder. InvalidInput: another user may write it.
     """
     return _folder() / f"{namespace}.lock"
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTEN_SECONDS):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False
 
 
 def _folder() -> Path:

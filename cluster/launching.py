@@ -10,7 +10,9 @@ import contextlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ray
@@ -18,13 +20,23 @@ import ray
 from raymq.actors import handles
 from raymq.actors.actor_options import make_broker, make_name_server, make_scheduler
 from raymq.actors.actor_startup import PATIENCE_SECONDS
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, StoreFull
-from raymq.actors.naming import SCHEDULER_NAME, broker_name, name_server_name
-from raymq.actors.protocol import BrokerSpec, NameServerSpec, SchedulerSpec
-from raymq.cluster import ray_runtime
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
+from raymq.actors.keeper.group_state import ReplicationPolicy
+from raymq.actors.naming import (
+    COORDINATOR_NAME,
+    SCHEDULER_NAME,
+    is_keeper_name,
+    name_server_name,
+)
+from raymq.actors.protocol import BrokerSpec, CoordinatorSpec, NameServerSpec, SchedulerSpec
+from raymq.actors.wire.commands.keeper import KEEPERS
+from raymq.cluster import host_files, ray_runtime
+from raymq.cluster import layout as noted
 from raymq.cluster.config import ClusterConfig
+from raymq.cluster.host_files import located
+from raymq.cluster.layout import LAYOUT_FILE, group_of, number_of
+from raymq.cluster.placement import place
 from raymq.cluster.start_lock import alone
-from raymq.storage.files import json_file
 
 #: An actor has this long to start: a store that was killed is recovered first.
 START_SECONDS = 120.0
@@ -34,7 +46,6 @@ FINISH_SECONDS = 20.0
 REGISTER_SECONDS = 10.0
 #: What a call to an actor may take beyond the time that the actor itself was given.
 _MARGIN_SECONDS = 5.0
-_LAYOUT_FILE = "raymq-cluster.json"
 _POLL_SECONDS = 0.05
 
 Arguments = Mapping[str, Any]
@@ -52,10 +63,13 @@ def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
         before = set(names(namespace))
         if name_server_name(0) in before:
             _check_same(namespace, arguments)
+            if not (directory / LAYOUT_FILE).exists() and _is_finished(namespace):
+                return addresses(namespace)  # who there is, is written down on another machine
         try:
             return _make(namespace, directory, settings, arguments)
         except BaseException:
-            kill(namespace, [name for name in names(namespace) if name in layout(arguments) and name not in before])
+            made = [name for name in names(namespace) if name in layout(arguments) or is_keeper_name(name)]
+            kill(namespace, [name for name in made if name not in before])
             raise
 
 
@@ -68,7 +82,8 @@ def addresses(namespace: str) -> list[str]:
     there = names(namespace)
     first = name_server_name(0)
     if first not in there:
-        left = [name for name in there if name.startswith(("broker-", "name-server-")) or name == SCHEDULER_NAME]
+        ours = ("broker-", "name-server-", "keeper-")
+        left = [name for name in there if name.startswith(ours) or name in (SCHEDULER_NAME, COORDINATOR_NAME)]
         if left:
             raise BrokerUnavailable(
                 "cluster",
@@ -76,11 +91,8 @@ def addresses(namespace: str) -> list[str]:
                 remedy="cluster.start() with the arguments it was started with makes what is missing",
             )
         raise BrokerUnavailable("cluster", f"no cluster runs in namespace {namespace}")
-    handle = handles.find(first, namespace)
     deadline = time.monotonic() + FINISH_SECONDS
-    while not handles.call(
-        first, handle, "is_finished", START_SECONDS, PATIENCE_SECONDS, timeout=START_SECONDS + _MARGIN_SECONDS
-    ):
+    while not _is_finished(namespace):
         if time.monotonic() > deadline:
             missing = sorted(set(layout(told_arguments(namespace))) - set(names(namespace)))
             raise BrokerUnavailable(
@@ -90,7 +102,21 @@ def addresses(namespace: str) -> list[str]:
             )
         time.sleep(_POLL_SECONDS)
     servers = [name for name in layout(told_arguments(namespace)) if name.startswith("name-server-")]
-    return [_await_address(name, handles.find(name, namespace)) for name in servers]
+    return [await_address(name, handles.find(name, namespace)) for name in servers]
+
+
+def _is_finished(namespace: str) -> bool:
+    """Whether the start of the cluster was ever through."""
+    first = name_server_name(0)
+    is_finished: bool = handles.call(
+        first,
+        handles.find(first, namespace),
+        "is_finished",
+        START_SECONDS,
+        PATIENCE_SECONDS,
+        timeout=START_SECONDS + _MARGIN_SECONDS,
+    )
+    return is_finished
 
 
 def told_arguments(namespace: str) -> dict[str, Any]:
@@ -101,9 +127,27 @@ def told_arguments(namespace: str) -> dict[str, Any]:
 
 
 def layout(arguments: Arguments) -> list[str]:
-    """The names of all actors that such a cluster has: name servers, brokers, scheduler."""
+    """The names of all actors that such a cluster has but for its keepers: name servers, brokers, scheduler, and where
+    groups have several replicas the coordinator.
+    """
     servers = [name_server_name(index) for index in range(arguments["name_servers"])]
-    return [*servers, *(broker_name(index) for index in range(arguments["brokers"])), SCHEDULER_NAME]
+    coordinator = [COORDINATOR_NAME] if arguments["replicas"] > 1 else []
+    return [*servers, *_brokers(arguments), *coordinator, SCHEDULER_NAME]
+
+
+def _with_replicas() -> ModuleType:
+    """What only clusters whose groups have several replicas need."""
+    from raymq.cluster import groups
+
+    return groups
+
+
+def _brokers(arguments: Arguments) -> list[str]:
+    """The names of the brokers' actors, as far as it is written down here what was added and taken away."""
+    here = noted.Layout()
+    with contextlib.suppress(RayMQError):
+        here = noted.load(Path(arguments["root"]))
+    return here.names(arguments["brokers"], arguments["replicas"])
 
 
 def names(namespace: str) -> list[str]:
@@ -121,36 +165,60 @@ def kill(namespace: str, which: Sequence[str]) -> None:
             ray.kill(handles.find(name, namespace), no_restart=True)
 
 
+def kill_process(namespace: str, name: str) -> None:
+    """End an actor's process at once; Ray starts another one."""
+    with contextlib.suppress(RayMQError):
+        ray.kill(handles.find(name, namespace), no_restart=False)
+
+
 def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: Arguments) -> list[str]:
     hosts = ray_runtime.hosts()
     by_resource = dict(hosts)
-    placed = _place(directory, arguments["brokers"], hosts)
+    replicas = arguments["replicas"]
+    seen = host_files.ask(directory, list(by_resource))
+    placed = place(directory, arguments["brokers"], replicas, list(by_resource), seen)
     start_id = uuid.uuid4().hex
     servers = {}
     for index in range(arguments["name_servers"]):
-        resource, host = hosts[index % len(hosts)]
+        name, (resource, _) = name_server_name(index), hosts[index % len(hosts)]
+        resource = located(name, resource, seen) or resource
         port = arguments["port"] if index == 0 else 0
-        spec = NameServerSpec(index, str(directory), host, port, dict(arguments), settings.tls, start_id)
-        servers[name_server_name(index)] = make_name_server(spec, namespace, resource)
-    listening = [_await_address(name, server) for name, server in servers.items()]
-    brokers = {}
-    for name, resource in placed.items():
-        broker = BrokerSpec(
-            name=name,
-            cluster=namespace,
-            directory=str(directory / name),
-            host=by_resource[resource],
-            name_servers=tuple(listening),
-            auto_create_topics=settings.auto_create_topics,
-            append_wait_ms=settings.append_wait_ms,
-            store=settings.store,
-            tls=settings.tls,
+        spec = NameServerSpec(
+            index, str(directory), by_resource[resource], port, dict(arguments), settings.tls, start_id, namespace
         )
-        brokers[name] = make_broker(broker, namespace, resource)
+        servers[name] = make_name_server(spec, namespace, resource)
+    known = None
+    if replicas > 1:
+        from raymq.cluster import keepers
+
+        known = keepers.make(namespace, directory, hosts, settings.tls, seen)
+    listening = [await_address(name, server) for name, server in servers.items()]
+    members: dict[str, list[str]] = {}
+    for name in placed:
+        members.setdefault(group_of(name), []).append(name)
+    if known is not None:
+        addresses_of = {str(number): member.address for number, member in known.members.items()}
+        for name, server in servers.items():
+            handles.call(name, server, "publish", KEEPERS, addresses_of, timeout=START_SECONDS)
+        _with_replicas().found(
+            known, settings.tls, list(members), ReplicationPolicy(settings.replication, settings.min_in_sync)
+        )
+    common = Common(namespace, directory, settings, tuple(listening), None if known is None else known.to_json())
+    brokers = {
+        name: make_broker(common.spec_of(name, by_resource[resource], replicas), namespace, resource)
+        for name, resource in placed.items()
+    }
     for name, handle in brokers.items():
-        _await_address(name, handle)
+        await_address(name, handle)
     for name, handle in brokers.items():
         _await_registration(name, handle)
+    if known is not None:
+        coordinator = CoordinatorSpec(
+            namespace, known.to_json(), tuple(members), settings.replication, settings.min_in_sync, settings.tls
+        )
+        _with_replicas().bring_up(
+            coordinator, {group: [(name, brokers[name]) for name in names] for group, names in members.items()}
+        )
     scheduler = make_scheduler(SchedulerSpec(namespace, tuple(placed)))
     handles.call(SCHEDULER_NAME, scheduler, "pid", timeout=START_SECONDS)
     for name, server in servers.items():
@@ -158,7 +226,42 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
     return listening
 
 
-def _await_address(name: str, handle: Any) -> str:
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all brokers of a cluster are started with.
+
+    Attributes:
+        name_servers: where they listen. keepers: the set of them; None where each group has one copy.
+    """
+
+    namespace: str
+    directory: Path
+    settings: ClusterConfig
+    name_servers: tuple[str, ...]
+    keepers: dict[str, Any] | None
+
+    def spec_of(self, name: str, host: str, replicas: int) -> BrokerSpec:
+        """Of the replica whose actor has that name."""
+        return BrokerSpec(
+            name=group_of(name),
+            cluster=self.namespace,
+            directory=str(self.directory / name),
+            host=host,
+            name_servers=self.name_servers,
+            auto_create_topics=self.settings.auto_create_topics,
+            append_wait_ms=self.settings.append_wait_ms,
+            store=self.settings.store,
+            tls=self.settings.tls,
+            keepers=self.keepers,
+            replica=number_of(name),
+            replicas=replicas,
+            replication=self.settings.replication,
+            min_in_sync=self.settings.min_in_sync,
+        )
+
+
+def await_address(name: str, handle: Any) -> str:
+    """Where an actor listens, once it does; what keeps it from it is raised."""
     told: str = handles.call(
         name, handle, "address", START_SECONDS, PATIENCE_SECONDS, timeout=START_SECONDS + _MARGIN_SECONDS
     )
@@ -175,44 +278,11 @@ def _await_registration(name: str, handle: Any) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _place(directory: Path, brokers: int, hosts: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Which machine each broker belongs to: where its directory was made, a new one in turn."""
-    file = directory / _LAYOUT_FILE
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput("root", "a folder, or a place where one can be made", f"{directory}: {error}") from error
-    known = json_file.load_as(file, _brokers)
-    resources = [resource for resource, _ in hosts]
-    placed = {}
-    for index in range(brokers):
-        name = broker_name(index)
-        placed[name] = known.get(name, resources[index % len(resources)])
-        if placed[name] not in resources:
-            if len(resources) > 1 or len(set(known.values())) > 1:
-                raise BrokerUnavailable(
-                    name,
-                    f"its machine ({placed[name]}) is not part of this Ray cluster, which has {', '.join(resources)}",
-                    remedy=f"start Ray there; if the machine has another name now, write it into {file}",
-                )
-            placed[name] = resources[0]  # the one machine that there was and is has another name now
-    try:
-        json_file.save(file, {"brokers": {**known, **placed}}, _brokers)
-    except StoreFull:
-        if {**known, **placed} != known:  # else it says so already, and brokers may be about to make room
-            raise
-    except (OSError, RayMQError) as error:
-        raise InvalidInput("root", "a folder that can be written", f"{directory}: {error}") from error
-    return placed
-
-
-def _brokers(raw: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(resource) for name, resource in raw.get("brokers", {}).items()}
-
-
 def _check_same(namespace: str, arguments: Arguments) -> None:
     running = told_arguments(namespace)
     differing = sorted(key for key in arguments if arguments[key] != running.get(key))
+    if set(differing) <= {"brokers", "replicas"} and _brokers(arguments) == _brokers(running):
+        return
     if differing:
         shown = {key: running.get(key) for key in differing}
         raise InvalidInput(

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from raymq.actors.protocol import BrokerInfo
 from raymq.client import ReceivedMessage
 
 #: Wider than any line: where no person looks at a terminal, nothing is wrapped or cut.
@@ -63,6 +64,30 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+#: What is told of brokers only where their groups have several replicas.
+_OF_REPLICAS: Final = ("in_sync", "confirmed_offset", "end_offset", "lag_bytes")
+_COLUMNS: Final = ("name", "role", "state", "epoch", "address", "pid", "store", "disk_ratio")
+_COLUMNS_WITH_REPLICAS: Final = (
+    *("name", "replica", "role", "state", "epoch", "in_sync", "confirmed_offset", "end_offset", "lag_bytes"),
+    *("address", "pid", "store"),
+)
+
+
+def broker_fields(broker: BrokerInfo) -> dict[str, Any]:
+    """A broker for printing; of one without replicas nothing is said of them."""
+    fields: dict[str, Any] = plain(broker)
+    if all(fields[name] is None for name in _OF_REPLICAS) and not broker.replica:
+        return {name: value for name, value in fields.items() if name not in _OF_REPLICAS}
+    return fields
+
+
+def broker_rows(brokers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of what `broker_fields` gives that which is for a table."""
+    has_replicas = any(name in broker for broker in brokers for name in _OF_REPLICAS)
+    shown = _COLUMNS_WITH_REPLICAS if has_replicas else _COLUMNS
+    return [{name: broker.get(name) for name in shown} for broker in brokers]
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -22,9 +23,9 @@ from ray._private import utils as ray_utils
 from ray._raylet import Config  # type: ignore[attr-defined] # made by compiled code
 from ray.exceptions import RayError
 
-from raymq.actors.actor_options import host_resource
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
+from raymq.actors.naming import host_resource
 from raymq.cluster.ray_probe import AUTH_MODE, NoRay, RayFound, look
 
 #: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read
@@ -41,6 +42,7 @@ _LOOPBACK = "127.0.0.2"
 #: Where RayMQ's own sockets listen on a Ray that is on this machine alone.
 _OWN_LOOPBACK = "127.0.0.1"
 ADDRESS: Final = "RAY_ADDRESS"
+_POLL_SECONDS: Final = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +104,11 @@ def join_address(address: str, last_resort: Callable[[], str | None]) -> None:
         )
 
 
+#: How Ray says that a node has not come up within its 30 s (ray/_private/node.py, 2.60), and how often it may.
+_TOOK_TOO_LONG: Final = "timed out during startup"
+_TRIES: Final = 3
+
+
 def use_embedded() -> None:
     """Start a Ray of this process's own, or use the one that was, until `release`."""
     with _embedded.lock:
@@ -130,11 +137,22 @@ def start_embedded(cpus: int | None = None) -> None:
         os.environ.setdefault(name, value)
     with contextlib.suppress(JavaNotFound):  # a cluster without Spark needs none
         os.environ.update(java_environment())
-    host = socket.gethostname()
+    for further in reversed(range(_TRIES)):
+        try:
+            _init_embedded(cpus or max(2, os.cpu_count() or 2))
+        except Exception as error:
+            if not further or _TOOK_TOO_LONG not in str(error):
+                raise
+            ray.shutdown()
+        else:
+            return
+
+
+def _init_embedded(cpus: int) -> None:
     ray.init(
         address="local",
-        num_cpus=cpus or max(2, os.cpu_count() or 2),
-        resources={host_resource(host): 1.0},
+        num_cpus=cpus,
+        resources={host_resource(socket.gethostname()): 1.0},
         object_store_memory=_OBJECT_STORE_BYTES,
         include_dashboard=False,
         log_to_driver=False,
@@ -144,22 +162,46 @@ def start_embedded(cpus: int | None = None) -> None:
 
 
 def hosts() -> list[tuple[str, str]]:
-    """The living nodes, sorted: (resource that binds an actor to the machine, the address that its sockets listen on).
+    """The living nodes: (resource that binds an actor to the machine, the address that its sockets listen on).
 
-    A machine says which it is by a resource `broker_<host name>`; one that does not is told by Ray's own
+    The one that this process is on comes first, where name server 0 is put, the others are sorted. A machine says which
+    it is by a resource `broker_<name>` (`raymq cluster host-resources`); one that does not is told by Ray's own
     `node:<address>`, which survives a restart of its raylet as long as its address does. Where the whole of Ray is on
     the loopback of one machine, RayMQ's sockets listen where every program of it looks first.
     """
     found = []
-    for node in ray.nodes():
+    nodes = ray.nodes()
+    for node in nodes:
         if node["Alive"]:
             address = node["NodeManagerAddress"]
-            own = sorted(name for name in node["Resources"] if name.startswith("broker_"))
-            found.append((own[0] if own else f"node:{address}", address))
-    listening = sorted(set(found))
+            named = sorted(name for name in node["Resources"] if name.startswith("broker_"))
+            found.append((named[0] if named else f"node:{address}", address))
+    own_id = ray.get_runtime_context().get_node_id()
+    own = {each["NodeManagerAddress"] for each in nodes if each["NodeID"] == own_id}
+    listening = sorted(set(found), key=lambda each: (each[1] not in own, each))
     if all(address.startswith("127.") for _, address in listening):
         return [(resource, _OWN_LOOPBACK) for resource, _ in listening]
     return listening
+
+
+def await_hosts(count: int, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait until the Ray cluster has so many machines; how many there are is said whenever that changes.
+
+    Raises:
+        BrokerUnavailable: it has not after `seconds`.
+    """
+    deadline, said = time.monotonic() + seconds, -1
+    while (there := len(hosts())) < count:
+        if there != said:
+            say(f"{there} of {count} machines are there")
+            said = there
+        if time.monotonic() >= deadline:
+            raise BrokerUnavailable(
+                "ray",
+                f"of {count} machines {there} are part of this Ray cluster after {seconds:g} s",
+                remedy="`ray status` and the autoscaler's log (/tmp/ray/session_latest/logs/monitor*) say why",
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def address() -> str | None:

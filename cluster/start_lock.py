@@ -21,13 +21,19 @@ _POLL_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOPPED_SECONDS) -> Iterator[None]:
+def alone(
+    namespace: str,
+    wait: float = WAIT_SECONDS,
+    wait_stopped: float = STOPPED_SECONDS,
+    doing: str = "starting the cluster",
+) -> Iterator[None]:
     """Keep other starts of this user in this namespace waiting: they find a whole cluster then.
 
     Args:
         namespace: the cluster's.
         wait: how many seconds another start is waited for at most;
         wait_stopped: and if its process stands still for so long, no longer.
+        doing: what the others are said to be doing.
 
     Raises:
         BrokerUnavailable: another start has not come to its end in time; it names the process.
@@ -38,7 +44,7 @@ def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOP
     except OSError as error:
         raise InvalidInput(found.HOME, "a folder of this user's own that can be written", str(error)) from error
     try:
-        _take(file, namespace, wait, wait_stopped)
+        _take(file, f"{doing} in namespace {namespace}", wait, wait_stopped)
         with contextlib.suppress(OSError):  # a full disk: others cannot say whose start it is, and wait all the same
             os.ftruncate(file, 0)
             os.pwrite(file, str(os.getpid()).encode(), 0)
@@ -50,7 +56,7 @@ def alone(namespace: str, wait: float = WAIT_SECONDS, wait_stopped: float = STOP
         os.close(file)
 
 
-def _take(file: int, namespace: str, wait: float, wait_stopped: float) -> None:
+def _take(file: int, doing: str, wait: float, wait_stopped: float) -> None:
     began = stands_since = time.monotonic()
     while True:
         try:
@@ -67,15 +73,15 @@ def _take(file: int, namespace: str, wait: float, wait_stopped: float) -> None:
         if not stands:
             stands_since = now
         if now - stands_since >= wait_stopped or now - began >= wait:
-            raise _taken(namespace, holder, stands, now - began)
+            raise _taken(doing, holder, stands, now - began)
         time.sleep(_POLL_SECONDS)
 
 
-def _taken(namespace: str, holder: int | None, stands: bool, waited: float) -> BrokerUnavailable:
+def _taken(doing: str, holder: int | None, stands: bool, waited: float) -> BrokerUnavailable:
     who = "another process" if holder is None else f"process {holder}"
     what = "and was stopped" if stands else f"and has not finished in {waited:.0f} s"
     again = f"let it go on (fg, or kill -CONT {holder}) or end it" if stands else "wait for it, or end it"
-    return BrokerUnavailable("cluster", f"{who} is starting the cluster in namespace {namespace} {what}", remedy=again)
+    return BrokerUnavailable("cluster", f"{who} is {doing} {what}", remedy=again)
 
 
 def _holder(file: int) -> int | None:

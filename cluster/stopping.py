@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,19 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private import state as ray_state
 
 from raymq.actors import handles
 from raymq.actors.errors import BrokerUnavailable, RayMQError, Timeout
-from raymq.actors.naming import SCHEDULER_NAME, is_broker_name, is_name_server_name, is_producer_name
+from raymq.actors.naming import (
+    COORDINATOR_NAME,
+    SCHEDULER_NAME,
+    is_broker_name,
+    is_keeper_name,
+    is_name_server_name,
+    is_producer_name,
+)
+from raymq.actors.protocol import BrokerInfo
 from raymq.cluster import launching
 
 _POLL_SECONDS = 0.02
@@ -36,7 +46,8 @@ class _Ending:
 
 
 def stop_actors(namespace: str, timeout: float) -> None:
-    """Stop every actor in order: who gives work first, brokers next, name servers last.
+    """Stop every actor in order: who gives work, or elects masters, first; masters next, while their replicas are there
+    to take what is under way; the replicas, the keepers that gave the leases, name servers last.
 
     Only names of RayMQ's layout are looked at: other actors of the namespace are somebody else's.
 
@@ -46,15 +57,18 @@ def stop_actors(namespace: str, timeout: float) -> None:
     """
     deadline = time.monotonic() + timeout
     there = launching.names(namespace)
+    masters = _masters(namespace, [name for name in there if is_broker_name(name)])
     kinds = (
-        [name for name in there if name == SCHEDULER_NAME or is_producer_name(name)],
-        [name for name in there if is_broker_name(name)],
+        [name for name in there if name in (SCHEDULER_NAME, COORDINATOR_NAME) or is_producer_name(name)],
+        masters,
+        [name for name in there if is_broker_name(name) and name not in masters],
+        [name for name in there if is_keeper_name(name)],
         [name for name in there if is_name_server_name(name)],
     )
     unclean: dict[str, str] = {}
-    for kind, share in zip(kinds, (0.2, 0.9, 1.0), strict=True):
+    for kind, share in zip(kinds, (0.2, 0.75, 0.7, 0.6, 1.0), strict=True):
         until = min(deadline, time.monotonic() + (deadline - time.monotonic()) * share)
-        unclean |= _stop_together(namespace, kind, until)
+        unclean |= stop_together(namespace, kind, until)
     if unclean:
         raise BrokerUnavailable(
             ", ".join(unclean),
@@ -63,7 +77,26 @@ def stop_actors(namespace: str, timeout: float) -> None:
         )
 
 
-def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> dict[str, str]:
+def _masters(namespace: str, brokers: Sequence[str]) -> list[str]:
+    """Those that are their groups' masters, as far as they say it; all, where each group has one copy."""
+    if not any("." in name for name in brokers):
+        return list(brokers)
+    asked: dict[str, Any] = {}
+    for name in brokers:
+        with contextlib.suppress(RayMQError):
+            handle = handles.find(name, namespace)
+            if hasattr(handle, "status"):
+                asked[name] = handle.status.remote()
+    until, masters = time.monotonic() + _ASK_SECONDS, []
+    for name, ref in asked.items():
+        with contextlib.suppress(RayMQError):
+            told: BrokerInfo = handles.result(name, ref, max(0.0, until - time.monotonic()))
+            if told.role == "master":
+                masters.append(name)
+    return masters
+
+
+def stop_together(namespace: str, names: Sequence[str], deadline: float) -> dict[str, str]:
     """Ask all of them to stop, then end them; of those that did not end cleanly why, by name."""
     endings, asked = [], time.monotonic()
     for name in names:
@@ -75,7 +108,8 @@ def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> dic
             endings.append(_Ending(name, handle, handle.pid.remote(), handle.stop.remote()))
     polite = deadline - (deadline - time.monotonic()) * _FORCE_SHARE
     for each in endings:
-        each.pid = _pid(each, min(polite, time.monotonic() + _ASK_SECONDS))
+        if _is_here(each.handle):  # else its number may be that of another process here
+            each.pid = _pid(each, min(polite, time.monotonic() + _ASK_SECONDS))
     waiting = list(endings)
     while waiting and time.monotonic() < polite:
         waiting = [each for each in waiting if not _has_stopped(each, polite)]
@@ -84,6 +118,13 @@ def _stop_together(namespace: str, names: Sequence[str], deadline: float) -> dic
     launching.kill(namespace, [each.name for each in endings])
     _await_end(namespace, endings, deadline)
     return {each.name: each.trouble for each in endings if each.trouble is not None}
+
+
+def _is_here(handle: Any) -> bool:
+    """Whether the actor's process is on this machine, as Ray's tables say."""
+    known = ray_state.actors(handle._actor_id.hex())  # noqa: SLF001 - there is no other way to it
+    here: bool = known["Address"]["NodeID"] == ray.get_runtime_context().get_node_id()
+    return here
 
 
 def _pid(ending: _Ending, until: float) -> int | None:

@@ -40,7 +40,8 @@ def demo(
 
     A cluster of its own: 2 brokers, name server, scheduler. Every row of the input becomes a message; a consumer fails
     on dirty rows, which are retried and end in the dead-letter queue; one message is found by its key; Spark reads both
-    topics, sums up and writes to a topic that is read back. Exit code 1 if a count differs.
+    topics, sums up, writes to a topic that is read back, and reads one of them as a stream. Exit code 1 if a count
+    differs.
     """
     with ExitStack() as stack:
         if path is None:
@@ -57,7 +58,7 @@ def demo(
         screen.say(f"{path.name}: {plan.rows} rows, key {plan.key or '-'}, tag {tag or '-'}")
         outcome = run(plan, directory, tag, measure, screen)
         screen.summary(outcome.summary, tag, measure)
-        screen.result(outcome.counts, outcome.retries, outcome.duplicates, outcome.problems)
+        screen.result(outcome.counts, outcome.retries, outcome.duplicates, outcome.streamed, outcome.problems)
         if data is not None:
             screen.say(f"the stores are in {directory}, what Ray and Spark said in {log}")
         if as_json:

@@ -1,4 +1,4 @@
-"""The demo's way, step by step: rows -> topic -> consumer -> retries -> dead letters -> query -> Spark -> summary."""
+"""The demo's way, step by step: rows -> topic -> consumer -> retries -> dead letters -> query -> Spark, streamed."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     duplicates: int = 0
     retries: int = 0
+    streamed: int = 0
     summary: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -49,7 +50,7 @@ def run(plan: InputPlan, directory: Path, tag_column: str | None, measure: str |
         admin.create_topic(SUMMARY_TOPIC, queues=1)
         _messages(mq, plan, tag_column, outcome, screen)
         _query(admin, plan, outcome, screen)
-        _spark(mq, measure, outcome, screen)
+        _spark(mq, measure, outcome, screen, directory)
     outcome.problems += outcome.counts.differences()
     outcome.counts.ok = not outcome.problems
     return outcome
@@ -119,9 +120,10 @@ def _query(admin: Admin, plan: InputPlan, outcome: Outcome, screen: Screen) -> N
     screen.say(f"query by key {key!r}: {len(found)} message(s), the newest is {found[0].message_id}")
 
 
-def _spark(mq: Connection, measure: str | None, outcome: Outcome, screen: Screen) -> None:
+def _spark(mq: Connection, measure: str | None, outcome: Outcome, screen: Screen, directory: Path) -> None:
     with screen.step("starting Spark on Ray through RayDP"):
         from raymq.demo.analysis import analyse, read_summary
+        from raymq.demo.streaming import stream_rows
         from raymq.spark_bridge import SparkBridge
 
         bridge = SparkBridge(mq, memory="512m")
@@ -135,3 +137,8 @@ def _spark(mq: Connection, measure: str | None, outcome: Outcome, screen: Screen
         if read_summary(mq, SUMMARY_TOPIC) != found.summary:
             outcome.problems.append("the summary in its topic is not the one that Spark wrote")
         screen.say(f"PullConsumer: {len(found.summary)} summaries read back from topic {SUMMARY_TOPIC}")
+        with screen.step("Spark: topic events as a stream, each row once by its state"):
+            outcome.streamed, batches = stream_rows(bridge, TOPIC, outcome.counts.sent, directory / "stream")
+        if outcome.streamed != outcome.counts.rows:
+            outcome.problems.append(f"{outcome.streamed} of {outcome.counts.rows} rows were streamed")
+        screen.say(f"the stream was read in {batches} batches")

@@ -84,7 +84,7 @@ class Screen:
             table.add_row(f"... {len(rows) - _SHOWN_SUMMARIES} more", "", "", *([""] if measure else []))
         self._console.print(table)
 
-    def result(self, counts: Counts, retries: int, duplicates: int, problems: Sequence[str]) -> None:
+    def result(self, counts: Counts, retries: int, duplicates: int, streamed: int, problems: Sequence[str]) -> None:
         """The closing table."""
         table = Table(
             title="every row accounted for" if counts.ok else "NOT every row accounted for", box=box.SIMPLE_HEAD
@@ -102,6 +102,7 @@ class Screen:
             ("in the dead-letter queue", counts.dead_letters, "= dirty"),
             ("events read by Spark", counts.spark_rows, "= rows"),
             ("dead letters read by Spark", counts.spark_dead_letters, "= dirty"),
+            ("events streamed by Spark", streamed, "= rows"),
         ):
             table.add_row(name, str(value), meaning)
         self._console.print(table)

@@ -73,8 +73,7 @@ def _claimed(message: pa.ipc.Message) -> int:
     if message.type == "dictionary":
         batch = _table(metadata, _field(metadata, batch, _DICTIONARY_DATA))
     buffers = _field(metadata, batch, _BATCH_BUFFERS)
-    compressed = _field(metadata, batch, _BATCH_COMPRESSION) or _OLD_COMPRESSION in bytes(metadata)
-    if not compressed or not buffers:
+    if not buffers or not _names_compression(metadata, batch):
         return 0
     vector = _table(metadata, buffers)
     count = _U32.unpack_from(metadata, vector)[0]
@@ -82,6 +81,17 @@ def _claimed(message: pa.ipc.Message) -> int:
     content = memoryview(message.body)
     sizes = [_I64.unpack_from(content, at)[0] for at, length in places.tolist() if length >= _I64.size and at >= 0]
     return sum(size for size in sizes if size > 0)  # -1: this one is not compressed
+
+
+def is_compressed(message: pa.ipc.Message) -> bool:
+    """Whether the buffers of a record batch are compressed."""
+    metadata = memoryview(message.metadata)
+    batch = _table(metadata, _field(metadata, _U32.unpack_from(metadata, 0)[0], _MESSAGE_HEADER))
+    return _names_compression(metadata, batch)
+
+
+def _names_compression(metadata: memoryview, batch: int) -> bool:
+    return bool(_field(metadata, batch, _BATCH_COMPRESSION)) or _OLD_COMPRESSION in bytes(metadata)
 
 
 def _field(metadata: memoryview, table: int, index: int) -> int:

@@ -162,12 +162,25 @@ def _map(kind: pa.DataType) -> Convert:
 
     def convert(value: Any) -> list[tuple[Any, Any]]:
         if isinstance(value, list):  # as Arrow gives maps
-            value = dict(value)
-        if not isinstance(value, dict) or None in value:
+            value = _by_key(value)
+        elif isinstance(value, dict):
+            value = value.items()
+        else:
             raise ValueError("no object")
-        return [(key(name), item(each)) for name, each in value.items()]
+        pairs = [(key(name), item(each)) for name, each in value]
+        if any(name is None for name, _ in pairs):
+            raise ValueError("no key")
+        return pairs
 
     return convert
+
+
+def _by_key(pairs: list[Any]) -> list[tuple[Any, Any]]:
+    """Pairs of which the last of each key counts; a key may be a list or an object, too."""
+    try:
+        return list(dict(pairs).items())
+    except TypeError:
+        return list({repr(name): (name, each) for name, each in pairs}.values())
 
 
 def _nothing(_value: Any) -> None:

@@ -24,6 +24,7 @@ import pyarrow.json as pj
 
 from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.arrow_row import row_of_stream
+from raymq.spark_bridge.arrow_rows import ArrowRows
 from raymq.spark_bridge.convert import converter
 from raymq.storage.records.property_columns import Int64s, gather, spans
 
@@ -33,6 +34,9 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 #: What `format=` may say, and the content type it stands for.
 FORMATS: Final = {"json": JSON, "msgpack": MSGPACK, "arrow": ARROW}
+
+#: The column of bodies that cannot be decoded.
+CORRUPT: Final = "_corrupt"
 
 _ORDER: Final = (JSON, MSGPACK, ARROW)
 
@@ -68,12 +72,18 @@ class BodyDecoder:
         except TypeError as error:
             raise InvalidInput("schema", "types that messages can hold", str(error)) from None
         self._default = default
+        self._arrow_rows = ArrowRows(self._type)
         self._direct = all(_is_plain(field.type) for field in schema) and _ROW not in schema.names
         #: In the order of _ORDER, and for all others.
         self._decoders = self._decode_json, self._decode_msgpack, self._decode_arrow, self._decode_unknown
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BodyDecoder, (pa.schema(list(self._type)), self._default)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns that `decode` returns."""
+        return [*(field.name for field in self._type), CORRUPT]
 
     def decode(self, bodies: pa.Array, content_types: pa.Array) -> list[pa.Array]:
         """The decoded columns and, last, `_corrupt`."""
@@ -101,7 +111,14 @@ class BodyDecoder:
         return self._one_by_one(bodies, _from_msgpack)
 
     def _decode_arrow(self, bodies: pa.Array) -> pa.Array:
-        return self._one_by_one(bodies, row_of_stream)
+        taken, left = self._arrow_rows.decode(bodies)
+        if not taken:
+            return self._one_by_one(bodies, row_of_stream)
+        parts, order = [each.values for each in taken], [each.rows for each in taken]
+        if len(left):
+            parts.append(self._one_by_one(bodies.take(pa.array(left)), row_of_stream))
+            order.append(left)
+        return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(order))))
 
     def _decode_unknown(self, bodies: pa.Array) -> pa.Array:
         return pa.nulls(len(bodies), self._type)

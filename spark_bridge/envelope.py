@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 #: In the order of the DataFrame; queue is made of two columns, the others stand as they are.
@@ -19,8 +21,30 @@ ENVELOPE = (
 )
 
 
-def envelope_columns(table: pa.Table) -> list[pa.Array]:
-    """The columns before the body, of a table as `record_table.table_from_records` makes it."""
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    columns["queue"] = pa.StructArray.from_arrays([columns["broker"], columns["queue_id"]], names=["broker", "id"])
-    return [columns[name] for name in ENVELOPE]
+#: What `queue` is made of.
+_OF_QUEUE = frozenset({"broker", "queue_id"})
+
+
+def needed_columns(names: Iterable[str], *, decoded: bool) -> frozenset[str]:
+    """The columns of a table of messages that the DataFrame's columns `names` are made of.
+
+    Args:
+        decoded: whether names that are no message's are decoded from its body.
+    """
+    needed: set[str] = set()
+    for name in names:
+        if name == "queue":
+            needed |= _OF_QUEUE
+        elif name in ENVELOPE:
+            needed.add(name)
+        else:
+            needed |= {"body", "properties"} if decoded else {"body"}
+    return frozenset(needed)
+
+
+def envelope_column(table: pa.Table, name: str) -> pa.Array:
+    """A column of the DataFrame, from a table as `storage.records.table` makes it."""
+    if name == "queue":
+        parts = [table.column(part).combine_chunks() for part in ("broker", "queue_id")]
+        return pa.StructArray.from_arrays(parts, names=["broker", "id"])
+    return table.column(name).combine_chunks()

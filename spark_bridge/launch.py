@@ -15,21 +15,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import ray
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
-from raydp.spark.ray_cluster import SparkCluster
-from raydp.spark.ray_cluster_master import SPARK_JAVAAGENT as _AGENT
-from raydp.spark.ray_cluster_master import RayDPSparkMaster
 
 from raymq.actors.java import lent_environment
 from raymq.client.errors import RayMQError
-from raymq.spark_bridge.settings import python_settings
+from raymq.spark_bridge.raydp_parts import SPARK_JAVAAGENT, RayDPSparkMaster, SparkCluster, bare_raydp
+from raymq.spark_bridge.settings import LAUNCHER_ENVIRONMENT, python_settings
 from raymq.spark_bridge.watch import ExecutorWatch
 
 #: One Spark driver per process is pyspark's rule (SparkContext keeps its JVM in class attributes).
@@ -53,7 +53,7 @@ class QuietMaster(_PlainMaster):  # type: ignore[misc]
         """Start the JVM and in it RayDP's application master; returns when it can be joined."""
         # On another machine the driver's directory is not there.
         log = self._log if self._log.parent.is_dir() else Path(os.devnull)
-        with log.open("ab") as output:
+        with log.open("ab") as output, bare_raydp():
             super().start_up({**(popen_kwargs or {}), "stdout": output, "stderr": output})
 
     def _generate_ray_configs(self) -> str:
@@ -95,7 +95,7 @@ class _Application(SparkCluster):  # type: ignore[misc]
     def _prepare_spark_configs(self) -> None:
         """RayDP's, with the agent's path quoted: it may have a blank, and Spark splits these options at blanks."""
         super()._prepare_spark_configs()
-        agent, options = f"-javaagent:{self._configs[_AGENT]}", "spark.driver.extraJavaOptions"
+        agent, options = f"-javaagent:{self._configs[SPARK_JAVAAGENT]}", "spark.driver.extraJavaOptions"
         self._configs[options] = self._configs[options].replace(agent, f'"{agent}"')
 
     def _set_up_master(self, resources: dict[str, float], kwargs: Any) -> None:  # noqa: ARG002 - RayDP's signature
@@ -137,6 +137,7 @@ class SparkApplication:
             deadline = time.monotonic() + timeout
             self._cluster = _Application(name, settings, log)
             self._session = self._open_session(name, self._cluster, java, log, deadline)
+            _load_classes(self._session)  # while the executors start
             self._wait_for_executors(int(settings["spark.executor.instances"]), deadline)
             self._watch = ExecutorWatch(self._count, self._cancel_jobs)
         except BaseException:
@@ -187,7 +188,7 @@ class SparkApplication:
         self, name: str, cluster: _Application, java: dict[str, str], log: Path, deadline: float
     ) -> SparkSession:
         conf = SparkConf(loadDefaults=False).setAppName(name).setAll(list(cluster.settings.items()))
-        with lent_environment({**java, **python_settings()}), log.open("ab") as output:
+        with lent_environment({**java, **python_settings(), **LAUNCHER_ENVIRONMENT}), log.open("ab") as output:
             self._gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
             conf.setMaster(cluster.master_url(max(1.0, deadline - time.monotonic())))
             context = SparkContext(conf=conf, gateway=self._gateway)
@@ -235,3 +236,13 @@ class SparkApplication:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _load_classes(session: SparkSession) -> None:
+    """Have the driver's JVM load what the first job needs there, and run nothing."""
+    frame = session.range(1).selectExpr("cast(id AS STRING) AS value").mapInArrow(_as_it_is, "value STRING")
+    frame._jdf.queryExecution().toRdd()  # noqa: SLF001 - pyspark has no other way to plan and not run
+
+
+def _as_it_is(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    return batches

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from raymq.actors.errors import OffsetReset
 from raymq.actors.naming import check_group
 from raymq.client import MessageQueue, arguments
 from raymq.client.admin.admin import Admin
+from raymq.client.bulk.range_reader import ANYTHING, lost, made_anew
+from raymq.client.bulk.streams import Origin, bounds
+from raymq.client.bulk.wish import Lived
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, OffsetOutOfRange, QueueNotFound
+from raymq.client.requests.asking import PATIENCE_SECONDS, patiently
 from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
+from raymq.spark_bridge.plan import Lineage
 
 #: A place in a topic: "earliest", "latest", seconds since the epoch, {queue: offset} or "group:NAME".
 Position = str | float | Mapping[MessageQueue, int]
@@ -36,22 +42,22 @@ class Range:
     end: int
 
 
-def plan(mq: Connection, topic: str, start: Position, end: Position) -> list[Range]:
-    """One range for every queue that is read, empty ones included.
+def plan(mq: Connection, topics: Sequence[str], start: Position, end: Position) -> list[Range]:
+    """One range for every queue of the topics that is read, empty ones included.
 
     A mapping names the queues that are read: those it leaves out are not. Any other position is one of every queue.
 
     Raises:
-        TopicNotFound, GroupNotFound, BrokerUnavailable: the topic, the group or a queue's broker is not there.
+        TopicNotFound, GroupNotFound, BrokerUnavailable: a topic, the group or a queue's broker is not there.
         QueueNotFound, OffsetOutOfRange: a mapping names a queue or an offset that is not.
         InvalidInput: no position, or a start behind the end where both are mappings.
     """
     start, end = check_position("start", start), check_position("end", end)
     with Admin(mq) as admin:
-        stats = admin.topic_stats(topic)
-    limits = {queue: (each.min_offset, each.max_offset) for queue, each in stats.items()}
-    starts = _offsets(mq, limits, start)
-    ends = _offsets(mq, limits, end)
+        stats = [each for topic in topics for each in admin.topic_stats(topic).items()]
+    limits = {queue: (each.min_offset, each.max_offset) for queue, each in stats}
+    starts = offsets_at(mq, limits, start)
+    ends = offsets_at(mq, limits, end)
     ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(starts.keys() & ends.keys())]
     for each in ranges:
         if each.start > each.end and isinstance(start, Mapping) and isinstance(end, Mapping):
@@ -92,9 +98,71 @@ def cut(ranges: list[Range], tasks: int) -> list[Range]:
     ]
 
 
-def _offsets(
+def lineages_of(mq: Connection, topics: Sequence[str]) -> dict[Origin, Lineage]:
+    """Of which messages the topics' offsets are now. Raises as `bounds`."""
+    found = mq.run(bounds(mq, topics, {}, PATIENCE_SECONDS))
+    return {origin: (each.topic_id, each.epoch) for origin, each in found.items()}
+
+
+def check_still_there(
+    mq: Connection, ranges: Iterable[Range], planned: Mapping[Origin, Lineage]
+) -> dict[Origin, Lived]:
+    """See that ranges are of the messages of which they were when they were planned, perhaps long ago.
+
+    Returns:
+        what requests have to name that are meant for these messages.
+
+    Raises:
+        RayMQError: a topic is another one of the same name, or a loss of power took messages whose offsets others have.
+        As `bounds` besides.
+    """
+    left = list(ranges)
+    origins = {(each.queue.topic, each.queue.broker) for each in left} & planned.keys()
+    epochs = {origin: planned[origin][1] for origin in origins}
+    found = mq.run(bounds(mq, {topic for topic, _ in origins}, epochs, PATIENCE_SECONDS))
+    for each in left:
+        origin = each.queue.topic, each.queue.broker
+        told = found.get(origin)
+        if told is None or origin not in planned:
+            continue
+        if told.topic_id != planned[origin][0]:
+            raise made_anew(*origin)
+        kept = told.queues[each.queue.queue_id].kept if each.queue.queue_id in told.queues else None
+        if kept is not None and each.end > kept:
+            raise lost(each.queue, kept)
+    return {origin: Lived(found[origin].incarnation, found[origin].epoch) for origin in origins & found.keys()}
+
+
+def commit(mq: Connection, ranges: Sequence[Range], planned: Mapping[Origin, Lineage], group: str) -> None:
+    """Let `group` go on behind each of the ranges.
+
+    Raises:
+        BrokerUnavailable: a queue's broker, and it may be called again. As `check_still_there` besides: what was read
+            is not there any more.
+    """
+    requests = OffsetRequests(mq, check_group(group))
+    ends = {each.queue: each.end for each in ranges}
+    lived = check_still_there(mq, ranges, planned)
+
+    async def one(queue: MessageQueue) -> None:
+        incarnation, epoch = lived.get((queue.topic, queue.broker), ANYTHING)
+        try:
+            await patiently(lambda: requests.commit(queue, ends[queue], incarnation=incarnation, epoch=epoch))
+        except OffsetReset as reset:
+            raise (
+                lost(queue, reset.offset) if reset.incarnation is None else made_anew(queue.topic, queue.broker)
+            ) from None
+
+    _ask(mq, ends, one)
+
+
+def offsets_at(
     mq: Connection, limits: Mapping[MessageQueue, tuple[int, int]], position: Position
 ) -> dict[MessageQueue, int]:
+    """Which offset a checked position is in each of these queues, given with their minimum and maximum offsets.
+
+    A mapping has those that it names only. Raises as `plan`.
+    """
     if isinstance(position, Mapping):
         return _given(limits, position)
     if position == "earliest":
@@ -113,7 +181,7 @@ def _given(
 ) -> dict[MessageQueue, int]:
     for queue, offset in position.items():
         if queue not in limits:
-            raise QueueNotFound(f"{queue} is not a queue of the topic")
+            raise QueueNotFound(f"{queue} is not a queue of what is read")
         low, high = limits[queue]
         if not low <= offset <= high:
             raise OffsetOutOfRange(offset, low, high)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -20,9 +22,12 @@ from pyspark.sql.types import (
 )
 
 from raymq.client.errors import InvalidInput
+from raymq.spark_bridge.decode import CORRUPT
 
 BODY = "body"
-CORRUPT = "_corrupt"
+
+#: Spark 4 wants to be told what Spark 3.5 takes by itself: instants go through Arrow in UTC.
+_UTC: Final = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 #: What every message has beside its body.
 _ENVELOPE = [
@@ -57,6 +62,21 @@ def message_schema(decoded: StructType | None = None) -> StructType:
     return schema
 
 
+def chosen_columns(schema: StructType, names: Sequence[str] | None) -> StructType:
+    """These columns of `schema`, in their order; all of them for None.
+
+    Raises:
+        InvalidInput: there is no such column, one is named twice, or none is named.
+    """
+    if names is None:
+        return schema
+    known = schema.names
+    wrong = [name for name in names if name not in known]
+    if isinstance(names, str) or not names or wrong or len(set(names)) < len(names):
+        raise InvalidInput("columns", f"a list of some of {known}, each once", names)
+    return StructType([schema[name] for name in names])
+
+
 def parse_schema(schema: str | DataType) -> StructType:
     """A schema given as DDL text ("id INT, name STRING") or as a StructType.
 
@@ -75,18 +95,18 @@ def parse_schema(schema: str | DataType) -> StructType:
             raise InvalidInput("schema", "DDL such as 'id INT, name STRING'", str(error)) from None
     if not isinstance(schema, StructType) or not schema.fields:
         raise InvalidInput("schema", "DDL text or a StructType with at least one field", schema)
-    relaxed: StructType = _nullable(schema)
+    relaxed: StructType = nullable(schema)
     return relaxed
 
 
-def _nullable(kind: Any) -> Any:
+def nullable(kind: Any) -> Any:
     """The type with nulls allowed everywhere but for a map's keys."""
     if isinstance(kind, StructType):
-        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
+        return StructType([StructField(field.name, nullable(field.dataType)) for field in kind.fields])
     if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType))
+        return ArrayType(nullable(kind.elementType))
     if isinstance(kind, MapType):
-        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+        return MapType(nullable(kind.keyType), nullable(kind.valueType))
     return kind
 
 
@@ -95,6 +115,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     from pyspark.errors import PySparkException
 
     try:
-        return to_arrow_schema(schema)
+        return to_arrow_schema(schema, **_UTC)
     except (PySparkException, TypeError, ValueError) as error:
         raise InvalidInput("schema", "types that Arrow has", str(error)) from None

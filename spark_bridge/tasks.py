@@ -6,26 +6,32 @@ Both talk to the brokers' sockets directly. Nothing here imports Ray, and nothin
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raymq.actors.protocol import Tls
 from raymq.client import MessageQueue
-from raymq.client.bulk.range_reader import RangeReader
+from raymq.client.bulk.range_reader import ANYTHING, RangeReader
 from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk.streams import Origin
+from raymq.client.bulk.wish import Lived, Wish
 from raymq.client.errors import RayMQError
-from raymq.client.produce.encoding import cut_parts, rows_of_a_part
+from raymq.client.task_connection import shared_connection
 from raymq.spark_bridge.decode import BodyDecoder
-from raymq.spark_bridge.envelope import envelope_columns
-from raymq.spark_bridge.ranges import Range
-from raymq.storage.records.table import CONTENT_TYPE, Rows, checked_rows
-from raymq.storage.records.unique_keys import UniqueKeys
+from raymq.spark_bridge.envelope import envelope_column, needed_columns
+from raymq.spark_bridge.plan import Lineage
+from raymq.spark_bridge.ranges import Range, check_still_there
+from raymq.spark_bridge.row_chunks import Chunk, RowChunks
+from raymq.storage.records.table import CONTENT_TYPE
 
-#: What a row's message says of its sender's address.
-_NO_HOST = ("127.0.0.1", 0)
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
 _STAGED = pa.schema([("part", pa.string()), ("broker", pa.string()), ("rows", pa.int64())])
 
 
@@ -36,35 +42,59 @@ class FetchRanges:
     name_servers: tuple[str, ...]
     ranges: tuple[Range, ...]
     schema: pa.Schema
+    """What is wanted of a message, or of what its body is decoded into."""
     decoder: BodyDecoder | None
     tls: Tls | None = None
+    tags: frozenset[str] | None = None
+    """Only messages that have one of these."""
+    sql: str | None = None
+    """Only messages that this expression is true of."""
+    counted: Accumulator[int] | None = None
+    """What each message is added to that was looked at."""
+    planned: Mapping[Origin, Lineage] | None = None
+    """Of which messages the ranges were when they were planned; None where nobody knows."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry: yields the messages, about 8 MB a batch."""
+        columns = needed_columns(self.schema.names, decoded=self.decoder is not None)
+        wish = Wish(self.tags, self.sql, columns | {"offset"})
         with RangeReader(self.name_servers, self.tls) as reader:
             for batch in batches:
+                lived = self._checked(batch)
                 for number in batch.column(0).to_pylist():
-                    yield from self._fetch(reader, self.ranges[number])
+                    wanted = self.ranges[number]
+                    of_then = lived.get((wanted.queue.topic, wanted.queue.broker), ANYTHING)
+                    yield from self._fetch(reader, wanted, wish, of_then)
+                    if self.counted is not None:
+                        self.counted.add(wanted.end - wanted.start)
 
-    def _fetch(self, reader: RangeReader, wanted: Range) -> Iterator[pa.RecordBatch]:
+    def _checked(self, batch: pa.RecordBatch) -> Mapping[Origin, Lived]:
+        """That what was planned is still there; what the fetches name, so that it is while they last."""
+        if self.planned is None:
+            return {}
+        mine = [self.ranges[number] for number in batch.column(0).to_pylist()]
+        return check_still_there(shared_connection(self.name_servers, self.tls), mine, self.planned)
+
+    def _fetch(self, reader: RangeReader, wanted: Range, wish: Wish, lived: Lived) -> Iterator[pa.RecordBatch]:
         at = wanted.start
-        for table in reader.table(wanted.queue, wanted.start, wanted.end):
-            offsets = table.column("offset")
-            if offsets[0].as_py() != at or offsets[-1].as_py() != at + table.num_rows - 1:
-                raise RayMQError(f"{wanted.queue}: offsets from {at} on were asked for, {offsets[0]} came")
-            at += table.num_rows
+        for table in reader.table(wanted.queue, wanted.start, wanted.end, wish, lived):
+            offsets = table.column("offset").to_numpy()
+            if offsets[0] < at or offsets[-1] >= wanted.end:
+                raise RayMQError(f"{wanted.queue}: offsets from {at} to {wanted.end} were asked for, {offsets} came")
+            if wish.takes_all and offsets[-1] != at + len(offsets) - 1:
+                raise RayMQError(f"{wanted.queue}: offsets from {at} on were asked for, {offsets} came")
+            at = int(offsets[-1]) + 1
             yield self._to_batch(table)
-        if at != wanted.end:
+        if wish.takes_all and at != wanted.end:
             raise RayMQError(f"{wanted.queue} ended at {at}, before {wanted.end}")
 
     def _to_batch(self, table: pa.Table) -> pa.RecordBatch:
-        columns = envelope_columns(table)
-        bodies = table.column("body").combine_chunks()
-        if self.decoder is None:
-            columns.append(bodies)
-        else:
-            own = table.column("properties").combine_chunks()
-            columns += self.decoder.decode(bodies, pc.map_lookup(own, CONTENT_TYPE, "last"))
+        made: dict[str, pa.Array] = {}
+        if self.decoder is not None and "body" in table.column_names:
+            types = pc.map_lookup(table.column("properties").combine_chunks(), CONTENT_TYPE, "last")
+            decoded = self.decoder.decode(table.column("body").combine_chunks(), types)
+            made = dict(zip(self.decoder.names, decoded, strict=True))
+        columns = [made[name] if name in made else envelope_column(table, name) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(
             [column.cast(field.type) for column, field in zip(columns, self.schema, strict=True)], schema=self.schema
         )
@@ -82,8 +112,10 @@ class StageRows:
     transaction: str
     queues: tuple[MessageQueue, ...]
     columns: tuple[str, ...]
-    """Which of body, keys, tags, properties the rows have."""
+    """What the rows have, see `write_columns`."""
     tls: Tls | None = None
+    home: str = ""
+    """The broker that decides about the transaction."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Spark's entry."""
@@ -93,39 +125,24 @@ class StageRows:
         partition = context.partitionId() if context is not None else 0
         part = f"{partition}-{uuid.uuid4().hex}"
         staged: dict[str, int] = {}
-        unique_keys = UniqueKeys()
-        number = 0
+        # Partitions begin at different queues, those of one write at others than the last one's.
+        chunks = RowChunks(self.queues, zlib.crc32(self.transaction.encode()) + partition, self.columns)
         with StagedWriter(self.name_servers, self.tls) as writer:
-            for batch in batches:
-                for rows in self._chunks(pa.Table.from_batches([batch])):
-                    # Partitions begin at different queues and go round: brokers share even a single partition.
-                    queue = self.queues[(partition + number) % len(self.queues)]
-                    records, sizes = rows.encode(
-                        queue.topic, queue.queue_id, unique_keys=unique_keys, born_host=_NO_HOST
-                    )
-                    writer.stage(self.transaction, part, number, queue, records, sizes)
-                    staged[queue.broker] = staged.get(queue.broker, 0) + len(sizes)
-                    number += 1
+            for number, chunk in enumerate(_chunks(chunks, batches)):
+                writer.begin(
+                    *(self.transaction, part, number, chunk.queue, chunk.records, chunk.sizes),
+                    home=self.home,
+                    delayed=chunk.delayed,
+                )
+                staged[chunk.queue.broker] = staged.get(chunk.queue.broker, 0) + len(chunk.sizes)
+            writer.settle()
         columns = [[part] * len(staged), list(staged), list(staged.values())]
         yield pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, _STAGED, strict=True)], schema=_STAGED
         )
 
-    def _chunks(self, table: pa.Table) -> Iterator[Rows]:
-        """The rows of `table` in pieces that a broker takes; a piece has at least one row.
 
-        They are cut by the sizes of their records: how large a row is in Arrow says little, since a struct is packed
-        and several keys become one text. That would need the whole table a second time in memory, so it goes by steps.
-        """
-        topic = self.queues[0].topic
-        step = rows_of_a_part(table, topic)
-        for start in range(0, table.num_rows, step):
-            rows = checked_rows(
-                table.slice(start, step),
-                body="body",
-                keys="keys" if "keys" in self.columns else None,
-                tags="tags" if "tags" in self.columns else None,
-                properties="properties" if "properties" in self.columns else None,
-            )
-            for which, _ in cut_parts(rows.record_sizes(topic)):
-                yield rows.slice(which.start, which.stop)
+def _chunks(chunks: RowChunks, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
+    for batch in batches:
+        yield from chunks.add(pa.Table.from_batches([batch]))
+    yield from chunks.rest()

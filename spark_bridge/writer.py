@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    CharType,
-    DataType,
-    DateType,
-    MapType,
-    NumericType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-)
 
 from raymq.client import MessageQueue
-from raymq.client.bulk.staging import StagedWriter
+from raymq.client.bulk import committing
+from raymq.client.bulk.committing import StagedWrite, Written
 from raymq.client.connection import Connection
 from raymq.client.errors import InvalidInput, RayMQError
 from raymq.spark_bridge.tasks import StageRows
-
-_TIMES = (TimestampType, TimestampNTZType)
-#: What keys are made of. The text of any other type has blanks, or is not text at all.
-_KEY_TYPES = (StringType, CharType, VarcharType, NumericType, BooleanType, DateType, *_TIMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,81 +28,62 @@ def write(
     mq: Connection,
     df: DataFrame,
     topic: str,
-    body: str,
-    keys: str | None,
-    tags: str | None,
-    properties: str | None,
+    columns: Mapping[str, Column],
+    *,
+    series: str = "",
+    number: int = 0,
 ) -> WriteResult:
-    """Write every row as one message. See `SparkBridge.write`."""
-    columns = {"body": _body(df, body)}
-    if keys is not None:
-        columns["keys"] = _keys(df, keys)
-    if tags is not None:
-        columns["tags"] = _of_type(df, "tags", tags, StringType())
-    if properties is not None:
-        columns["properties"] = _of_type(df, "properties", properties, MapType(StringType(), StringType()))
-    queues = _writable_queues(mq, topic)
-    transaction = f"spark-{uuid.uuid4().hex}"
-    stage = StageRows(tuple(mq.name_servers), transaction, tuple(queues), tuple(columns), mq.tls)
+    """Write every row as one message. See `SparkBridge.write`; `columns` as `write_columns` makes them.
+
+    Args:
+        series, number: which write of which series it is. One that is committed is not made again: what was written
+            then is returned.
+    """
+    queues = writable_queues(mq, topic, keyed=not columns.keys().isdisjoint({"keys", "sharding_key"}))
+    brokers = {queue.broker for queue in queues}
+    opened = StagedWrite.open(mq, topic, brokers, series=series, number=number)
+    if isinstance(opened, Written):
+        return WriteResult(opened.rows, opened.transaction)
+    stage = StageRows(
+        tuple(mq.name_servers), opened.transaction, tuple(queues), tuple(columns), mq.tls, home=opened.home
+    )
     rows = df.select([column.alias(name) for name, column in columns.items()])
-    with StagedWriter(mq.name_servers, mq.tls) as writer:
-        try:
-            staged = rows.mapInArrow(stage, "part string, broker string, rows long").collect()
-        except BaseException:
-            with contextlib.suppress(RayMQError):  # what cannot be forgotten now is swept by the brokers later
-                writer.abort(transaction, topic)
-            raise
-        if staged:
-            writer.commit(transaction, topic, [(row["part"], row["broker"]) for row in staged])
-    return WriteResult(sum(row["rows"] for row in staged), transaction)
+    try:
+        staged = rows.mapInArrow(stage, "part string, broker string, rows long").collect()
+    except BaseException:
+        with contextlib.suppress(RayMQError):  # it is aborted later, by itself
+            opened.abort(brokers)
+        raise
+    try:
+        written = opened.commit((row["part"], row["broker"], row["rows"]) for row in staged)
+    except KeyboardInterrupt as error:
+        error.add_note(f"finish_write({opened.transaction!r}) tells whether it was written")
+        raise
+    return WriteResult(written.rows, written.transaction)
 
 
-def _writable_queues(mq: Connection, topic: str) -> list[MessageQueue]:
-    queues = mq.run(mq.routes.get(topic, fresh=True)).writable()
+def finish_write(mq: Connection, transaction: str) -> WriteResult:
+    """See `SparkBridge.finish_write`."""
+    written = committing.finish(mq, transaction)
+    return WriteResult(written.rows, written.transaction)
+
+
+def accept_write(mq: Connection, transaction: str) -> WriteResult:
+    """See `SparkBridge.accept_write`."""
+    written = committing.accept(mq, transaction)
+    return WriteResult(written.rows, written.transaction)
+
+
+def abort_write(mq: Connection, transaction: str) -> None:
+    """See `SparkBridge.abort_write`."""
+    committing.abort(mq, transaction)
+
+
+def writable_queues(mq: Connection, topic: str, *, keyed: bool) -> list[MessageQueue]:
+    """The queues that rows may go to, now; `keyed`: those that keys choose from. TopicNotFound, InvalidInput."""
+    route = mq.run(mq.routes.get(topic, fresh=True))
+    # Those of a broker that has just left belong to what keys choose from, as they do for producers.
+    queues = mq.routes.keyed(route) if keyed else route.writable()
     if not queues:
         raise InvalidInput("topic", "a topic that may be written to", topic)
     return queues
-
-
-def _column_type(df: DataFrame, field: str, name: str) -> DataType:
-    if not isinstance(name, str) or df.columns.count(name) != 1:
-        raise InvalidInput(field, f"the name of one of the columns {df.columns}, and of no other", name)
-    return df.schema[name].dataType
-
-
-def _column(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
-def _body(df: DataFrame, name: str) -> Column:
-    kind = _column_type(df, "body", name)
-    if not isinstance(kind, StringType | BinaryType | StructType):
-        raise InvalidInput("body", "a column of binary, string or struct", kind.simpleString())
-    return _column(name)
-
-
-def _keys(df: DataFrame, name: str) -> Column:
-    """One key of any plain type, or a list of them, as text."""
-    kind = _column_type(df, "keys", name)
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, _KEY_TYPES):
-        if isinstance(kind.elementType, _TIMES):
-            return F.transform(_column(name), _time_text)
-        return _column(name).cast(ArrayType(StringType()))
-    if isinstance(kind, _TIMES):
-        return _time_text(_column(name))
-    if isinstance(kind, _KEY_TYPES):
-        return _column(name).cast(StringType())
-    allowed = "a column of text, numbers, booleans, dates or timestamps, or lists of them"
-    raise InvalidInput("keys", allowed, kind.simpleString())
-
-
-def _time_text(column: Column) -> Column:
-    """As ISO 8601 has it: what Spark makes of a time has a blank in it, which no key may have."""
-    return F.translate(column.cast(StringType()), " ", "T")
-
-
-def _of_type(df: DataFrame, field: str, name: str, wanted: DataType) -> Column:
-    kind = _column_type(df, field, name)
-    if kind.simpleString() != wanted.simpleString():
-        raise InvalidInput(field, f"a column of {wanted.simpleString()}", kind.simpleString())
-    return _column(name)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from raymq.storage import paths as layout_of
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig, split_host
+from raymq.storage.errors import InvalidInput
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
 from raymq.storage.files.file_work import Ahead
@@ -20,12 +23,16 @@ from raymq.storage.log.commit_log import CommitLog
 from raymq.storage.log.delay_tables import DelayTables
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.key_index import KeyIndex
-from raymq.storage.log.recovery import RecoveryReport, recover
+from raymq.storage.log.recovery import Corruption, RecoveryReport, recover
 from raymq.storage.records import record as layout
+from raymq.storage.state import sequence_file, told_deletions
+from raymq.storage.state.recording import recorder_of
+from raymq.storage.state.state_files import marker_of
 from raymq.storage.tables.epochs import Epochs
 from raymq.storage.tables.group_config import GroupConfigs
 from raymq.storage.tables.in_flight import InFlight
 from raymq.storage.tables.journal import Journal
+from raymq.storage.tables.ordered_cut import OrderedCut
 from raymq.storage.tables.progress import Progress
 from raymq.storage.tables.remains import Remains
 from raymq.storage.tables.request_mode import RequestModes
@@ -54,6 +61,7 @@ class Parts:
     topic_configs: TopicConfigs
     group_configs: GroupConfigs
     request_modes: RequestModes
+    ordered_cut: OrderedCut | None
     resources: ExitStack = field(repr=False)
 
     def close(self) -> None:
@@ -62,14 +70,37 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class _Opening:
+    """How a directory is opened.
+
+    Attributes:
+        has_tables: its tables are read and written, too.
+    """
+
+    read_only: bool
+    follows: bool
+
+    @property
+    def writable(self) -> bool:
+        return not self.read_only
+
+    @property
+    def has_tables(self) -> bool:
+        return not (self.read_only or self.follows)
+
+
+@dataclass(frozen=True, slots=True)
 class _Left:
     """What the last owner left behind.
 
     Attributes:
+        deleted: where the log ended when which topics were deleted.
         same_boot: memory was not lost since, and the disk did not fail.
     """
 
     state: State | None
+    deleted: Mapping[str, int]
+    cut: OrderedCut | None
     clean: bool
     same_boot: bool
 
@@ -83,68 +114,58 @@ class _Left:
         """Whether sizes were written down, so that a file of another size is damaged and not another store's."""
         return self.state is not None and bool(self.state.geometry)
 
+    @property
+    def may_lack(self) -> bool:
+        """Whether less may be there than was: memory was lost, or a cut was ordered."""
+        return not (self.clean or (self.same_boot and self.cut is None))
 
-def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Parts:
+
+def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, follows: bool = False) -> Parts:
     """Take the lock, open everything and recover it; raises as `Store.open`, and leaves nothing open then."""
     paths = layout_of.Paths(directory)
+    opening = _Opening(read_only, follows)
     with ExitStack() as resources:
-        if not read_only:
+        if opening.writable:
             resources.callback(layout_of.take_lock(paths).release)
+        if paths.restoring.exists():
+            remedy = "let `raymq store restore` come to its end: it begins anew there"
+            raise InvalidInput("directory", "one into which no backup is being restored", str(directory), remedy=remedy)
+        recorder = recorder_of(directory) if opening.has_tables else None
+        if opening.has_tables and recorder is None:
+            sequence_file.forget(directory)
         health = Health(paths.healthy)
         state = State.load(paths.state)
-        deletions = Journal(paths.deletions, writable=not read_only, on_failure=health.fail)
+        deletions = Journal(paths.deletions, writable=opening.has_tables, on_failure=health.fail)
         resources.callback(deletions.close)
-        # A damaged state forgets none of them: the journal tells of all.
-        told = (state or State()).with_deletions((str(topic), int(log_end)) for topic, log_end in deletions.entries)
-        state, deleted = (state and told), told.deleted_topics
         config = layout_of.fitted(config, paths, state)
-        same_boot = state is not None and state.boot == boot_id() != "" and health.was_good
-        left = _Left(state, clean=not paths.abort.exists(), same_boot=same_boot)
-        if not read_only:
+        left = _what_is_left(paths, opening, health, state, deletions)
+        if opening.writable:
             failpoint("open.before_abort")
             fileutil.replace(paths.abort, str(os.getpid()).encode())
         ahead = Ahead()
-        log = _open_log(paths, config, health, left, writable=not read_only)
+        log = _open_log(paths, config, health, left, writable=opening.writable)
         resources.callback(log.close)
-        dispatcher = _open_dispatcher(paths, config, ahead, left, writable=not read_only)
+        dispatcher = _open_dispatcher(paths, config, ahead, left, writable=opening.writable)
         resources.callback(dispatcher.close)
         resources.callback(ahead.stop)
         checkpoint = Checkpoint.load(paths.checkpoint)
-        if state is not None and left.distrusted is None and health.was_good:
-            dispatcher.trust(state.queues)
-        failpoint("open.before_recovery")
-        recovery = recover(
-            log,
-            dispatcher,
-            state,
-            checkpoint,
-            deleted=deleted,
-            clean=left.clean,
-            same_boot=same_boot,
-            aside=None if read_only else paths.damaged,
-        )
-        dispatcher.delays.begin(log.min_offset, log.max_offset, writable=not read_only)
-        epochs = Epochs(paths.epochs, writable=not read_only)
-        if not (left.clean or same_boot or read_only):
-            epochs.cut(log.max_offset)  # Before the state is saved, which says that this boot has seen the directory.
-        if not read_only:
-            # What recovery goes by has to be there at the next loss of power, before anything says that it is.
-            log.files.sync(recovery.walked_from, log.max_offset, names=True)
-        remains = _remains(log, dispatcher, deleted, memory_lost=not (left.clean or same_boot))
-        progress = Progress(
-            paths.config,
-            paths.journal,
-            writable=not read_only,
-            on_failure=health.fail,
-            remains=remains,
-            flushed_offset=lambda: log.flushed_offset,
-        )
-        resources.callback(progress.close, fold=False)
-        in_flight = InFlight(paths.in_flight, writable=not read_only, on_failure=health.fail, remains=remains)
-        resources.callback(in_flight.close, rewrite=False)
-        if not read_only:
+        recovery = _recovered(paths, opening, health, left, log, dispatcher, checkpoint)
+        epochs = Epochs(paths.epochs, writable=opening.has_tables)
+        _make_safe(opening, left, log, epochs, recovery)
+        # With a recorder the store may have followed since: the log is known again, the tables never were looked at.
+        memory_lost = left.may_lack or (recorder is not None and recorder.is_doubtful)
+        remains = _remains(log, dispatcher, left.deleted, memory_lost=memory_lost)
+        tables = paths.no_tables if follows else paths
+        progress, in_flight = _open_progress(tables, opening, health, resources, log, remains)
+        if opening.has_tables:
             StagedRecords(directory).clamp(remains)
-        topic_configs, group_configs = _open_settings(paths, health, resources, writable=not read_only)
+        topic_configs, group_configs = _open_settings(tables, health, resources, writable=opening.has_tables)
+        if not memory_lost:  # else pages may be missing of what was not synced, and nothing is wrong with the disk
+            damage = (progress.journal.damage, in_flight.damage, topic_configs.damage, group_configs.damage)
+            recovery.corruption += [
+                Corruption(str(path), at, f"{count} bytes are not what was written; what they said is lost")
+                for path, at, count in itertools.chain(deletions.damage, *damage)
+            ]
         return Parts(
             paths,
             config,
@@ -153,7 +174,8 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             dispatcher,
             ahead,
             replace(checkpoint, confirm_offset=min(checkpoint.confirm_offset, remains.log_end)),
-            dict(remains.deleted_topics),
+            # The state of a replica may be ahead of its log: a deletion counts where it was, also behind the log's end.
+            dict(left.deleted if follows else remains.deleted_topics),
             deletions,
             recovery,
             epochs,
@@ -162,18 +184,113 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool) -> Part
             in_flight,
             topic_configs,
             group_configs,
-            RequestModes(paths.request_modes, writable=not read_only),
+            RequestModes(tables.request_modes, writable=opening.has_tables),
+            left.cut,
             resources.pop_all(),
         )
+
+
+def _what_is_left(
+    paths: layout_of.Paths, opening: _Opening, health: Health, state: State | None, deletions: Journal
+) -> _Left:
+    same_boot = state is not None and state.boot == boot_id() != "" and health.was_good
+    cut = OrderedCut.load(paths.ordered_cut)
+    if opening.writable and paths.rebuild_queues.exists():
+        state = None  # it tells of deletions that never were; queues are made anew from the log's beginning on
+    # Where a snapshot of a master's state was broken off, what it was to take the place of is told beside it.
+    told = [*told_deletions.load(marker_of(paths.root)).items(), *deletions.entries, *deletions.behind]
+    state, deleted = _with_deletions(state, told, cut)
+    return _Left(state, deleted, cut, clean=not paths.abort.exists() and cut is None, same_boot=same_boot)
+
+
+def _recovered(
+    paths: layout_of.Paths,
+    opening: _Opening,
+    health: Health,
+    left: _Left,
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    checkpoint: Checkpoint,
+) -> RecoveryReport:
+    """Bring log, queues and index to agree, and say what was found."""
+    if left.state is not None and left.distrusted is None and health.was_good:
+        dispatcher.trust(left.state.queues)
+    failpoint("open.before_recovery")
+    recovery = recover(
+        log,
+        dispatcher,
+        left.state,
+        checkpoint,
+        deleted=left.deleted,
+        clean=left.clean,
+        same_boot=left.same_boot,
+        aside=paths.damaged if opening.writable else None,
+        cut=None if left.cut is None else left.cut.offset,
+    )
+    if not opening.follows:
+        dispatcher.delays.begin(log.min_offset, log.max_offset, writable=opening.writable)
+    return recovery
+
+
+def _make_safe(opening: _Opening, left: _Left, log: CommitLog, epochs: Epochs, recovery: RecoveryReport) -> None:
+    """What recovery has come to is on disk, before a state is saved that says that this boot has seen the directory."""
+    if left.may_lack and opening.has_tables:
+        # A replica's readers are its master's, which has what this one may have lost, and whose epochs are shipped.
+        epochs.cut(log.max_offset)
+    if opening.writable:
+        # What recovery goes by has to be there at the next loss of power, before anything says that it is.
+        log.files.sync(recovery.walked_from, log.max_offset, names=True)
+
+
+def _open_progress(
+    paths: layout_of.Paths,
+    opening: _Opening,
+    health: Health,
+    resources: ExitStack,
+    log: CommitLog,
+    remains: Remains,
+) -> tuple[Progress, InFlight]:
+    """The tables of what groups have come to, and of what is lent; `resources` closes them."""
+    progress = Progress(
+        paths.config,
+        paths.journal,
+        writable=opening.has_tables,
+        on_failure=health.fail,
+        remains=remains,
+        flushed_offset=lambda: log.flushed_offset,
+    )
+    resources.callback(progress.close, fold=False)
+    in_flight = InFlight(paths.in_flight, writable=opening.has_tables, on_failure=health.fail, remains=remains)
+    resources.callback(in_flight.close, rewrite=False)
+    return progress, in_flight
+
+
+def _with_deletions(
+    state: State | None, deletions: Sequence[tuple[str, int] | tuple[Any, ...]], cut: OrderedCut | None
+) -> tuple[State | None, Mapping[str, int]]:
+    """The state, and where the log ended when which topics were deleted: of a damaged state the journal tells all."""
+    told = (state or State()).with_deletions((str(topic), int(log_end)) for topic, log_end in deletions)
+    kept = {topic: place for topic, place in told.deleted_topics.items() if cut is None or place <= cut.offset}
+    if len(kept) < len(told.deleted_topics):
+        return (
+            None,
+            kept,
+        )  # what was deleted behind the cut was not; its queues are made anew from the log's beginning on
+    return state and told, kept
 
 
 def _open_settings(
     paths: layout_of.Paths, health: Health, resources: ExitStack, *, writable: bool
 ) -> tuple[TopicConfigs, GroupConfigs]:
     """The tables of topics and groups; `resources` closes them."""
-    topics = TopicConfigs(paths.topics, writable=writable, journal=paths.changed_topics, on_failure=health.fail)
+    aside = paths.damaged
+    topics = TopicConfigs(
+        paths.topics, writable=writable, journal=paths.changed_topics, aside=aside, on_failure=health.fail
+    )
     resources.callback(topics.close)
-    groups = GroupConfigs(paths.groups, writable=writable, journal=paths.changed_groups, on_failure=health.fail)
+    groups = GroupConfigs(
+        paths.groups, writable=writable, journal=paths.changed_groups, aside=aside, on_failure=health.fail
+    )
     resources.callback(groups.close)
     return topics, groups
 
@@ -183,7 +300,7 @@ def _remains(log: CommitLog, dispatcher: Dispatcher, deleted: Mapping[str, int],
     return Remains(
         log.max_offset,
         memory_lost,
-        {lane: queue.max_offset for lane, queue in dispatcher.queues.items()},
+        {topic_queue: queue.max_offset for topic_queue, queue in dispatcher.queues.items()},
         {topic: min(place, log.max_offset) for topic, place in deleted.items()},
     )
 

@@ -12,9 +12,12 @@ their own leaves.
     +-- OffsetOutOfRange
     +-- StoreError
         +-- StoreLocked                another process owns the directory
+        +-- StoreFollows               the store is a replica's: only its master takes messages
+        +-- StateMismatch              what a master says of its state does not fit a replica's
         +-- StoreCorrupt               bytes on disk are not what was written
         +-- StoreFailed                the disk failed; writes are refused until the store is opened again
         |   +-- WriteUnknown           ... under this very write, which may have happened
+        +-- BackupFailed               a backup could not be made or read; what was there before is as it was
         +-- StoreFull                  the disk is above the refusal mark
             +-- StoreBusy              no descriptor or memory is left for a file
 
@@ -45,11 +48,15 @@ class RayMQError(Exception):
         code: RocketMQ's response-code name such as "SYSTEM_BUSY", or None where no broker answered.
         retriable: whether the same call may succeed later without a change by the caller.
         remedy: what the caller can do about it, one sentence; empty where the message says all.
+        refused_by: of a send that was refused: the name of the broker whose answer this is. None: none was tried.
+        kept: the producer's outbox has the messages and will send them: sending them again would do so twice.
     """
 
     code: str | None = None
     retriable: bool = False
     remedy: str = ""
+    refused_by: str | None = None
+    kept: bool = False
 
     #: The code that a broker answers when this error leaves a command; a wire name, see actors/wire/codes.py.
     wire_code: ClassVar[str] = "SYSTEM_ERROR"
@@ -154,6 +161,23 @@ class StoreLocked(StoreError):
         self.pid = pid
 
 
+class StoreFollows(StoreError):
+    """The store is a replica's: it takes what its master sends, and no messages of its own."""
+
+    wire_code = "SERVICE_NOT_AVAILABLE"
+    retriable = True
+    remedy = "send to the master; where it has changed the next route says which one that is"
+
+
+class StateMismatch(StoreError):
+    """A change of its state that a master has told cannot be made on a replica: forged, or not of what is here.
+
+    Nothing of that change was done.
+    """
+
+    remedy = "nothing: the replica connects anew, and takes a snapshot where what it has differs"
+
+
 class StoreCorrupt(StoreError):
     """Bytes on disk are not what was written; `.file` and `.offset` (within the file) say where.
 
@@ -180,6 +204,12 @@ class WriteUnknown(StoreFailed):
     """A write broke off half way, or could not be brought to disk: after the next opening it is there, or it is not."""
 
     wire_code = "SYSTEM_ERROR"
+
+
+class BackupFailed(StoreError):
+    """A backup could not be made or read; those before it, and the broker, are as they were."""
+
+    retriable = True
 
 
 class StoreFull(StoreError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Final
 
 VARIABLE: Final = "RAYMQ_FAILPOINT"
@@ -17,6 +18,35 @@ NAMES: Final = (
     "append.before_size",
     "append.one_before_copy",
     "append.one_before_size",
+    "append.few_before_copy",
+    "append.few_before_size",
+    "cut.before_order",
+    "cut.after_order",
+    "cut.before_epochs",
+    "cut.before_done",
+    "cut.after_done",
+    "claim.after_nonce",
+    "claim.after_register",
+    "claim.after_done",
+    "snapshot.before_mark",
+    "snapshot.after_mark",
+    "snapshot.after_emptied",
+    "snapshot.after_part",
+    "snapshot.before_numbers",
+    "snapshot.before_done",
+    "snapshot.before_epochs",
+    "snapshot.after_epochs",
+    "wipe.after_order",
+    "wipe.before_log",
+    "wipe.before_done",
+    "office.before_close",
+    "office.before_recorder",
+    "office.before_epoch",
+    "office.before_lease",
+    "office.before_open",
+    "office.before_serving",
+    "follow.before_copy",
+    "follow.before_size",
     "roll.before_file",
     "roll.before_blank",
     "roll.after_blank",
@@ -39,6 +69,8 @@ NAMES: Final = (
     "replace.before_sync",
     "replace.before_rename",
     "replace.after_rename",
+    "keeper.before_save",
+    "keeper.after_save",
     "journal.before_write",
     "journal.after_write",
     "journal.before_rename",
@@ -57,11 +89,27 @@ NAMES: Final = (
     "delete_topic.before_queues",
     "delete_topic.before_progress",
     "delete_topic.before_settings",
+    "write.before_record",
+    "write.after_record",
+    "write.before_series",
+    "staged.before_commit",
+    "staged.after_commit",
+    "staged.before_done",
+    "staged.between_chunks",
+    "staged.before_close",
+    "staged.after_close",
     "open.before_abort",
     "open.before_recovery",
     "open.before_checkpoint",
     "recovery.before_cut",
     "recovery.between_cuts",
+    "backup.after_state",
+    "backup.after_log_file",
+    "backup.before_manifest",
+    "backup.after_manifest",
+    "backup.before_object_goes",
+    "restore.before_file",
+    "restore.before_end",
     "close.before_fold",
     "close.before_checkpoint",
     "close.before_abort",
@@ -69,6 +117,7 @@ NAMES: Final = (
 
 _armed: str | None = None
 _left = 0
+_then: Callable[[], None]
 
 
 def failpoint(name: str) -> None:
@@ -77,13 +126,21 @@ def failpoint(name: str) -> None:
         _reached(name)
 
 
-def arm(text: str) -> None:
-    """Choose the place: "name" or "name:times"; "" = none. ValueError for a name that is not in `NAMES`."""
-    global _armed, _left
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(text: str, then: Callable[[], None] = _die) -> None:
+    """Choose the place: "name" or "name:times"; "" = none. ValueError for a name that is not in `NAMES`.
+
+    Args:
+        then: what happens there, in the thread that has come to it.
+    """
+    global _armed, _left, _then
     name, _, times = text.partition(":")
     if name and name not in NAMES:
         raise ValueError(f"{name} is no failpoint")
-    _armed, _left = name or None, int(times or 1)
+    _armed, _left, _then = name or None, int(times or 1), then
 
 
 def _reached(name: str) -> None:
@@ -91,7 +148,7 @@ def _reached(name: str) -> None:
     if name == _armed:
         _left -= 1
         if _left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            _then()
 
 
 arm(os.environ.get(VARIABLE, ""))

@@ -145,7 +145,7 @@ class RoomMaker:
             fd = fileutil.open_file(path, os.O_RDWR)
             try:
                 status = os.fstat(fd)
-                used = holes.last_data(fd, 0, status.st_size)
+                used = holes.last_data(fd, 0, status.st_size, path)
                 if used or not files:
                     end = min(status.st_size, -(-used // _PAGE) * _PAGE)
                     fileutil.zero_from(fd, end, status.st_size, path)
@@ -180,8 +180,7 @@ class RoomMaker:
             return False
         try:
             log_min = next((int(path.name) for path in files_of(self._paths.commit_log)), 0)
-            of_queues, of_index = dispatcher.follow(log_min, max(1, len(dispatcher.queues)))
-            gone = [*of_queues, *of_index]
+            gone = [*dispatcher.follow(log_min, max(1, len(dispatcher.queues))), *index.detach_before(log_min)]
             for _, file in gone:
                 if file is not None:
                     file.close()

@@ -63,6 +63,11 @@ class Paths:
         return self.root / "abort"
 
     @property
+    def restoring(self) -> Path:
+        """There while a backup is being restored here: not all of the store is there yet."""
+        return self.root / ".raymq-restoring"
+
+    @property
     def lock(self) -> Path:
         """Whose first byte is locked by the owner."""
         return self.root / "lock"
@@ -113,6 +118,16 @@ class Paths:
         return self.root / "raymq" / "healthy"
 
     @property
+    def settings(self) -> Path:
+        """What tools have changed of the broker's settings."""
+        return self.root / "raymq" / "settings.json"
+
+    @property
+    def clock(self) -> Path:
+        """What is known of the wall clock."""
+        return self.root / "raymq" / "clock.json"
+
+    @property
     def ballast(self) -> Path:
         """Room that is given back where the disk is full."""
         return self.root / "raymq" / "ballast"
@@ -131,6 +146,26 @@ class Paths:
     def epochs(self) -> Path:
         """Where losses of power have cut the log."""
         return self.root / "raymq" / "epochs.json"
+
+    @property
+    def master_epochs(self) -> tuple[Path, Path]:
+        """In which epochs of its masters the log was made: RocketMQ's file, and ours with the state sequences."""
+        return self.root / "epochFileCheckpoint", self.root / "raymq" / "epochs"
+
+    @property
+    def ordered_cut(self) -> Path:
+        """What of the log never was, if that is to be cut off."""
+        return self.root / "raymq" / "cut.json"
+
+    @property
+    def rebuild_queues(self) -> Path:
+        """There if queues lack what was deleted by a change of state that never was."""
+        return self.root / "raymq" / "rebuild_queues"
+
+    @property
+    def no_tables(self) -> Paths:
+        """Where there is nothing: what a replica's store has of tables, as its master changes them."""
+        return Paths(self.root / "raymq" / "no_tables")
 
     @property
     def delay_levels(self) -> Path:

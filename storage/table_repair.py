@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +20,14 @@ from raymq.storage.delay_levels import SCHEDULE_TOPIC
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.paths import Paths
+from raymq.storage.state import sequence_file
 from raymq.storage.tables.broker_identity import read_identity
 from raymq.storage.tables.group_config import GroupConfig, GroupConfigs
+from raymq.storage.tables.kept_settings import read_kept
 from raymq.storage.tables.offset_tables import read_consumers, read_delays
 from raymq.storage.tables.request_mode import RequestModes
 from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
+from raymq.storage.tables.unread_changes import UnreadChange
 
 _RETRY_PREFIX: Final = "%RETRY%"
 
@@ -60,10 +64,13 @@ class _Table:
 def find_broken(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     """The tables that keep the store from being opened, and what can be made of them. Changes nothing.
 
+    And the journals that tell changes which cannot be read: they keep no store closed, but those changes are lost.
+
     Raises:
         InvalidInput: it is no store directory.
     """
-    return [broken for broken, _, _ in _broken(_paths(directory))]
+    paths = _paths(directory)
+    return [broken for broken, _, _ in _broken(paths)] + [broken for broken, _ in _journals(paths)]
 
 
 def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
@@ -77,14 +84,17 @@ def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     paths = _paths(directory)
     lock = layout.take_lock(paths)
     try:
-        return [_repaired(paths, *each) for each in _broken(paths)]
+        sequence_file.forget(paths.root)
+        tables = [_repaired(paths, *each) for each in _broken(paths)]
+        return tables + [_settled(paths, *each) for each in _journals(paths)]
     finally:
         lock.release()
 
 
 def _paths(directory: str | os.PathLike[str]) -> Paths:
     paths = Paths(Path(directory))
-    if not paths.commit_log.is_dir():
+    # One without messages has no log; one that was killed before a table was written has neither folder.
+    if not any(folder.is_dir() for folder in (paths.commit_log, paths.config, paths.state.parent)):
         raise InvalidInput("directory", "a store directory", str(directory))
     return paths
 
@@ -127,6 +137,49 @@ def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping
         else:  # one after the other: a disk that takes no more leaves the one that was not reached
             fileutil.replace(path, json_file.encode(content).encode())
     return BrokenTable(broken.file, broken.problem, broken.rebuilt, broken.lost, tuple(aside))
+
+
+_Settings = TopicConfigs | GroupConfigs
+
+
+def _journals(paths: Paths) -> list[tuple[BrokenTable, Callable[[], _Settings]]]:
+    """The journals that tell changes which cannot be read, and how each is opened so that these are set aside."""
+    found: list[tuple[BrokenTable, Callable[[], _Settings]]] = []
+    for kind, file, journal in (
+        (TopicConfigs, paths.topics, paths.changed_topics),
+        (GroupConfigs, paths.groups, paths.changed_groups),
+    ):
+        unread = _unread(kind, file, journal)
+        if unread:
+            names = ", ".join(sorted({each.name or "a change of an unknown setting" for each in unread}))
+            broken = BrokenTable(
+                str(journal),
+                f"{len(unread)} changes cannot be read, the first because {unread[0].reason}",
+                "nothing: what they should have changed is as it was before them",
+                f"what was set last of {names}",
+            )
+            found.append((broken, partial(kind, file, writable=True, journal=journal, aside=paths.damaged)))
+    return found
+
+
+def _unread(kind: type[_Settings], file: Path, journal: Path) -> list[UnreadChange]:
+    """What of a journal cannot be read; of all of it where the table it belongs to cannot be read either."""
+    for table in (file, journal.with_name("no.json")):
+        with contextlib.suppress(StoreCorrupt, StoreFailed):
+            return kind(table, writable=False, journal=journal).unread
+    return []
+
+
+def _settled(paths: Paths, broken: BrokenTable, opened: Callable[[], _Settings]) -> BrokenTable:
+    """Keep what cannot be read, and bring the rest into the table."""
+    before = set(fileutil.paths_in(paths.damaged))
+    settings = opened()
+    try:
+        settings.save()
+    finally:
+        settings.close()
+    kept = sorted(str(path) for path in set(fileutil.paths_in(paths.damaged)) - before)
+    return replace(broken, set_aside=tuple(kept))
 
 
 def _free_name(path: Path) -> Path:
@@ -173,6 +226,13 @@ def _tables(paths: Paths) -> list[_Table]:
             lambda: RequestModes(paths.request_modes, writable=False),
             lambda: (None, "nothing: all groups ask as their members do"),
             "which groups were told to pop",
+        ),
+        _Table(
+            paths.settings,
+            lambda: read_kept(paths.settings),
+            lambda: (None, "nothing: the broker's configuration alone holds"),
+            "for how long log files are kept, and when they go, where that was changed while the broker ran "
+            "(fileReservedTime, deleteWhen): if they have to stay longer, say so before you start it",
         ),
         _Table(
             identity,

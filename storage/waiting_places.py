@@ -41,16 +41,16 @@ def first_waiting(paths: Paths, config: StoreConfig, state: State, *, log_min: i
         found.append(_first_from(paths, config, state, (SCHEDULE_TOPIC, queue_id), begin, log_min, before))
     timers = TIMER_TOPIC, 0
     if timers[1] in state.queues.get(timers[0], {}):
-        place, known_to = oldest_waiting(paths.timers, before=before, log_end=state.dispatched_to)
+        place, known_to = oldest_waiting(paths.timers, log_min=log_min, before=before, log_end=state.dispatched_to)
         found += [place, _first_from(paths, config, state, timers, known_to, log_min, before)]
     return min(found)
 
 
 def _first_from(
-    paths: Paths, config: StoreConfig, state: State, lane: tuple[str, int], begin: int, log_min: int, before: int
+    paths: Paths, config: StoreConfig, state: State, topic_queue: tuple[str, int], begin: int, log_min: int, before: int
 ) -> int:
     """The place of the queue's first message from offset `begin` on; `log_min` if the queue is not what it was."""
-    topic, queue_id = lane
+    topic, queue_id = topic_queue
     end = state.queues[topic][queue_id]
     folder = paths.consume_queue / topic / str(queue_id)
     try:

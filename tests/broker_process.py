@@ -1,8 +1,8 @@
 """Brokers without Ray in processes of their own: for benchmarks, and for faults that only a process can have.
 
 As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. The settings of
-its store are JSON in the environment's BROKER_STORE, if that is there. It prints the name server's address once it
-listens, and then obeys lines on its standard input until that is closed:
+its store are JSON in the environment's BROKER_STORE, if that is there, and BROKER_HOST is where it listens. It prints
+the name server's address once it listens, and then obeys lines on its standard input until that is closed:
 
     slow SECONDS    let every append wait for so long, all at the same time, as on a long way
     stall SECONDS   let every append hold the broker up for so long, as a slow disk would
@@ -16,13 +16,14 @@ Where the environment has LOOP_WATCH, it is the file in which `loop_watch` tells
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import isawaitable
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +38,7 @@ from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import stepwise
+from raymq.storage.failpoints import VARIABLE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program: the tests' folder is not installed
 
@@ -49,19 +51,34 @@ class BrokerProcess:
     """One such process. `stop()` ends it cleanly, `kill()` does not; `start()` brings it back."""
 
     def __init__(
-        self, name: str, directory: Path, name_server: str = "", *, store: Mapping[str, Any] = MappingProxyType({})
+        self,
+        name: str,
+        directory: Path,
+        name_server: str = "",
+        *,
+        store: Mapping[str, Any] = MappingProxyType({}),
+        failpoint: str = "",
+        host: str = "127.0.0.1",
+        inside: Sequence[str] = (),
     ) -> None:
-        self._arguments = [name, str(directory / name), *([name_server] if name_server else [])]
-        self._environment = os.environ | {"BROKER_STORE": json.dumps(dict(store))}
-        self.start()
+        """`failpoint` is where its first life ends, see `raymq.storage.failpoints`.
 
-    def start(self) -> None:
+        `inside`: what the command begins with that is to run on the machine of the address `host`.
+        """
+        self._command = [*inside, sys.executable, __file__, name, str(directory / name)]
+        self._command += [name_server] if name_server else []
+        self._environment = os.environ | {"BROKER_STORE": json.dumps(dict(store)), "BROKER_HOST": host}
+        self.start(failpoint)
+
+    def start(self, failpoint: str = "") -> None:
+        if hasattr(self, "_process"):
+            self.let_go()
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *self._arguments],
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=self._environment,
+            env=self._environment | {VARIABLE: failpoint},
         )
         assert self._process.stdout is not None
         self.name_server = self._process.stdout.readline().strip()
@@ -78,9 +95,20 @@ class BrokerProcess:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(30)
+
+    def let_go(self) -> None:
+        """Close the pipes of one that is dead."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
     def stop(self, timeout: float = 30) -> None:
         assert self._process.stdin is not None
@@ -90,11 +118,12 @@ class BrokerProcess:
 
 async def serve(name: str, directory: Path, name_server: str | None) -> None:
     """Run until standard input ends."""
+    host = os.environ.get("BROKER_HOST", "127.0.0.1")
     if name_server is None:
-        own = await NameServerService.start(NameServerSpec(0, str(directory.parent), "127.0.0.1", 0))
+        own = await NameServerService.start(NameServerSpec(0, str(directory.parent), host, 0))
         name_server = own.address
     settings = json.loads(os.environ.get("BROKER_STORE", "{}"))
-    spec = BrokerSpec(name, "test", str(directory), "127.0.0.1", (name_server,), store=settings)
+    spec = BrokerSpec(name, "test", str(directory), host, (name_server,), store=settings)
     broker = await BrokerService.start(spec, "node")
     keep_collections_short()
     handlers = dict(broker._server.handlers)

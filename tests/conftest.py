@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from raymq.actors.event_loop import EventLoopThread
 from raymq.storage.log.retention import Disk
 from raymq.storage.records import compiled
+from tests import running_tests, sweeps
 from tests.full_disk_stop import reason_to_stop
 
 # Two busy cores make single examples slow: that is no failure.
@@ -31,27 +34,42 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
-#: Folders whose tests start Ray, Spark, or servers for everybody: one at a time on a machine.
-CLUSTERS = ("chaos", "integration", "interop")
+#: An object's address in a test's name: the processes of pytest-xdist would not collect the same tests.
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What is started in the background of a shell ignores Ctrl-C, which some tests send to themselves."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):  # a process of pytest-xdist has no terminal
+        config.pluginmanager.register(running_tests.RunningTests(), running_tests.NAME)
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(sweeps.OPTION, action="store_true", help="every case of the sweeps, not some of each")
+
+
+@pytest.hookimpl(trylast=True)  # behind -k and -m: of what is asked for by name some are always run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under pytest-xdist one process takes all that starts clusters, in one go; the others take the rest by files.
+    """The processes of pytest-xdist have to collect the same tests, in the same order."""
+    if unsteady := [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]:
+        raise pytest.UsageError(f"tests whose names differ from process to process; give ids: {unsteady}")
+    if not config.getoption(sweeps.OPTION):
+        items[:], left = sweeps.thinned(items)
+        if left:
+            config.hook.pytest_deselected(items=left)
+    if hasattr(config, "workerinput"):
+        from tests.shared_out import turn
 
-    Whoever starts a cluster mostly waits, for processes and for sockets; the rest computes.
-    """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        within = item.path.relative_to(REPOSITORY / "tests")
-        group = "clusters" if within.parts[0] in CLUSTERS else str(within)
-        item.add_marker(pytest.mark.xdist_group(group))
+        items.sort(key=lambda item: turn(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Called where tests run in several processes."""
+    from tests.shared_out import SharedOut
+
+    return SharedOut(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,25 @@ class UnsyncedCalls(FileCalls):
         pass
 
 
+class UnsyncedBelow(UnsyncedCalls):
+    """Those for the files below `root`; for another store's threads, which work at the same time, it is `real`."""
+
+    def __init__(self, root: Path, real: FileCalls) -> None:
+        self._root = root
+        self._real = real
+
+    def fsync(self, fd: int) -> None:
+        if not self._is_below(fd):
+            self._real.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        if not self._is_below(fd):
+            self._real.fdatasync(fd)
+
+    def _is_below(self, fd: int) -> bool:
+        return Path(f"/proc/self/fd/{fd}").resolve().is_relative_to(self._root)
+
+
 KINDS: Final = (
     "open",
     "scan",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raymq.storage import assembly as opening
-from raymq.storage import store as store_module
+from raymq.storage import checkpointing as checkpointing_module
 from tests.stored import log_file
 
 
@@ -16,7 +16,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._boot = 0
-        for module in (opening, store_module):
+        for module in (opening, checkpointing_module):
             monkeypatch.setattr(module, "boot_id", lambda: f"boot {self._boot}")
 
     def lose_power(self, directory: Path, log_end: int) -> None:

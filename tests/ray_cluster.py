@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import ray
 
+from raymq import cluster
 from raymq.cluster import ray_runtime
 
 
@@ -21,3 +25,14 @@ def own_ray(cpus: int = 4) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def own_cluster(
+    folders: pytest.TempPathFactory, name: str, config: Mapping[str, Any], brokers: int = 2
+) -> Iterator[cluster.Cluster]:
+    """A cluster on a Ray of its own, in a namespace that begins with `name`."""
+    namespace = f"{name}-{uuid.uuid4().hex[:6]}"
+    root = folders.mktemp("data")
+    with own_ray(), cluster.start(brokers=brokers, root=root, namespace=namespace, config=config) as running:
+        yield running

@@ -1,11 +1,16 @@
 """A broker without Ray.
 
 What is in it, in the order to read it:
-    service: the store, the socket and the duties of one event loop; registration: what name servers are told.
+    opening: the store and the decisions around it come to be; service: the socket and the duties of one event loop;
+    duties: how these are repeated; making_ready: what a process does once before; registration: what name servers are
+    told.
     context: what handlers work on; handlers: what is done with each request, one file per family of commands.
     core: the decisions, which know neither sockets nor Ray; its rooms are appending, reading, delay, pop, groups,
-    redelivery and copies.
+    redelivery, writes and copies.
+    meetings: brokers come to know of each other, and of homes.
+    staged_commits, write_follower: staged writes are appended when their home has decided.
     group_commit: one flush for all who wait for the disk.
+    replica: a broker of a group with several copies, around all this; replication: its decisions.
 
 The way of a message:
     handlers.append or append_one reads the request and enters `BrokerContext.append`, which admits or refuses it;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
 from raymq.actors.broker.core.broker import BrokerCore
@@ -12,11 +13,25 @@ from raymq.actors.broker.core.groups.askers import Askers
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import BrokerInfo, SendStatus, TopicRoute
 from raymq.actors.server_settings import Settings
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.prompt_future import PromptFuture
 from raymq.actors.wire.stepwise import InOrder
+
+_T = TypeVar("_T")
+
+
+class Copies(Protocol):
+    """Other copies of the log, by which alone it is decided when an append is answered."""
+
+    def written(self, queue_offset: int, physical_offset: int) -> None:
+        """A message is in the log, and nothing is made of it yet."""
+
+    def answer(self, make: Callable[[SendStatus], _T]) -> PromptFuture[_T]:
+        """What `make` makes of the status of what was just appended, once that is known."""
 
 
 @dataclass(slots=True)
@@ -39,6 +54,8 @@ class BrokerContext:
     #: Tells a group's members that its membership changed.
     notify_group: Callable[[str], None]
     status: Callable[[], BrokerInfo]
+    #: Appends what of staged writes is committed.
+    commits: StagedCommits
     askers: Askers = field(default_factory=Askers)
     #: What clients change of their membership and their locks.
     in_order: InOrder = field(default_factory=InOrder)
@@ -46,6 +63,10 @@ class BrokerContext:
     def append_under_way(self, size: int) -> AppendUnderWay:
         """What an append of so many bytes is stored within."""
         return AppendUnderWay(self.core.store, self.core.admission, self.statistics, size)
+
+    def copies(self) -> Copies | None:
+        """Those that have to have what is appended; None: there are none, or others have a say in the answer."""
+        return None
 
     def append(self, size: int, store: Callable[[], Callable[[SendStatus], Command]]) -> Command | Awaitable[Command]:
         """Take on an append of so many bytes: `store` stores it and returns what makes the answer, see `when_settled`.

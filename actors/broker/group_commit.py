@@ -8,13 +8,29 @@ from collections.abc import Callable
 
 from raymq.actors.protocol import SendStatus
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, WriteUnknown
+from raymq.storage.store import Store
 
 #: Where descriptors or memory are missing, a flush is tried again so soon.
 _AGAIN_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-def _nobody_waits() -> None:
+def flush_of(store: Store) -> Callable[[], None]:
+    """What brings to disk all that was appended and, where its senders wait for that, the topics that it is in.
+
+    Somebody may have made a topic a moment ago. What is in one that a loss of power takes nobody can read.
+    """
+    if store.confirmed.at_once:
+        return store.flush
+
+    def flush() -> None:
+        store.topic_configs.sync()  # first: what is on disk may be read
+        store.flush()
+
+    return flush
+
+
+def _nobody_waits() -> object:
     """What a flush means where all may be read before it."""
 
 
@@ -26,7 +42,7 @@ class GroupCommit:
         self._flush = flush
         self._timeout_seconds = timeout_seconds
         #: Called on the loop after each flush that was done, before those that waited for it go on.
-        self.on_flushed: Callable[[], None] = _nobody_waits
+        self.on_flushed: Callable[[], object] = _nobody_waits
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
 

@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final, Protocol
 
@@ -64,13 +65,27 @@ class Registration:
         address: str,
         topics: AnnouncedTopics,
         *,
+        broker_id: int = MASTER_ID,
+        epoch: int = 0,
+        ha_address: str = "",
         max_message_bytes: int | None = None,
     ) -> None:
-        """`max_message_bytes` is the longest body that the broker takes, for clients that ask for a route."""
+        """For as long as the broker has this place in its group.
+
+        Args:
+            broker_id: 0 for the group's master, else the replica's number.
+            epoch: the one that it is master in, or follows: the larger one is believed. 0 where it has one copy.
+            ha_address: where replicas connect to it, "host:port".
+            max_message_bytes: the longest body that the broker takes, for clients that ask for a route.
+        """
         self._pool = pool
         self._max_message_bytes = max_message_bytes
-        self._who = (cluster, broker, MASTER_ID, address)
+        self._who = (cluster, broker, broker_id, address)
+        self._epoch = epoch
+        self._ha_address = ha_address
         self._topics = topics
+        #: How often all topics were to be told again; what was begun before does not count.
+        self._tellings = 0
         self._peers = [_Peer(name_server) for name_server in name_servers]
 
     @property
@@ -78,9 +93,19 @@ class Registration:
         """Why this broker is not in the routes of a name server, by its address; empty where all have it."""
         return {peer.address: peer.trouble or "no answer yet" for peer in self._peers if peer.told is None}
 
+    def _in_epoch(self, version: DataVersion) -> DataVersion:
+        """A version of the topics as it is told."""
+        return replace(version, state_version=self._epoch) if self._epoch else version
+
     async def announce(self) -> None:
         """Tell every name server what is true now; returns when each has answered, or had its time."""
         await asyncio.gather(*(self._within_time(peer, self._tell) for peer in self._peers))
+
+    def tell_all_again(self) -> None:
+        """What is true of every topic has changed: each name server is told all of them with the next heartbeat."""
+        self._tellings += 1
+        for peer in self._peers:
+            peer.told = None
 
     async def leave(self) -> None:
         """Leave the routes of every name server."""
@@ -114,19 +139,22 @@ class Registration:
         self._pool.retry_now(peer.address)  # one that comes back must learn of this broker within a heartbeat
         header = QueryDataVersion(*self._who)
         if peer.telling_all is not None:  # this broker lives all the same
-            await self._pool.request(peer.address, registration.heartbeat_command(header, version), NAME_SERVER_SECONDS)
+            await self._pool.request(
+                peer.address, registration.heartbeat_command(header, self._in_epoch(version)), NAME_SERVER_SECONDS
+            )
             return
         changed = None if told_version is None else self._topics.changed_since(told_version)
         if told_version is None or changed is None:
             self._begin_to_tell_all(peer)
             return
         if told_version == version:
-            command = registration.heartbeat_command(header, version)
+            command = registration.heartbeat_command(header, self._in_epoch(version))
         else:
-            register = RegisterBroker(*self._who, raymq_since=json.dumps(told_version.to_json()))
+            since = self._in_epoch(told_version)
+            register = RegisterBroker(*self._who, raymq_since=json.dumps(since.to_json()))
             there = {name: data for name, data in changed.items() if data is not None}
             deleted = [name for name, data in changed.items() if data is None]
-            command = await _encoded(register, version, there, deleted)
+            command = await _encoded(register, self._in_epoch(version), there, deleted)
         answer = await self._pool.request(peer.address, command, NAME_SERVER_SECONDS)
         if registration.must_register(answer):
             self._begin_to_tell_all(peer)
@@ -143,15 +171,17 @@ class Registration:
         peer.telling_all.add_done_callback(ended)
 
     async def _tell_all(self, peer: _Peer) -> None:
-        version, topics = self._topics.version, self._topics.announced()
-        header = RegisterBroker(*self._who, raymq_max_message_bytes=self._max_message_bytes)
-        command = await _encoded(header, version, topics)
+        version, topics, telling = self._topics.version, self._topics.announced(), self._tellings
+        header = RegisterBroker(
+            *self._who, ha_server_addr=self._ha_address, raymq_max_message_bytes=self._max_message_bytes
+        )
+        command = await _encoded(header, self._in_epoch(version), topics)
         try:
             await self._pool.request(peer.address, command, patience_seconds(len(topics), peer.times_too_long))
         except Timeout:
             peer.times_too_long += 1
             raise
-        peer.told, peer.times_too_long = version, 0
+        peer.told, peer.times_too_long = version if telling == self._tellings else None, 0
 
     async def _leave(self, peer: _Peer) -> None:
         await self._pool.request(peer.address, UnregisterBroker(*self._who).command(), NAME_SERVER_SECONDS)

@@ -15,38 +15,40 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.appending.admission import BEAT_SECONDS, AdmissionLimits
-from raymq.actors.broker.core.appending.producer_history import ProducerHistory
-from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.broker_settings import broker_settings, kept_retention
-from raymq.actors.broker.core.duty_troubles import DutyTroubles
+from raymq.actors.broker.core.appending.admission import BEAT_SECONDS
+from raymq.actors.broker.core.broker_settings import broker_settings
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.loop_stops import PROBE_SECONDS
 from raymq.actors.broker.core.reading.arrivals import Arrivals
 from raymq.actors.broker.core.reading.long_poll import LongPolls
 from raymq.actors.broker.core.statistics import Statistics
-from raymq.actors.broker.group_commit import GroupCommit
+from raymq.actors.broker.duties import repeat
+from raymq.actors.broker.group_commit import GroupCommit, flush_of
 from raymq.actors.broker.handlers import pop
 from raymq.actors.broker.handlers.families import all_handlers
+from raymq.actors.broker.making_ready import make_ready
+from raymq.actors.broker.meetings import Meetings
+from raymq.actors.broker.opening import OpenedBroker
 from raymq.actors.broker.registration import Registration
-from raymq.actors.filter import sql_filter
+from raymq.actors.broker.replica.place import MasterPlace
+from raymq.actors.broker.staged_commits import StagedCommits
+from raymq.actors.broker.write_follower import BrokersByName, WriteFollower
 from raymq.actors.naming import check_name
 from raymq.actors.ports import bind_broker
 from raymq.actors.protocol import (
-    GRACE_SECONDS,
     HEARTBEAT_SECONDS,
     MASTER_ID,
     BrokerInfo,
     BrokerSpec,
     Corruption,
     DueReport,
+    SendStatus,
 )
 from raymq.actors.routing import Routes
 from raymq.actors.wire.connection import ConnectionPool
@@ -57,13 +59,9 @@ from raymq.actors.wire.memory_door import InvokeDoor
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
-from raymq.storage.clock import SteadyClock, boottime, wall_ms
-from raymq.storage.config import StoreConfig
+from raymq.storage.clock import boottime
 from raymq.storage.errors import StoreError
-from raymq.storage.log.retention import Retention
-from raymq.storage.making_room import open_with_room
-from raymq.storage.store import Store
-from raymq.storage.tables.broker_identity import read_identity, write_identity
+from raymq.storage.tables.broker_identity import read_identity
 
 _POLL_SWEEP_SECONDS = 0.1
 _POP_SWEEP_SECONDS = 0.05
@@ -72,7 +70,11 @@ _GROUP_SWEEP_SECONDS = 0.5
 _RETENTION_SECONDS = 10.0
 #: How often a step is made to store anew what waits in files that are about to go: 2,000 messages a second at most.
 _RESCUE_SECONDS = 0.05
-#: How often staged writes that nobody will commit are looked for; they are a day old then.
+#: How often it is looked for staged writes of which nobody has told for a while what has become of them.
+_WRITES_SECONDS = 0.5
+#: How often it is looked whether it is time to look for brokers that this one has not met.
+_MEET_SECONDS = 0.1
+#: How often staged writes that nobody will commit, which are a day old then, and what is long over are looked for.
 _STAGED_SECONDS = 60.0
 #: How often what is known of idempotent producers is saved; a restart reads the log from there on.
 _PRODUCERS_SECONDS = 5.0
@@ -85,64 +87,83 @@ _UNASKED_PERIOD_SECONDS = 0.05
 _TIMER_CHECKPOINT_SECONDS = 2.0
 #: An append that is not on disk after this long is answered with FLUSH_DISK_TIMEOUT (RocketMQ's syncFlushTimeout).
 _SYNC_FLUSH_SECONDS = 5.0
+#: A master that leaves office gives what is under way so long to be answered.
+_LEAVING_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class _Identity:
-    port: int
-    epoch: int
+#: What is awaited before an append is acknowledged; None: nothing.
+_Durable = Callable[[], Awaitable[SendStatus]] | None
 
 
 class BrokerService:
     """One running broker. Made by `start`, used and stopped on its event loop."""
 
-    def __init__(self, spec: BrokerSpec, node_id: str, store: Store, identity: _Identity, steady: SteadyClock) -> None:
+    def __init__(
+        self, spec: BrokerSpec, node_id: str, port: int, opened: OpenedBroker, place: MasterPlace | None
+    ) -> None:
         self.spec = spec
-        self.store = store
-        self.address = f"{spec.host}:{identity.port}"
+        self.store, self.core, self._producer_history = opened.store, opened.core, opened.producer_history
+        self.address = f"{spec.host}:{port}"
+        self._place = place
         self._node_id = node_id
-        self._epoch = identity.epoch
+        self._epoch = opened.epoch
         self._scheduler_pid: int | None = None
         self._asked_at = 0.0
         self._lateness = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
-        self._commits = GroupCommit(store.flush, _SYNC_FLUSH_SECONDS)
-        self.core = BrokerCore(
-            spec.name,
-            store,
-            cluster=spec.cluster,
-            auto_create_topics=spec.auto_create_topics,
-            limits=AdmissionLimits(age_seconds=spec.append_wait_ms / 1000),
-            steady=steady,
-        )
-        journal = Path(spec.directory) / "raymq" / "producers.journal"
-        self._producer_history = ProducerHistory(self.core.producers, store, journal)
-        self._producer_history.restore()
         self._save_producers_at = 0.0
         self._save_settings_at = 0.0
-        if identity.epoch > 1:
-            self.core.locks.rest(GRACE_SECONDS)
+        self._loop = asyncio.get_running_loop()
+        self._pool = ConnectionPool(tls=None if spec.tls is None else client_context(spec.tls))
+        self._commits = GroupCommit(flush_of(self.store), _SYNC_FLUSH_SECONDS)
         self.groups = GroupTable(boottime)
-        self.polls = LongPolls(self._loop.time)
-        self.core.on_arrival = self.polls.arrived
-        if not store.confirmed.at_once:
-            arrivals = Arrivals(store, self.polls.arrived, self._commits.request)
-            self.core.on_arrival, self._commits.on_flushed = arrivals.appended, arrivals.confirmed
-        self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])
+        self.polls = LongPolls(self._loop.time, self._loop.call_soon)
         self.statistics = Statistics()
-        self._registration = Registration(
+        durable = self._wake_who_waits()
+        self._registration = self._made_registration()
+        self.core.topics.on_permission = self._registration.tell_all_again
+        routes = Routes(self._pool, spec.name_servers)
+        self._staged_commits = StagedCommits(self.core, durable)
+        self._meetings = Meetings(self.core, routes, self._pool, self._loop.time)
+        self._write_follower = WriteFollower(self.core, self._staged_commits, BrokersByName(routes, self._pool).ask)
+        self._server = self._made_server(self._made_context(durable, routes))
+        self._door = InvokeDoor(self._server)
+        self._duties: list[asyncio.Task[None]] = []
+        self._beating: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
+
+    def _wake_who_waits(self) -> _Durable:
+        """Have those told of arrivals who wait for them; what is awaited before an append is acknowledged."""
+        self.core.pop.on_ready = lambda *queue: self.polls.arrived([pop.waiting_for(*queue)])
+        if self._place is not None:
+            office = self._place.office
+            self.core.on_arrival = office.serve(self.polls.arrived, self._commits).appended
+            return office.durable
+        if self.store.confirmed.at_once:
+            self.core.on_arrival = self.polls.arrived
+            return None
+        arrivals = Arrivals(self.store, self.polls.arrived, self._commits.request)
+        self.core.on_arrival, self._commits.on_flushed = arrivals.appended, arrivals.confirmed
+        return self._commits.wait
+
+    def _made_registration(self) -> Registration:
+        spec, place = self.spec, self._place
+        return Registration(
             self._pool,
             spec.name_servers,
             spec.cluster,
             spec.name,
             self.address,
             self.core.topics,
-            max_message_bytes=store.config.max_message_bytes,
+            epoch=0 if place is None else place.office.epoch,
+            ha_address="" if place is None else place.replication_address,
+            max_message_bytes=self.store.config.max_message_bytes,
         )
-        context = BrokerContext(
+
+    def _made_context(self, durable: _Durable, routes: Routes) -> BrokerContext:
+        """What the handlers of commands work on."""
+        spec = self.spec
+        return (BrokerContext if self._place is None else self._place.context)(
             core=self.core,
             groups=self.groups,
             polls=self.polls,
@@ -154,26 +175,30 @@ class BrokerService:
                 name_servers=spec.name_servers,
                 auto_create_topics=spec.auto_create_topics,
             ),
-            durable=None if store.confirmed.at_once else self._commits.wait,
-            settings_durable=GroupCommit(store.sync_settings).wait,
+            durable=durable,
+            settings_durable=GroupCommit(self.store.sync_settings).wait,
             announce=self.announce,
-            route=Routes(self._pool, spec.name_servers).get,
+            route=routes.get,
             notify_group=self._notify_group,
             status=self.status,
+            commits=self._staged_commits,
         )
-        self._server = Server(
-            all_handlers(context),
-            limits=ServerLimits(frame_bytes=frame_bytes(store.config.max_message_bytes), answer_bytes=MOST_FRAME_BYTES),
-            tls=None if spec.tls is None else server_context(spec.tls),
-        )
-        self._door = InvokeDoor(self._server)
-        self._duties: list[asyncio.Task[None]] = []
-        self._beating: asyncio.TimerHandle | None = None
-        self._probing: asyncio.TimerHandle | None = None
+
+    def _made_server(self, context: BrokerContext) -> Server:
+        handlers, place = all_handlers(context), self._place
+        frames = frame_bytes(self.store.config.max_message_bytes)
+        limits = ServerLimits(frame_bytes=frames, answer_bytes=MOST_FRAME_BYTES)
+        tls = None if self.spec.tls is None else server_context(self.spec.tls)
+        if place is None:
+            return Server(handlers, limits=limits, tls=tls)
+        # Who leaves office has a successor that waits.
+        return Server(place.guarded(handlers), limits=replace(limits, drain_seconds=_LEAVING_SECONDS), tls=tls)
 
     @classmethod
-    async def start(cls, spec: BrokerSpec, node_id: str) -> BrokerService:
-        """Open the store, listen, and register with the name servers.
+    async def start(cls, spec: BrokerSpec, node_id: str, place: MasterPlace | None = None) -> BrokerService:
+        """Open the store, listen, and register with the name servers; with a `place` as the master of its group.
+
+        A master's store is opened by another thread: its loop answers and renews its lease meanwhile.
 
         Raises:
             StoreLocked: another process owns the directory.
@@ -181,36 +206,28 @@ class BrokerService:
             StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
             StoreFull: the disk has no room for what a start writes, and nothing that may be removed (`making_room`).
                 Nothing is lost, and another call may succeed.
+            StoreFollows: the office has ended while the store was opened.
         """
         check_name("broker", spec.name, 127)
-        # pyarrow's first conversion imports pandas where it is installed: half a second in which a broker that serves
-        # already would stand still.
-        pa.array([0]).to_numpy()
-        sql_filter.make_ready()
-        directory = Path(spec.directory)
-        port, epoch = read_identity(directory / "raymq" / "broker.json")
-        identity = _Identity(port, epoch + 1)
-        bound = bind_broker(spec.host, identity.port)
+        make_ready()
+        port, epoch = read_identity(Path(spec.directory) / "raymq" / "broker.json")
+        bound = bind_broker(spec.host, port) if place is None else place.sockets()
         try:
-            identity.port = int(bound[0].getsockname()[1])
-            config = StoreConfig(**{**spec.store, "store_host": f"{spec.host}:{identity.port}"})
-
-            retention = kept_retention(directory, config)
-
-            def begin() -> BrokerService:
-                steady = SteadyClock()
-                store = cls._opened(spec, config, identity, steady, retention)
-                try:
-                    return cls(spec, node_id, store, identity, steady)
-                except BaseException:
-                    _abandon(store)
-                    raise
-
-            # Retention makes room, but only in a broker that has started.
-            service = open_with_room(directory, config, wall_ms, begin, retention)
-            service.store.keep_ballast()
+            port = int(bound[0].getsockname()[1])
+            if place is None:
+                opened = OpenedBroker.open(spec, port, epoch + 1)
+            else:
+                opened = await asyncio.to_thread(OpenedBroker.open, spec, port, epoch + 1, place.office.hold)
             try:
-                await service._listen(bound)  # noqa: SLF001 - its own class
+                if place is not None:
+                    await place.take_over()
+                service = cls(spec, node_id, port, opened, place)
+            except BaseException:
+                await asyncio.to_thread(opened.abandon)
+                raise
+            try:
+                service.store.keep_ballast()
+                await service._listen(bound)
             except BaseException:
                 with contextlib.suppress(Exception):  # it is told by now what is in the way
                     await service.stop()
@@ -220,25 +237,6 @@ class BrokerService:
             raise
         return service
 
-    @staticmethod
-    def _opened(
-        spec: BrokerSpec, config: StoreConfig, identity: _Identity, steady: SteadyClock, retention: Retention
-    ) -> Store:
-        """The broker's open store, in which it stands who this is; raises as `start`."""
-        store = Store.open(spec.directory, config, due_from_ms=steady.next_ms, retention=retention)
-        try:
-            write_identity(
-                Path(spec.directory) / "raymq" / "broker.json",
-                name=spec.name,
-                cluster=spec.cluster,
-                port=identity.port,
-                epoch=identity.epoch,
-            )
-        except BaseException:
-            _abandon(store)
-            raise
-        return store
-
     async def stop(self) -> None:
         """A clean stop: leave the routes, close the socket, flush and close the store.
 
@@ -247,17 +245,37 @@ class BrokerService:
         Raises:
             the first error of any step.
         """
-        steps: Sequence[Callable[[], Awaitable[None] | None]] = (
+        failures = [*await self.end_serving(), *await self.close_store()]
+        if failures:
+            raise failures[0]
+
+    async def end_serving(self) -> list[Exception]:
+        """The first half of `stop`: nobody is answered any more; what has failed of it."""
+        return await self._done(
             self._cancel_duties,
+            self._staged_commits.stop,
             self._server.drain,
             self.polls.close,
             self._registration.leave,
             self._server.stop,
             self._pool.close,
+        )
+
+    async def close_store(self) -> list[Exception]:
+        """The second half of `stop`; what has failed of it."""
+        place = self._place
+        if place is None:
+            return await self._done(self._close_producers, self._close_timers, self.store.close)
+        return await self._done(
             self._close_producers,
             self._close_timers,
-            self.store.close,
+            place.office.finish,
+            place.office.closing,
+            partial(asyncio.to_thread, self.store.close),
         )
+
+    async def _done(self, *steps: Callable[[], Awaitable[None] | None]) -> list[Exception]:
+        """Do every step, whatever becomes of those before it; what has failed."""
         failures: list[Exception] = []
         for step in steps:
             try:
@@ -267,8 +285,7 @@ class BrokerService:
             except Exception as error:  # noqa: BLE001 - the steps behind it are done all the same
                 _log.exception("%s: a step of the stop failed", self.spec.name)
                 failures.append(error)
-        if failures:
-            raise failures[0]
+        return failures
 
     def _cancel_duties(self) -> None:
         for duty in (*self._duties, self._beating, self._probing):
@@ -348,6 +365,8 @@ class BrokerService:
             self._every(_GROUP_SWEEP_SECONDS, self._sweep_groups),
             self._every(_RETENTION_SECONDS, self._delete_expired),
             self._every(_RESCUE_SECONDS, self._rescue),
+            self._every(_MEET_SECONDS, self._meetings.meet_others),
+            self._every(_WRITES_SECONDS, self._follow_writes),
             self._every(_STAGED_SECONDS, self._sweep_staged),
             self._every(_PRODUCERS_SECONDS, self._save_producers),
             self._every(_SETTINGS_SECONDS, self._save_settings),
@@ -400,10 +419,11 @@ class BrokerService:
     async def _rescue(self) -> None:
         self.core.rescue.step()
 
+    async def _follow_writes(self) -> None:
+        await self._write_follower.turn()
+
     async def _sweep_staged(self) -> None:
-        remove = self.core.staging.sweep()
-        if remove is not None:
-            await asyncio.to_thread(remove)
+        await self._staged_commits.sweep()
 
     async def _save_producers(self) -> None:
         """At most a fiftieth of the loop's time is spent on it: a start reads more of the log instead."""
@@ -449,30 +469,6 @@ class BrokerService:
         for connection in self.groups.connections(name):
             assert isinstance(connection, ServerConnection)
             connection.push(NotifyConsumerIdsChanged(name).command())
-
-
-async def repeat(name: str, seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
-    """Do a duty every so many seconds; one turn that fails ends no later ones."""
-    troubles = DutyTroubles(name, seconds)
-    wait = seconds
-    while True:
-        await asyncio.sleep(wait)
-        try:
-            await duty()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next turn is another one
-            verdict = troubles.failed(error)
-            wait = verdict.wait
-            if verdict.line is not None:
-                _log.error("%s", verdict.line, exc_info=error if verdict.in_full else None)
-        else:
-            troubles.succeeded()
-            wait = seconds
-
-
-def _abandon(store: Store) -> None:
-    """Close the store of a start that has failed, which tells what is in the way."""
-    with contextlib.suppress(StoreError):
-        store.close()
 
 
 def _close(sockets: list[socket.socket]) -> None:

@@ -33,6 +33,11 @@ class KeyValues:
             raise InvalidInput("value", f"at most {MAX_CHARACTERS} characters in all entries", len(value))
         self._save({**self._table, namespace: values})
 
+    def replace(self, namespace: str, values: Mapping[str, str]) -> None:
+        """Have these values in a namespace, and no others; nothing is written where they are there already."""
+        if self._table.get(namespace, {}) != values:
+            self._save({**self._table, namespace: dict(values)})
+
     def get(self, namespace: str, key: str) -> str:
         """The value; MessageNotFound."""
         try:
@@ -49,6 +54,10 @@ class KeyValues:
         if key in self._table.get(namespace, {}):
             values = {name: value for name, value in self._table[namespace].items() if name != key}
             self._save({**self._table, namespace: values})
+
+    def entries(self, name: str) -> dict[str, str]:
+        """All keys of a namespace with their values; empty if there is none."""
+        return dict(self._table.get(name, {}))
 
     def namespace(self, name: str) -> dict[str, str]:
         """All keys of a namespace with their values; MessageNotFound if there is none."""

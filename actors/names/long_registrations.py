@@ -15,8 +15,8 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.stepwise import stepwise
 from raymq.storage.steps import Steps
 
-#: A broker's name and its replica's id.
-Replica = tuple[str, int]
+#: A broker's name, its replica's id and its address: two may say at the same time that they are the master.
+Replica = tuple[str, int, str]
 
 
 @dataclass(slots=True, eq=False)

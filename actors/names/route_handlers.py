@@ -10,14 +10,15 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.names.long_registrations import LongRegistrations
 from raymq.actors.names.table import RouteTable
 from raymq.actors.naming import check_topic
-from raymq.actors.protocol import QueueData
+from raymq.actors.protocol import MASTER_ID, QueueData
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.route import BODY_LIMIT, MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
+from raymq.actors.wire.commands.route import AWAY, AWAY_FOR, BODY_LIMIT, MAX_ROUTE_PERM, MAX_ROUTE_QUEUES
 from raymq.actors.wire.frame import MAX_FRAME_BYTES, Command
 from raymq.actors.wire.headers.route import (
     AddWritePermission,
     DeleteTopicInNameServer,
+    GetBrokerMemberGroup,
     GetRouteInfo,
     GetTopicsByCluster,
     QueryDataVersion,
@@ -59,7 +60,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
         header = RegisterBroker.read(request)
         if header.compressed:
             raise InvalidInput("compressed", "false", "true")
-        replica = header.broker_name, header.broker_id
+        replica = header.broker_name, header.broker_id, header.broker_addr
         watch(connection)
         if len(request.body) > _SHORT_BYTES:
             return long.add(replica, connection, read(connection, request))
@@ -83,7 +84,9 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
             raise InvalidInput("registration", "the body of REGISTER_BROKER", repr(error)) from error
         accepted = True
         if since:
-            accepted = table.amend(header.broker_name, header.broker_id, since, version, topics, deleted)
+            accepted = table.amend(
+                header.broker_name, header.broker_id, since, version, topics, deleted, header.broker_addr
+            )
         else:
             table.register(
                 header.cluster_name,
@@ -94,8 +97,12 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
                 version,
                 connection,
                 max_body_bytes=_body_limit(header.raymq_max_message_bytes),
+                ha_address=header.ha_server_addr,
             )
-        return request.response(ResponseCode.SUCCESS, {"changed": not accepted})
+        fields: dict[str, Any] = {"changed": not accepted}
+        if header.broker_id != MASTER_ID:
+            fields["masterAddr"], fields["haServerAddr"] = table.master(header.broker_name)
+        return request.response(ResponseCode.SUCCESS, fields)
 
     def heartbeat(connection: ServerConnection, request: Command) -> Command:
         header = QueryDataVersion.read(request)
@@ -110,8 +117,8 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
 
     def unregister(_: ServerConnection, request: Command) -> Command:
         header = UnregisterBroker.read(request)
-        long.drop((header.broker_name, header.broker_id))
-        table.unregister(header.broker_name, header.broker_id)
+        long.drop((header.broker_name, header.broker_id, header.broker_addr))
+        table.unregister(header.broker_name, header.broker_id, header.broker_addr)
         return request.response(ResponseCode.SUCCESS)
 
     return {
@@ -167,23 +174,16 @@ def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[in
         found = table.route(header.topic)
         limits = found.body_limits if header.raymq_limits else {}
         brokers = table.view().brokers
-        body = {
+        body: dict[str, Any] = {
             "brokerDatas": [
                 _broker_object(name, *brokers[name]) | ({BODY_LIMIT: limits[name]} if name in limits else {})
                 for name in found.addresses
             ],
             "filterServerTable": {},
-            "queueDatas": [
-                {
-                    "brokerName": data.broker,
-                    "perm": data.perm,
-                    "readQueueNums": data.read_queues,
-                    "topicSysFlag": 0,
-                    "writeQueueNums": data.write_queues,
-                }
-                for data in found.queues
-            ],
+            "queueDatas": [_queue_object(data) for data in found.queues],
         }
+        if header.raymq_away and found.away:
+            body[AWAY] = [_queue_object(each.data) | {AWAY_FOR: int(each.seconds)} for each in found.away]
         order = order_of(found.topic)
         return json_body.answer(request, body if order is None else body | {"orderTopicConf": order})
 
@@ -197,6 +197,13 @@ def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[in
             "clusterAddrTable": clusters,
         }
         return json_body.answer(request, body)
+
+    def member_group(_: ServerConnection, request: Command) -> Command:
+        header = GetBrokerMemberGroup.read(request)
+        group = _member_group(
+            header.broker_name, header.cluster_name, table.member_group(header.cluster_name, header.broker_name)
+        )
+        return json_body.answer(request, {"brokerMemberGroup": group})
 
     def topics(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, {"topicList": table.topics()})
@@ -213,16 +220,30 @@ def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[in
     return {
         RequestCode.GET_ROUTEINFO_BY_TOPIC: route,
         RequestCode.GET_BROKER_CLUSTER_INFO: cluster,
+        RequestCode.GET_BROKER_MEMBER_GROUP: member_group,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: topics,
         RequestCode.GET_TOPICS_BY_CLUSTER: topics_of_cluster,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: system_topics,
     }
 
 
-def _broker_object(name: str, cluster: str, addresses: Mapping[int, str]) -> dict[str, Any]:
+def _queue_object(data: QueueData) -> dict[str, Any]:
+    return {
+        "brokerName": data.broker,
+        "perm": data.perm,
+        "readQueueNums": data.read_queues,
+        "topicSysFlag": 0,
+        "writeQueueNums": data.write_queues,
+    }
+
+
+def _member_group(name: str, cluster: str, addresses: Mapping[int, str]) -> dict[str, Any]:
     return {
         "brokerAddrs": {str(replica): address for replica, address in addresses.items()},
         "brokerName": name,
         "cluster": cluster,
-        "enableActingMaster": False,
     }
+
+
+def _broker_object(name: str, cluster: str, addresses: Mapping[int, str]) -> dict[str, Any]:
+    return {**_member_group(name, cluster, addresses), "enableActingMaster": False}

@@ -15,16 +15,18 @@ from typing import Any
 
 from raymq.actors.names import configuration_handlers as kv
 from raymq.actors.names import route_handlers
+from raymq.actors.names.controller_handlers import ControllerHandlers
 from raymq.actors.names.key_values import ORDER_TOPICS, KeyValues
 from raymq.actors.names.table import RouteTable
 from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.server_settings import Settings, truth
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.keeper import KEEPERS
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
-from raymq.actors.wire.tls import server_context
+from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage.clock import boottime
 from raymq.storage.errors import StoreError, StoreFull
 from raymq.storage.files import json_file
@@ -47,10 +49,13 @@ class NameServerService:
             {"listenPort": str(port), "bindAddress": spec.host},
             {"orderMessageEnable": ("false", self._tell_order)},
         )
+        tls = None if spec.tls is None else client_context(spec.tls)
+        self._controller = ControllerHandlers(self.address, lambda: self._entries.entries(KEEPERS), tls)
         self._server = Server(
             {
                 **route_handlers.handlers(self.table, self._order_of),
                 **kv.handlers(self._entries, settings),
+                **self._controller.handlers(),
                 RequestCode.STATUS: self._who,
             },
             tls=None if spec.tls is None else server_context(spec.tls),
@@ -69,6 +74,14 @@ class NameServerService:
         with contextlib.suppress(StoreFull):  # brokers may be about to make room: it is tried again
             self._write_finished()
         self.is_finished = True
+
+    def publish(self, namespace: str, entries: Mapping[str, str]) -> None:
+        """Have these entries, and no others, in a namespace of the configuration."""
+        self._entries.replace(namespace, entries)
+
+    def published(self, namespace: str) -> dict[str, str]:
+        """What is in a namespace of the configuration. Any thread."""
+        return dict(self._entries.entries(namespace))
 
     def _write_finished(self) -> None:
         if self._owes_finished:
@@ -106,6 +119,7 @@ class NameServerService:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._server.stop()
+        await self._controller.close()
 
     async def _sweep(self) -> None:
         while True:

@@ -109,7 +109,8 @@ class DirectSender:
         if queue is not None and channel is not None:
             try:
                 answer = self._channels.finish(channel, begun.began + first_share(terms) - time.monotonic())
-                return self._sender.answered(queue, channel.address, answer, time.monotonic() - begun.began)
+                elapsed = time.monotonic() - begun.began
+                return self._sender.answered(queue, channel.address, answer, len(begun.sizes), elapsed)
             except RayMQError as error:
                 begun.tried = Tried(queue, error, time.monotonic() - begun.began)
         return self._go_on(begun.began, begun.tried, begun.topic, begun.records, begun.sizes, terms)

@@ -12,11 +12,9 @@ from typing import Any, Final
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.sending.direct import DirectSender, first_share, size_of
-from raymq.actors.sending.idempotent import IdempotentSender
-from raymq.actors.sending.queue_turn import QueueTurn
+from raymq.actors.sending.idempotent import HeldLane, IdempotentSender
 from raymq.actors.sending.send_plan import SendPlan
 from raymq.actors.sending.sender import Sent, Sizes, Terms, Tried, address_one
-from raymq.actors.sending.sequencing import SequenceLane
 from raymq.actors.wire.channel import SMALL_BYTES, ChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.storage.records.producer_sequence import stamp_first
@@ -50,39 +48,36 @@ class DirectIdempotentSender:
         free = self._free(topic, terms) if len(record) <= SMALL_BYTES else None
         if free is None:
             return self.send(topic, record, size_of(record), terms)
-        turn, lane, address = free
-        queue = lane.queue
-        tried: Tried | None = None
-        unsure = True
+        lane, address = free
+        queue = lane.count.queue
         try:
-            stamp_first(record, lane.sequence(1))
+            stamp_first(record, lane.count.sequence(1))
             address_one(record, queue.queue_id)
             answer = self._channels.ask(address, RequestCode.APPEND_ONE_SEQUENCED, record, first_share(terms))
             if answer is not None:
                 sent = self._sender.plain.answered_one(queue, address, answer, time.monotonic() - began)
                 lane.stored(1)
-                unsure = False
                 return sent
-            unsure = False  # there was no channel
         except RayMQError as error:
             tried = Tried(queue, error, time.monotonic() - began)
-        finally:
-            if tried is None:
-                if unsure:
-                    lane.begin_epoch()
-                turn.release()
-        if tried is None:
+        except BaseException:
+            lane.end()
+            raise
+        else:  # there was no channel
+            lane.unused()
             return self.send(topic, record, size_of(record), terms)
         plan = SendPlan(time.monotonic, began + terms.timeout - time.monotonic(), terms.retries)
-        return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms))
+        return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms, lane))
 
-    def _free(self, topic: str, terms: Terms) -> tuple[QueueTurn, SequenceLane, str] | None:
-        """A queue whose turn is taken, and its broker's address; None: the send has to wait, or is the loop's."""
+    def _free(self, topic: str, terms: Terms) -> tuple[HeldLane, str] | None:
+        """The lane of a queue whose turn is taken, and its broker's address; None: the send has to wait, or is the
+        loop's.
+        """
         for _ in range(_PICKS):
             chosen = self._direct.chosen(topic, terms)
             if chosen is None:
                 return None
-            turn, lane = self._sender.at(chosen[0])
-            if turn.take():
-                return turn, lane, chosen[1]
+            lane = self._sender.lane(chosen[0])
+            if lane.take():
+                return lane, chosen[1]
         return None

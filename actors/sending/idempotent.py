@@ -33,21 +33,19 @@ class IdempotentSender:
         return await self._send(plan, _Hold(self, plan, records, sizes, terms), None, topic, records, terms)
 
     async def go_on(
-        self, plan: SendPlan, begun: Tried, topic: str, records: bytearray, sizes: Sizes, terms: Terms
+        self, plan: SendPlan, begun: Tried, topic: str, records: bytearray, sizes: Sizes, terms: Terms, lane: HeldLane
     ) -> Sent:
-        """The tries of a send of which one has failed elsewhere, by the holder of that queue's turn: it ends here."""
-        assert begun.queue is not None
-        hold = _Hold(self, plan, records, sizes, terms, self.at(begun.queue)[1])
-        return await self._send(plan, hold, begun, topic, records, terms)
+        """The tries of a send of which one has failed elsewhere, by who has that queue's lane: it is ended here."""
+        return await self._send(plan, _Hold(self, plan, records, sizes, terms, lane), begun, topic, records, terms)
 
     def queue_for(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
         """Where a batch that is nowhere yet goes."""
         return self.plain.choose(route, terms, last)
 
-    def at(self, queue: MessageQueue) -> tuple[QueueTurn, SequenceLane]:
-        """The turn of who sends to the queue, and the count, which is only for its holder. Any thread."""
-        known = self._at.get(queue)
-        return self._at.setdefault(queue, (QueueTurn(), self._lanes.of(queue))) if known is None else known
+    def lane(self, queue: MessageQueue) -> HeldLane:
+        """What a batch to the queue has to hold. Any thread."""
+        known = self._at.get(queue) or self._at.setdefault(queue, (QueueTurn(), self._lanes.of(queue)))
+        return HeldLane(*known)
 
     async def _send(
         self, plan: SendPlan, hold: _Hold, begun: Tried | None, topic: str, records: bytearray, terms: Terms
@@ -68,6 +66,48 @@ class IdempotentSender:
             hold.end(stored=False)
 
 
+class HeldLane:
+    """One batch's hold on a queue: the turn, and the count, which is only for who has that.
+
+    Wherever an interrupt comes, it ends when nobody has it any more: as that of a batch which may be stored.
+    """
+
+    __slots__ = ("_turn", "_who", "count")
+
+    def __init__(self, turn: QueueTurn, count: SequenceLane) -> None:
+        self.count = count
+        self._turn = turn
+        #: In whose name the turn is held: the turn must not keep this one alive.
+        self._who = object()
+
+    def take(self) -> bool:
+        """Take it if nobody holds it and nobody waits."""
+        return self._turn.take(self._who)
+
+    async def wait(self) -> None:
+        """Take it as soon as it is this one's turn."""
+        await self._turn.wait(self._who)
+
+    def stored(self, records: int) -> None:
+        """So many records are in the log: let others pass."""
+        self.count.stored(records)
+        self._turn.release(self._who)
+
+    def unused(self) -> None:
+        """Nothing was sent: let others pass."""
+        self._turn.release(self._who)
+
+    def end(self) -> None:
+        """Let others pass, unless that was done: nobody will say that the batch is in the log."""
+        if self._turn.has(self._who):
+            self.count.begin_epoch()  # Whatever became of it, its number is not given to another one.
+            self._turn.release(self._who)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_who"):  # else it was interrupted before it was one
+            self.end()
+
+
 @dataclass(slots=True)
 class _Hold:
     """One batch's hold on a queue: taken by its first try, kept as long as the batch may be stored there.
@@ -80,30 +120,29 @@ class _Hold:
     _records: bytearray
     _sizes: Sizes
     _terms: Terms
-    _lane: SequenceLane | None = None
+    _lane: HeldLane | None = None
     _last: MessageQueue | None = None
 
     async def take(self, route: TopicRoute) -> tuple[MessageQueue, Sizes]:
         """The queue to send to and the records' sizes with the number in them."""
         if self._lane is None:
             queue = self._sender.queue_for(route, self._terms, self._last)
-            turn, lane = self._sender.at(queue)
+            lane = self._sender.lane(queue)
             try:
                 async with asyncio.timeout(self._plan.try_timeout()):
-                    await turn.wait()
+                    await lane.wait()
             except TimeoutError:
                 raise BrokerUnavailable(queue.broker, "earlier batches of this queue are still under way") from None
             self._lane = lane
-            self._sizes = stamp(self._records, self._sizes, self._lane.sequence(len(self._sizes)))
-        return self._lane.queue, self._sizes
+            self._sizes = stamp(self._records, self._sizes, lane.count.sequence(len(self._sizes)))
+        return self._lane.count.queue, self._sizes
 
     def end(self, *, stored: bool) -> None:
         """Let others pass, if this one holds the turn: the batch is in the log, or nobody will say that it is."""
-        if self._lane is not None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            self._last = lane.count.queue
             if stored:
-                self._lane.stored(len(self._sizes))
-            else:  # Whatever became of it, its number is not given to another one.
-                self._lane.begin_epoch()
-            self._last = self._lane.queue
-            self._lane = None
-            self._sender.at(self._last)[0].release()
+                lane.stored(len(self._sizes))
+            else:
+                lane.end()

@@ -4,58 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 
 
 class QueueTurn:
-    """Held by one at a time; those who wait get it in the order of asking. Thread-safe; `wait` is for event loops."""
+    """Held by one at a time; those who wait get it in the order of asking.
 
-    __slots__ = ("_held", "_lock", "_waiting")
+    Any thread may take and release it; who waits does so on one event loop. There is no lock: a signal handler may
+    send, too, on the very thread that it has interrupted. To see that nobody has it and to take it is one step, and it
+    is known who has it, so that who was interrupted anywhere can release it all the same.
+    """
+
+    __slots__ = ("_holder", "_waiting")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        #: Who has it, under the one key.
+        self._holder: dict[None, object] = {}
+        self._waiting: deque[tuple[asyncio.Future[None], object]] = deque()
 
-    def take(self) -> bool:
+    def take(self, who: object) -> bool:
         """Take it if nobody holds it and nobody waits."""
-        with self._lock:
-            if self._held:
-                return False
-            self._held = True
-            return True
+        if self._waiting:
+            self._call()
+            return False
+        return self._holder.setdefault(None, who) is who
 
-    async def wait(self) -> None:
+    def has(self, who: object) -> bool:
+        """Whether that one holds it."""
+        return self._holder.get(None) is who
+
+    async def wait(self, who: object) -> None:
         """Take it as soon as it is this one's turn."""
-        with self._lock:
-            if not self._held:
-                self._held = True
-                return
-            mine = asyncio.get_running_loop().create_future()
-            self._waiting.append(mine)
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append((mine, who))
+        self._hand_on()
         try:
             await mine
         except asyncio.CancelledError:
-            with self._lock:
-                waits = mine in self._waiting
-                if waits:
-                    self._waiting.remove(mine)
-            if not waits:  # it has just been given
-                self.release()
+            with contextlib.suppress(ValueError):  # it has just been given
+                self._waiting.remove((mine, who))
+            self.release(who)
             raise
 
-    def release(self) -> None:
-        """Hand it on. Any thread."""
-        with self._lock:
-            if not self._waiting:
-                self._held = False
-                return
-            following = self._waiting.popleft()
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waited
-            following.get_loop().call_soon_threadsafe(_give, following)
+    def release(self, who: object) -> None:
+        """Hand it on, if that one holds it."""
+        if self.has(who):
+            del self._holder[None]
+        self._call()
 
+    def _call(self) -> None:
+        """See that the first who waits has it if nobody else does."""
+        if self._waiting:
+            with contextlib.suppress(IndexError, RuntimeError):  # nobody does any more; their loop has ended
+                self._waiting[0][0].get_loop().call_soon_threadsafe(self._hand_on)
 
-def _give(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
+    def _hand_on(self) -> None:
+        """On the loop of those who wait."""
+        while self._waiting:
+            waiting, who = self._waiting[0]
+            if not waiting.done():
+                if self._holder.setdefault(None, who) is not who:
+                    return
+                waiting.set_result(None)
+            self._waiting.popleft()

@@ -13,6 +13,7 @@ from raymq.actors.errors import (
     Attempt,
     BrokerUnavailable,
     ConnectionLost,
+    NotMaster,
     NotStored,
     OutcomeUnknown,
     PermissionDenied,
@@ -21,6 +22,7 @@ from raymq.actors.errors import (
     ServerBusy,
     Timeout,
     TopicNotFound,
+    TopicUnavailable,
     WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
@@ -92,12 +94,14 @@ class SendPlan:
     def failed(self, queue: MessageQueue | None, error: RayMQError, elapsed: float) -> float | None:
         """Count a failed try; `queue` is None where none was chosen.
 
-        A name server that has just started and says "come again" costs time of the budget, but no try.
+        A name server that has just started and says "come again", or that all brokers of the topic are away, costs time
+        of the budget, but no try; so does a broker that is not its group's master any more.
 
         Returns:
             seconds to wait before the next try, None if there is none: then raise `outcome()`.
         """
-        if queue is None and isinstance(error, ServerBusy) and self.remaining > LOOK_AGAIN_SECONDS:
+        nobody_there = queue is None and isinstance(error, ServerBusy | TopicUnavailable)
+        if (nobody_there or isinstance(error, NotMaster)) and self.remaining > LOOK_AGAIN_SECONDS:
             return LOOK_AGAIN_SECONDS
         self._unknown = self._unknown or is_unknown(error)
         if queue is not None and is_unknown(error):

@@ -11,12 +11,22 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from raymq.actors.errors import BrokerUnavailable, NotStored, PermissionDenied, QueueNotFound, RayMQError, TopicNotFound
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    NotStored,
+    PermissionDenied,
+    ProtocolError,
+    QueueNotFound,
+    RayMQError,
+    TopicNotFound,
+    WriteUnknown,
+)
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
 from raymq.actors.routing import Routes
 from raymq.actors.sending.isolation import Outcome, make_isolation
@@ -31,7 +41,7 @@ from raymq.actors.sending.send_plan import (
     is_unanswered,
     never_arrived,
 )
-from raymq.actors.sending.topic_creation import make_topic
+from raymq.actors.sending.topic_creation import TopicsUnderWay, make_topic
 from raymq.actors.wire.commands.append import append_command, read_appended
 from raymq.actors.wire.commands.append_one import read_place
 from raymq.actors.wire.connection import ConnectionPool
@@ -44,6 +54,10 @@ Sizes = npt.NDArray[np.int32]
 Address = Callable[[TopicRoute], Awaitable[tuple[MessageQueue, Sizes]]]
 
 _QUEUE_ID = struct.Struct(">i")
+#: How often it is looked whether a broker that refuses has a successor.
+_LOOK_SECONDS: Final = 0.3
+#: So long one attempt to reach it is waited for; it goes on.
+_CONNECT_SECONDS: Final = 1.0
 
 
 class Sent(NamedTuple):
@@ -137,7 +151,7 @@ class Sender:
         self._seen: dict[str, set[MessageQueue]] = {}
         #: Asks brokers that were silent whether they are back.
         self.prober = Prober(pool, picker.isolation)
-        self._making: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._topics = TopicsUnderWay(partial(make_topic, pool, routes))
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """Send contiguous records of `topic`; `sizes` of each. The chosen queue's id is written into them in place.
@@ -192,15 +206,16 @@ class Sender:
         try:
             route = await self._route(plan, topic, terms)
             queue, sizes = await address(route)
+            # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
+            if self._pool.is_backing_off(route.addresses[queue.broker]):
+                route, queue, sizes = await self._awaited(plan, route, queue, sizes, address)
             host_and_port = route.addresses[queue.broker]
             if len(records) > READ_BY_ALL_BYTES:
                 await self._check_bodies(plan, route, queue, longest_body(records, sizes))
             command = self.addressed(queue, records, sizes, terms, sequenced=sequenced)
             began_try = time.monotonic()
-            # One that backs off is chosen only where there is no other to go to: then it is worth waiting for.
-            patient = self._pool.is_backing_off(host_and_port)
-            answer = await self._pool.request(host_and_port, command, plan.try_timeout(), patient=patient)
-            sent = self.answered(queue, host_and_port, answer, time.monotonic() - began_try)
+            answer = await self._pool.request(host_and_port, command, plan.try_timeout())
+            sent = self.answered(queue, host_and_port, answer, len(sizes), time.monotonic() - began_try)
         except RayMQError as error:
             return self.failed(plan, Tried(queue, error, time.monotonic() - began))
         if terms.insist_on_ok and sent.status is not SendStatus.SEND_OK:
@@ -208,6 +223,34 @@ class Sender:
             if again is not None:
                 return Failed(queue, again, 0.0)
         return sent._replace(doubtful=tuple(sorted(plan.doubtful - {queue.broker}))) if plan.in_doubt else sent
+
+    async def _awaited(
+        self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, sizes: Sizes, address: Address
+    ) -> tuple[TopicRoute, MessageQueue, Sizes]:
+        """Wait for a broker that refuses, within what a try may take: it comes back there, or its group gets another
+        master, which the routes tell.
+        """
+        until = plan.remaining - plan.try_timeout()
+        while (left := plan.remaining - until) > 0:
+            where = route.addresses[queue.broker]
+            try:
+                await self._pool.get(where, min(left, _CONNECT_SECONDS))
+            except BrokerUnavailable:
+                if self._pool.is_barred(where):
+                    break
+            else:
+                break
+            await self._pool.wait_for_turn(where, _LOOK_SECONDS)
+            self._routes.doubt(where)
+            now = await self._routes.get(route.topic, timeout=max(_LOOK_SECONDS, left))
+            try:
+                queue, sizes = await address(now)
+            except BrokerUnavailable:  # a queue or a key of it is wanted, and nobody has its place yet
+                if queue.broker not in self._routes.away(now):
+                    raise
+            else:
+                route = now
+        return route, queue, sizes
 
     async def _check_bodies(self, plan: SendPlan, route: TopicRoute, queue: MessageQueue, longest: int) -> None:
         """InvalidInput where the queue's broker takes no body of `longest` bytes, also by a route of just now."""
@@ -230,14 +273,24 @@ class Sender:
 
     def answered_one(self, queue: MessageQueue, host_and_port: str, answer: Buffer, elapsed: float) -> Sent:
         """`answered` of APPEND_ONE. Any thread."""
-        status, queue_offset, physical_offset = read_place(answer)
+        try:
+            status, queue_offset, physical_offset = read_place(answer)
+        except ProtocolError as error:
+            raise _not_understood(queue, error) from error
         self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
         placed = Placed(queue.topic, (queue.queue_id,), (queue_offset,), (physical_offset,))
         return Sent(status, queue, host_and_port, placed)
 
-    def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, elapsed: float) -> Sent:
-        """What an answer says that took `elapsed` seconds. Any thread."""
-        status, placed = read_appended(answer)
+    def answered(self, queue: MessageQueue, host_and_port: str, answer: Command, records: int, elapsed: float) -> Sent:
+        """What an answer says that took `elapsed` seconds, to so many records. Any thread.
+
+        Raises:
+            WriteUnknown: it does not say where they lie.
+        """
+        try:
+            status, placed = read_appended(answer, records)
+        except ProtocolError as error:
+            raise _not_understood(queue, error) from error
         self._picker.isolation.report(queue.broker, Outcome.ANSWERED, elapsed * 1000)
         return Sent(status, queue, host_and_port, placed)
 
@@ -249,6 +302,8 @@ class Sender:
         if wait is not None:
             return Failed(tried.queue, tried.error, wait)
         if is_final_refusal(tried.error, plan.attempts):
+            if tried.queue is not None:
+                tried.error.refused_by = tried.queue.broker
             raise tried.error
         raise plan.outcome() from tried.error
 
@@ -263,8 +318,10 @@ class Sender:
     def choose(self, route: TopicRoute, terms: Terms, last: MessageQueue | None) -> MessageQueue:
         """The queue of the next try; `last` is the one that just failed. Any thread.
 
+        Whether a broker has a chosen queue it says itself: a route may be old.
+
         Raises:
-            QueueNotFound: it is chosen, and the topic does not have it.
+            QueueNotFound: it is chosen, and no broker of the topic that may be written can have it.
             BrokerUnavailable: it is chosen, or its sharding key's, and its broker is not there now.
             PermissionDenied: there is none that may be written.
         """
@@ -274,6 +331,8 @@ class Sender:
                 return terms.queue
             if route.forbids(terms.queue):
                 raise PermissionDenied(f"{terms.queue} may not be written", code=PermissionDenied.wire_code)
+            if terms.queue.broker in route.addresses and route.lets_write(terms.queue.broker):
+                return terms.queue
             known = terms.queue in self._seen[route.topic] or terms.queue in self._routes.keyed(route)
             if known and terms.queue.broker not in route.addresses:
                 raise BrokerUnavailable(terms.queue.broker, "it has left the routes")
@@ -306,20 +365,11 @@ class Sender:
         try:
             route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
         except TopicNotFound:
-            route = await self._make_topic(plan, topic)
+            route = await self._topics.made(topic, plan.try_timeout())
         queues = self._queues(route)
         if not plan.attempts and (not queues if terms.queue is None else terms.queue not in queues):
             return await self._routes.get(topic, fresh=True, timeout=plan.try_timeout())
         return route
-
-    async def _make_topic(self, plan: SendPlan, topic: str) -> TopicRoute:
-        """The route of a topic that sending makes, once for all who wait for it; TopicNotFound, BrokerUnavailable."""
-        task = self._making.get(topic)
-        if task is None:
-            task = asyncio.ensure_future(make_topic(self._pool, self._routes, topic, plan.try_timeout()))
-            task.add_done_callback(lambda _: self._making.pop(topic))
-            self._making[topic] = task
-        return await asyncio.shield(task)
 
     def _queues(self, route: TopicRoute) -> list[MessageQueue]:
         """The route's writable queues; listing them anew for every message would cost more than the send."""
@@ -340,6 +390,11 @@ class Sender:
         self._picker.isolation.report(broker, outcome, elapsed * 1000)
         if outcome is Outcome.SILENT:
             self.prober.wake()
+
+
+def _not_understood(queue: MessageQueue, error: ProtocolError) -> WriteUnknown:
+    """What an answer is from which nobody can tell where the records lie: they may be stored."""
+    return WriteUnknown(f"{queue.broker}: {error}")
 
 
 def queue_of_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:

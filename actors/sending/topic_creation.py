@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from raymq.actors.errors import BrokerUnavailable, TopicExists, TopicNotFound
 from raymq.actors.naming import AUTO_CREATE_TOPIC, AUTO_CREATED_QUEUES
@@ -43,3 +44,39 @@ async def make_topic(pool: ConnectionPool, routes: Routes, topic: str, timeout: 
     if failures and all(failures):
         raise next(failure for failure in failures if failure is not None)
     return await routes.get(topic, fresh=True, timeout=deadline - loop.time())
+
+
+#: Makes a topic within so many seconds, and returns its route.
+Make = Callable[[str, float], Awaitable[TopicRoute]]
+
+
+class TopicsUnderWay:
+    """Topics that are being made: each once for all who wait for it, and each of them for as long as he has time."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._making: dict[str, asyncio.Future[TopicRoute]] = {}
+
+    async def made(self, topic: str, timeout: float) -> TopicRoute:
+        """The route of the topic, when it is made.
+
+        Raises:
+            TopicNotFound: messages may not make topics here.
+            BrokerUnavailable: it is not made within `timeout` seconds; no message went anywhere.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            making = self._making.get(topic)
+            begun = making is None
+            if making is None:
+                making = self._making[topic] = asyncio.ensure_future(self._make(topic, deadline - loop.time()))
+                making.add_done_callback(lambda _: self._making.pop(topic))
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await asyncio.shield(making)
+            except (BrokerUnavailable, TimeoutError) as error:
+                if not begun and loop.time() < deadline:  # whoever began it had less time
+                    continue
+                reason = f"it is not made within {timeout:.3g} s" + (f": {error}" if str(error) else "")
+                raise BrokerUnavailable(f"topic {topic}", reason) from error

@@ -4,9 +4,12 @@ What is in it, in the order to read it:
     frame, codes: one command as bytes; headers: the fields of each request, in RocketMQ's names.
     commands: requests as values, one file per family: built by who asks, read by who answers, and their answers.
     fixed_frame: the shortest of them; json_body, json_steps, java_properties: bodies of RocketMQ's forms.
-    reader, writing: frames of a stream; connection: the asking end; channel: that of a thread which waits itself, for
-    so long as busy_wait says; same_host: both ends on one machine; told: nothing of an answer is believed unchecked.
-    server, server_connection: the answering end, with its limits (limits, room, unread); stepwise: long handlers in
+    reader, writing: frames of a stream; connection: the asking end, until silence says that it is dead; channel: that
+    of a thread which waits itself, for so long as busy_wait says; prompt_channel: for answers that are needed within a
+    second; same_host: both ends on one machine; moved: where servers are that have another address now; told: nothing
+    of an answer is believed unchecked.
+    server, server_connection: the answering end, with its limits (limits, room, unread), and what it needs of its
+    server (host); prompt_future: an answer that is written in the turn in which it is made; stepwise: long handlers in
     steps; own_requests: what a server asks its clients; wakeups: turns for what an arrival wakes.
     memory_door: commands that come without a socket; tls: encryption; faults: errors as answers and back.
 

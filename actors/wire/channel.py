@@ -123,6 +123,7 @@ class Channel:
     def ask(self, code: int, body: Buffer, timeout: float) -> Buffer:
         """The body of the answer to a small bare request; `write` and `read` in one, with fewer steps."""
         opaque = self._opaque = self._opaque % frame.MAX_OPAQUE + 1
+        deadline = time.monotonic() + timeout
         reader, connected, asking = self._reader, self._socket, self._asking
         asking.append(self)
         try:
@@ -144,7 +145,7 @@ class Channel:
             raise
         finally:
             asking.remove(self)
-        return self.read(timeout).body
+        return self.read(max(_SHORTEST_SECONDS, deadline - time.monotonic())).body
 
     def close(self) -> None:
         """Close at once. From another thread: a request under way fails with ConnectionLost."""
@@ -168,9 +169,12 @@ class Channel:
         if arrived is not None:
             return arrived
         deadline = time.monotonic() + timeout
+        timeout = max(timeout, _SHORTEST_SECONDS)
         while True:
             command = self._reader.next()
             if command is None:
+                if timeout <= 0.0:  # something came each time, and never the answer
+                    raise TimeoutError
                 self._wait_at_most(timeout)
                 count = self._socket.recv_into(self._reader.buffer())
                 if not count:
@@ -291,13 +295,16 @@ class ChannelPool:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        #: A signal handler may send, too, on the thread that it has interrupted here.
+        self._lock = threading.RLock()
         self._asking: list[Channel] = []
         self._idle: dict[str, list[Channel]] = {}
-        #: Who drops a channel of its own, as a pull consumer that is not closed does, drops its socket.
+        #: Who drops a channel, as a pull consumer does that is not closed, or a send that is interrupted anywhere,
+        #: drops its socket, and its place.
         self._open: WeakSet[Channel] = WeakSet()
-        #: How many channels each address has, those included that are being opened.
-        self._places: Counter[str] = Counter()
+        self._shared: dict[str, WeakSet[Channel]] = {}
+        #: How many of each address are being opened.
+        self._coming: Counter[str] = Counter()
 
     def _take(self, address: str, timeout: float) -> Channel | None:
         # Without the lock: a list gives each of its entries to one thread only.
@@ -310,22 +317,30 @@ class ChannelPool:
             if channel.is_quiet:
                 return channel
             channel.close()
-            with self._lock:
-                self._forget(channel)
-        with self._lock:
-            if self._closed or self._places[address] >= CHANNELS_PER_ADDRESS:
-                return None
-            if address not in self._idle:
-                self._close_dead()
-                self._idle[address] = []
-            self._places[address] += 1
+            self._forget(channel)
+        comes = False
         try:
-            channel = self._connect(address, timeout / 2)
-        except (OSError, ValueError, OverflowError):
             with self._lock:
-                self._free(address)
+                if self._closed or self._count(address) >= CHANNELS_PER_ADDRESS:
+                    return None
+                if address not in self._idle:
+                    self._close_dead()
+                    self._idle[address] = []
+                    self._shared[address] = WeakSet()
+                self._coming[address] += 1
+                comes = True
+            channel = self._connect(address, timeout / 2)
+            if not self._keep(channel):
+                return None
+            self._shared[address].add(channel)
+        except (OSError, ValueError, OverflowError):
             return None
-        return channel if self._keep(channel) else None
+        finally:
+            if comes:
+                with self._lock:
+                    self._coming[address] -= 1
+                    self._clean(address)
+        return channel
 
     def _keep(self, channel: Channel) -> bool:
         """Count a new channel; False, and it is closed, if the pool was closed meanwhile."""
@@ -339,21 +354,27 @@ class ChannelPool:
     def _give_back(self, channel: Channel) -> None:
         if channel.is_open and not self._closed:
             self._idle[channel.address].append(channel)
-            return
-        with self._lock:
+        else:
             self._forget(channel)
 
     def _forget(self, channel: Channel) -> None:
-        """With the lock held: a closed channel's place is free again."""
-        self._open.discard(channel)
-        self._free(channel.address)
+        """A closed channel's place is free again."""
+        with self._lock:
+            self._open.discard(channel)
+            if (shared := self._shared.get(channel.address)) is not None:
+                shared.discard(channel)
+            self._clean(channel.address)
 
-    def _free(self, address: str) -> None:
-        """With the lock held: one place less is taken. Of an address without channels nothing is kept."""
-        self._places[address] -= 1
-        if self._places[address] <= 0:
-            del self._places[address]
+    def _count(self, address: str) -> int:
+        """With the lock held: how many channels an address has, those included that are being opened."""
+        return len(self._shared.get(address, ())) + self._coming[address]
+
+    def _clean(self, address: str) -> None:
+        """With the lock held: of an address without channels nothing is kept."""
+        if not self._count(address):
             self._idle.pop(address, None)
+            self._shared.pop(address, None)
+            del self._coming[address]
 
     def _close_dead(self) -> None:
         """With the lock held, where an address is new: let go of idle channels whose server has closed them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import ssl
 import time
@@ -17,12 +18,13 @@ from typing import Protocol, cast
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
-from raymq.actors.wire import faults, frame
+from raymq.actors.wire import faults, frame, moved
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader, make_scratch
 from raymq.actors.wire.same_host import end_pacing
+from raymq.actors.wire.silence import Silence
 from raymq.actors.wire.tls import RenewedContext
 from raymq.actors.wire.writing import FrameWriter
 
@@ -30,6 +32,8 @@ from raymq.actors.wire.writing import FrameWriter
 CONNECT_SECONDS = 20.0
 #: Above so many addresses a pool forgets those that it has no connection to and that are not being backed off from.
 MOST_PEERS = 256
+
+_log = logging.getLogger(__name__)
 
 #: Gets a server's own request; returns the answer, or None where none is due. Runs on the loop and must not block.
 PushHandler = Callable[["WireConnection", Command], Command | None]
@@ -72,12 +76,18 @@ class WireConnection(asyncio.BufferedProtocol):
         self._opaque = 0
         self._writable = asyncio.Event()
         self._writable.set()
+        self._silence = Silence()
 
     @property
     def is_open(self) -> bool:
         """Whether requests can be written. Any thread may ask."""
         transport = self._transport
         return transport is not None and not transport.is_closing()
+
+    @property
+    def heard(self) -> int:
+        """How many times something came."""
+        return self._silence.heard
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
@@ -107,6 +117,7 @@ class WireConnection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._silence.heard += 1
         if not self._reader.inside_a_frame:
             opaque = bare.read_early_answer(self._scratch, nbytes)
             if opaque is not None:
@@ -134,6 +145,8 @@ class WireConnection(asyncio.BufferedProtocol):
     async def request(self, command: Command, timeout: float, on_early: OnEarly | None = None) -> Command:
         """Send `command` and return its answer, the last one if it has several, if that is SUCCESS.
 
+        A connection on which requests go unanswered and nothing else comes is given up (`raymq.actors.wire.silence`).
+
         Raises:
             Timeout: no answer within `timeout` seconds; the outcome is unknown.
             ConnectionLost: the connection broke before the answer; the outcome is unknown.
@@ -143,6 +156,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._opaque = self._opaque % frame.MAX_OPAQUE + 1
         opaque = command.opaque = self._opaque
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        asked_at, heard = time.monotonic(), self._silence.heard
         try:
             async with asyncio.timeout(timeout):
                 await self._writable.wait()
@@ -155,6 +169,8 @@ class WireConnection(asyncio.BufferedProtocol):
                 self._writer.write(command)
                 answer = await future
         except TimeoutError as error:
+            if self._silence.unanswered(asked_at, heard):
+                self.give_up()
             raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
         finally:
             self._waiting.pop(opaque, None)
@@ -169,6 +185,17 @@ class WireConnection(asyncio.BufferedProtocol):
         if self._transport is not None and self._writer is not None:
             self._writer.flush()
             self._transport.close()
+
+    def give_up(self) -> None:
+        """It is dead: nothing that is still to be written would arrive."""
+        if self._transport is not None:
+            _log.warning("%s: requests go unanswered, and nothing else comes: connecting anew", self.address)
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once, whatever is still to be written; requests under way fail with ConnectionLost."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def abandon(self) -> None:
         """In a child process, after a fork: let go of the parent's connection without touching the parent's end.
@@ -247,6 +274,8 @@ class ConnectionPool:
         self._scratch = make_scratch()
         self._peers: dict[str, _Peer] = {}
         self._closed = False
+        #: Told the address of a server that did not answer, or said that it is not the one to ask.
+        self.on_trouble: Callable[[str], None] = lambda _: None
         #: This machine's address as a server saw it last; what born hosts say.
         self.local_host = "127.0.0.1"
 
@@ -297,6 +326,7 @@ class ConnectionPool:
             return await self._request(address, command, timeout, patient=patient, on_early=on_early)
         except BrokerUnavailable as error:
             error.at_address(address, self._name_of(address))
+            self.on_trouble(address)
             raise
 
     async def _request(
@@ -307,8 +337,7 @@ class ConnectionPool:
         try:
             connection = await self.get(address, timeout, patient=patient)
         except BrokerUnavailable:
-            peer = self._peers.get(address)
-            if self._second_door is None or peer is None or not (peer.no_way or peer.opening is not None):
+            if self._second_door is None or not self.is_barred(address):
                 raise
             return await self._second_door(address, command, deadline - loop.time())
         return await connection.request(command, max(0.0, deadline - loop.time()), on_early)
@@ -324,6 +353,21 @@ class ConnectionPool:
         connection = None if peer is None else peer.connection
         return connection is not None and connection.is_open
 
+    def is_barred(self, address: str) -> bool:
+        """Whether the second door is the only way there, as far as is known."""
+        peer = self._peers.get(address)
+        return self._second_door is not None and peer is not None and (peer.no_way or peer.opening is not None)
+
+    async def wait_for_turn(self, address: str, seconds: float) -> None:
+        """Until an attempt to connect is due, or there is news of the address; at most so long."""
+        loop = asyncio.get_running_loop()
+        peer = self._peers.get(address)
+        if peer is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(min(peer.not_before, loop.time() + seconds)):
+                await peer.news.wait()
+
     def retry_now(self, address: str) -> None:
         """There is news that the address lives: the next attempt is due now."""
         peer = self._peers.get(address)
@@ -332,6 +376,12 @@ class ConnectionPool:
             peer.backoff.reset()
             peer.news.set()
             peer.news = asyncio.Event()
+
+    def drop(self, address: str) -> None:
+        """Nobody is to be asked there any more: what is under way fails with ConnectionLost."""
+        peer = self._peers.get(address)
+        if peer is not None and peer.connection is not None:
+            peer.connection.abort()
 
     async def close(self) -> None:
         """Close all connections; every later `get` raises ClientClosed."""
@@ -380,7 +430,7 @@ class ConnectionPool:
 
     async def _connect(self, address: str, peer: _Peer) -> WireConnection:
         loop = asyncio.get_running_loop()
-        host, _, port = address.rpartition(":")
+        host, _, port = moved.now(address).rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 transport, connection = await loop.create_connection(

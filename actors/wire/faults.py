@@ -37,7 +37,7 @@ _BY_CODE: dict[int, type[RayMQError]] = {
 }
 
 
-def to_response(request: Command, error: Exception) -> Command:
+def to_response(request: Command, error: BaseException) -> Command:
     """The answer that carries `error`. What is not ours is told as SYSTEM_ERROR, by its text alone."""
     if not isinstance(error, RayMQError):
         return request.response(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
@@ -70,11 +70,17 @@ def to_error(response: Command) -> RayMQError:
 
 
 def check(answer: Command, address: str) -> None:
-    """Raise what the server at `address` answers, unless that is SUCCESS; BrokerUnavailable if it is stopping."""
+    """Raise what the server at `address` answers, unless that is SUCCESS.
+
+    BrokerUnavailable if it is stopping, NotMaster if it is a replica: nothing was done, and another one may do it.
+    """
     if answer.code == ResponseCode.GO_AWAY:
         raise errors.BrokerUnavailable(address, answer.remark or "the server is stopping")
     if answer.code != ResponseCode.SUCCESS:
-        raise to_error(answer)
+        error = to_error(answer)
+        if isinstance(error, errors.StoreFollows):
+            raise errors.NotMaster(address, str(error.args[0])) from error
+        raise error
 
 
 def _read(told: Any) -> tuple[str, str, dict[str, Any]]:

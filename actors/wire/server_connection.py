@@ -1,9 +1,7 @@
 """One accepted connection: commands to handlers, answers out.
 
-Handlers run on the server's event loop in the order in which a connection's requests arrive. A handler returns
-the answer, or an awaitable of it (the connection goes on reading meanwhile), or None for "no answer". What it raises
-becomes the answer of that error. Whatever can block must be awaited from another thread.
-
+Handlers run on the server's event loop, in the order of a connection's requests, and must not block. One returns the
+answer, an awaitable of it (the connection reads on), or None for "no answer"; what it raises is answered as an error.
 What has arrived before the end of a connection is carried out, and not answered; only what may wait for long, and is
 for who asked, ends with the connection.
 
@@ -16,22 +14,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Protocol, cast
+from typing import Any, TypeVar, cast
 
 from raymq.actors.errors import ConnectionLost, InvalidInput, ProtocolError, RayMQError
 from raymq.actors.wire import faults
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
-from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.host import Host
 from raymq.actors.wire.own_requests import OwnRequests
+from raymq.actors.wire.prompt_future import PromptFuture
 from raymq.actors.wire.reader import FrameReader
-from raymq.actors.wire.room import RequestRoom
 from raymq.actors.wire.same_host import end_pacing
 from raymq.actors.wire.unread import Unread
+from raymq.actors.wire.wakeups import cancel_in_slices
 from raymq.actors.wire.writing import FrameWriter
 
 Answer = Command | None
@@ -46,21 +44,8 @@ _REQUEST_BYTES = 1024
 #: What is read of a header, such as a list of tags or queues, takes so many times the bytes that are beyond the first.
 _HEADER_GROWTH = 8
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-
-class PromptHandler(Protocol):
-    """A handler that can answer most bare requests at once: where such a request comes alone, that is its whole way."""
-
-    def __call__(self, connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
-        """As any handler."""
-
-    def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> bool:
-        """Serve a request, and say the answer's body by `answer` as soon as it is known; what the client need not
-        wait for may follow. Raises what is answered instead. False: nothing was done, take the usual way.
-
-        `body` is valid during the call only.
-        """
 
 
 def without_body(handler: Handler) -> Handler:
@@ -77,38 +62,6 @@ def without_body(handler: Handler) -> Handler:
     return serve
 
 
-class Host(Protocol):
-    """What a connection needs of its server: what all connections share, and who waits for room."""
-
-    handlers: Mapping[int, Handler]
-    authorize: Authorize | None
-    draining: bool
-    limits: ServerLimits
-    loop: asyncio.AbstractEventLoop
-    room: RequestRoom
-    #: Where all connections read into, one after the other.
-    scratch: memoryview
-    connections: set[ServerConnection]
-    #: Those that are not read from until there is room.
-    waiting_for_room: dict[ServerConnection, None]
-    #: How many connections were closed because there were too many.
-    refused_connections: int
-    #: No connection is served any more.
-    has_stopped: bool
-
-    def has_place(self, accepted: socket.socket | None) -> bool:
-        """Whether one more connection may stay."""
-
-    def left(self, connection: ServerConnection) -> None:
-        """A connection is gone."""
-
-    def give_back(self, count: int) -> None:
-        """A request that held so many bytes is answered."""
-
-    def wake_waiting(self) -> None:
-        """Have those that wait for room look again soon."""
-
-
 class ServerConnection(asyncio.BufferedProtocol):
     """One accepted connection. Used on the server's loop only."""
 
@@ -122,7 +75,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._reader = FrameReader(limits.frame_bytes, limits.header_bytes, server.scratch, limits.json_header_bytes)
         self._transport: asyncio.Transport | None = None
         self._writer: FrameWriter | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         #: Those of them that end with the connection.
         self._parked: set[asyncio.Task[None]] = set()
         #: While what a broken connection had brought is carried out.
@@ -141,7 +94,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._at_end: list[Callable[[], None]] = []
 
     @property
-    def tasks(self) -> frozenset[asyncio.Task[None]]:
+    def tasks(self) -> frozenset[asyncio.Future[Any]]:
         """The requests under way whose handlers wait for something."""
         return frozenset(self._tasks)
 
@@ -182,8 +135,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport = self._writer = None
         self.frame_begun = None
         self._writable.set()
-        for task in self._parked:
-            task.cancel()
+        cancel_in_slices(self._server.loop, self._parked)
         self._own_requests.lost(self.peer)
         if self._unread is None:
             self._end()
@@ -423,13 +375,49 @@ class ServerConnection(asyncio.BufferedProtocol):
             writer.write_alone(bare.answer(opaque, body))
 
         try:
-            return bool(promptly(server.scratch[bare.HEAD_BYTES : count], answer))
+            served = promptly(server.scratch[bare.HEAD_BYTES : count], answer)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
             if answered:
                 _log.exception("request %d failed after it was answered", code)
             else:
                 self._fail(Command(code, opaque=opaque, serialization=Serialization.MSGPACK), error)
             return True
+        if isinstance(served, PromptFuture):
+            self._answer_then(served, _REQUEST_BYTES + count, lambda body: self._answer_bare(code, opaque, body))
+            return True
+        return bool(served)
+
+    def _answer_bare(self, code: int, opaque: int, body: PromptFuture[bytes]) -> None:
+        writer, error = self._writer, body.exception()
+        if error is None and writer is not None and writer.is_idle:
+            writer.write_alone(bare.answer(opaque, body.result()))
+            return
+        request = Command(code, opaque=opaque, serialization=Serialization.MSGPACK)
+        if error is None:
+            self._answer(request, request.response(ResponseCode.SUCCESS, body=body.result()))
+        else:
+            self._fail(request, error)
+
+    def _answer_then(self, made: PromptFuture[_T], held: int, answer: Callable[[PromptFuture[_T]], None]) -> None:
+        """Have `answer` write what is `made`, in the turn in which it is, while the peer reads its answers."""
+
+        def done(made: PromptFuture[_T]) -> None:
+            if self._writable.is_set() or made.cancelled():
+                self._finished(made, held)
+                if not made.cancelled():
+                    answer(made)
+            else:  # many that wait for the same must not pile up answers
+                self._tasks.discard(made)
+                self._keep(self._server.loop.create_task(later(made)), held)
+
+        async def later(made: PromptFuture[_T]) -> None:
+            await self._writable.wait()
+            answer(made)
+
+        self._request_bytes += held
+        self._server.room.hold(held)
+        self._tasks.add(made)
+        made.when_done(done)
 
     def _serve(self, request: Command) -> None:
         server = self._server
@@ -453,18 +441,30 @@ class ServerConnection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is the answer
             self._fail(request, error)
             return
-        if result is not None and not isinstance(result, Command):
-            more = max(0, request.header_bytes - _REQUEST_BYTES)
-            held = _REQUEST_BYTES + len(request.body) + _HEADER_GROWTH * more
-            self._request_bytes += held
-            server.room.hold(held)
-            task = server.loop.create_task(self._finish(request, result))
-            self._tasks.add(task)
-            if waits:
-                self._parked.add(task)
-            task.add_done_callback(lambda done: self._finished(done, held))
-        else:
+        if result is None or isinstance(result, Command):
             self._answer(request, result)
+            return
+        more = max(0, request.header_bytes - _REQUEST_BYTES)
+        held = _REQUEST_BYTES + len(request.body) + _HEADER_GROWTH * more
+        if isinstance(result, PromptFuture):
+            self._answer_then(result, held, lambda made: self._answer_made(request, made))
+            return
+        task = server.loop.create_task(self._finish(request, result))
+        if waits:
+            self._parked.add(task)
+        self._request_bytes += held
+        server.room.hold(held)
+        self._keep(task, held)
+
+    def _answer_made(self, request: Command, made: PromptFuture[Answer]) -> None:
+        if (error := made.exception()) is not None:
+            self._fail(request, error)
+        else:
+            self._answer(request, made.result())
+
+    def _keep(self, task: asyncio.Task[None], held: int) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._finished(done, held))
 
     async def _finish(self, request: Command, result: Awaitable[Answer]) -> None:
         try:
@@ -475,16 +475,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         await self._writable.wait()  # many parked requests that are woken together must not pile up answers
         self._answer(request, answer)
 
-    def _finished(self, task: asyncio.Task[None], held: int) -> None:
+    def _finished(self, task: asyncio.Future[Any], held: int) -> None:
         self._tasks.discard(task)
         self._parked.discard(task)
         self._request_bytes -= held
         self._server.give_back(held)
         if self._unread is not None or (self._transport is not None and not self._transport.is_reading()):
-            self.go_on()
+            self._server.loop.call_soon(self.go_on)  # who has answered may be in the middle of something
         self._leave()
 
-    def _fail(self, request: Command, error: Exception) -> None:
+    def _fail(self, request: Command, error: BaseException) -> None:
         if not isinstance(error, RayMQError):
             _log.exception("request %d failed", request.code, exc_info=error)
         self._answer(request, faults.to_response(request, error))

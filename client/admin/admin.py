@@ -12,20 +12,22 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from raymq.actors.naming import MAX_QUEUES
 from raymq.actors.protocol import MessageQueue
 from raymq.client import arguments
+from raymq.client.admin import brokers as admin_brokers
 from raymq.client.admin import cluster as admin_cluster
-from raymq.client.admin import dead_letters
+from raymq.client.admin import dead_letters, elections
 from raymq.client.admin import groups as admin_groups
 from raymq.client.admin import messages as admin_messages
 from raymq.client.admin import topics as admin_topics
+from raymq.client.admin.broker_changes import BrokerChanges
 from raymq.client.admin.dead_letters import DeadMessage, RedriveResult
-from raymq.client.client_base import ClientBase
+from raymq.client.admin.operation import Operation
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.results import ClusterInfo, QueueProgress, QueueStats
+from raymq.client.results import ClusterInfo, Election, FoundMessages, QueueProgress, QueueStats
 from raymq.client.timestamps import milliseconds
 
 
-class Admin(ClientBase):
+class Admin(BrokerChanges):
     """Asks and changes a cluster. Thread-safe; a context manager. What reaches no broker raises BrokerUnavailable.
 
     A change that a broker did not take is told by an error, and may be asked for again: what is done stays done.
@@ -36,7 +38,7 @@ class Admin(ClientBase):
     def __init__(self, mq: Connection) -> None:
         super().__init__(mq)
         #: What was there when it was last asked for, so that it is told as unknown when its broker is gone.
-        self._brokers_seen: dict[str, str] = {}
+        self._brokers_seen: dict[tuple[str, int], str] = {}
         self._queues_seen: dict[str, set[MessageQueue]] = defaultdict(set)
         mq.adopt(self)
 
@@ -183,7 +185,12 @@ class Admin(ClientBase):
         return await self._arun(admin_messages.by_id(self._mq, message_id))
 
     def query_by_unique_key(self, topic: str, unique_key: str) -> ReceivedMessage:
-        """The newest message of `topic` with that unique key; MessageNotFound."""
+        """The newest message of `topic` with that unique key, of the brokers that are there.
+
+        Raises:
+            MessageNotFound: all brokers say that they have none.
+            BrokerUnavailable: those that are there have none; a broker of the topic is away.
+        """
         return self._run(admin_messages.by_unique_key(self._mq, topic, unique_key))
 
     async def aquery_by_unique_key(self, topic: str, unique_key: str) -> ReceivedMessage:
@@ -192,31 +199,37 @@ class Admin(ClientBase):
 
     def query_by_key(
         self, topic: str, key: str, begin: float | None = None, end: float | None = None, limit: int = 64
-    ) -> list[ReceivedMessage]:
+    ) -> FoundMessages[ReceivedMessage]:
         """Messages of `topic` that carry `key`, newest store time first, at most `limit` over all brokers.
 
         Args:
             begin, end: store time in seconds, inclusive, whole seconds.
+
+        Raises:
+            BrokerUnavailable: none was found, and a broker of the topic is away. Where some were found, `.not_asked` of
+                the result names such brokers, and a warning is logged.
         """
         return self._run(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
 
     async def aquery_by_key(
         self, topic: str, key: str, begin: float | None = None, end: float | None = None, limit: int = 64
-    ) -> list[ReceivedMessage]:
+    ) -> FoundMessages[ReceivedMessage]:
         """`query_by_key` for asyncio code."""
         return await self._arun(admin_messages.by_key(self._mq, topic, key, begin, end, limit))
 
     # -- dead letters --------------------------------------------------------------------------------------------
 
-    def dlq_list(self, group: str, limit: int = 1000) -> list[DeadMessage]:
+    def dlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
         """The messages that a group gave up on, the oldest death first, at most `limit` over all brokers.
 
         Raises:
             GroupNotFound: no broker knows the group.
+            BrokerUnavailable: none was found, and a broker is away. Where some were found, `.not_asked` of the result
+                names such brokers, and a warning is logged.
         """
         return self._run(dead_letters.first(self._mq, group, limit))
 
-    async def adlq_list(self, group: str, limit: int = 1000) -> list[DeadMessage]:
+    async def adlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
         """`dlq_list` for asyncio code."""
         return await self._arun(dead_letters.first(self._mq, group, limit))
 
@@ -261,7 +274,8 @@ class Admin(ClientBase):
 
         Raises:
             GroupNotFound: no broker knows the group.
-            BrokerUnavailable: a broker did not answer. Asked again, what was redriven meanwhile is in `already`.
+            BrokerUnavailable: a broker did not answer, or one is away and no other one has any of them. Asked again,
+                what was redriven meanwhile is in `already`.
         """
         return self._run(dead_letters.redrive(self._mq, group, ids, rate, dry_run=dry_run, force=force))
 
@@ -286,6 +300,51 @@ class Admin(ClientBase):
     async def acluster_info(self) -> ClusterInfo:
         """`cluster_info` for asyncio code."""
         return await self._arun(self._cluster_info())
+
+    def elect(
+        self, broker: str, replica: int | None = None, unclean: bool = False, *, dry_run: bool = False
+    ) -> Operation[Election]:
+        """See to it that a broker has a master, and that it is `replica`, if that is named.
+
+        A replica becomes master only if it has everything that was acknowledged; a master that serves hands over to it,
+        and producers go on within a second or two. Nothing is done where no replica is named and a master serves.
+
+        Args:
+            replica: counted from 0, as in `cluster_info()`.
+            unclean: where no replica in sync is there, let one become master that may lack acknowledged messages.
+            dry_run: say how the broker stands, and change nothing.
+
+        Returns:
+            the operation; its `wait` raises ElectionFailed, BrokerGroupNotFound or BrokerUnavailable.
+
+        Raises:
+            InvalidInput: an argument breaks its rule.
+        """
+        name, number = elections.checked(broker, replica)
+        doing = elections.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run)
+        return Operation(f"election of a master of {name}", self._mq.submit(doing), elections.in_words)
+
+    async def aelect(
+        self, broker: str, replica: int | None = None, unclean: bool = False, *, dry_run: bool = False
+    ) -> Election:
+        """`elect` for asyncio code: returns once it is done."""
+        name, number = elections.checked(broker, replica)
+        return await self._arun(elections.elect(self._mq, name, number, unclean=unclean, dry_run=dry_run))
+
+    def forget_broker(self, broker: str) -> None:
+        """Say that a broker which is away is gone for good, so that new sinks and streams need not wait for it.
+
+        What only it knew is lost with it: of a series of writes or a stream that has its home there nobody else can say
+        what was committed. It must not be started again with its directory. All other brokers have to be there.
+
+        Raises:
+            InvalidInput: it is there. BrokerUnavailable: a broker or name server does not answer; call it again.
+        """
+        self._run(admin_brokers.forget(self._mq, broker))
+
+    async def aforget_broker(self, broker: str) -> None:
+        """`forget_broker` for asyncio code."""
+        await self._arun(admin_brokers.forget(self._mq, broker))
 
     # -- on the connection's loop --------------------------------------------------------------------------------
 
@@ -322,5 +381,5 @@ class Admin(ClientBase):
 
     async def _cluster_info(self) -> ClusterInfo:
         info = await admin_cluster.info(self._mq, self._brokers_seen)
-        self._brokers_seen = {broker.name: broker.address for broker in info.brokers}
+        self._brokers_seen = {(broker.name, broker.replica): broker.address for broker in info.brokers}
         return info

@@ -5,27 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raymq.actors.errors import RayMQError
-from raymq.actors.protocol import BrokerInfo
+from raymq.actors.protocol import MASTER_ID, BrokerInfo
 from raymq.actors.wire.commands import admin as wire_admin
+from raymq.actors.wire.commands import keeper as wire_keeper
 from raymq.actors.wire.told import number_in
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out as asking
-from raymq.client.results import ClusterInfo, NameServerInfo, SchedulerInfo
+from raymq.client.results import ClusterInfo, KeeperInfo, NameServerInfo, SchedulerInfo
 
 _STATUS_SECONDS = 2.0
+#: The states in which a keeper has a voice.
+_VOICED = ("running", "quiet")
 
 
-async def info(mq: Connection, known_before: Mapping[str, str]) -> ClusterInfo:
-    """What answers now; `known_before` are brokers (name -> address) that may have left the routes since."""
-    addresses = {**known_before, **(await mq.routes.cluster()).masters}
+async def info(mq: Connection, known_before: Mapping[tuple[str, int], str]) -> ClusterInfo:
+    """What answers now; `known_before` are the addresses of brokers, by name and replica, that may have left since."""
+    view = (await mq.routes.cluster()).brokers
+    registered = {address: (name, each) for name, (_, told) in view.items() for each, address in told.items()}
+    before = {address: who for who, address in known_before.items()}
 
-    async def broker(item: tuple[str, str]) -> BrokerInfo:
-        name, address = item
+    async def broker(address: str) -> BrokerInfo:
         try:
-            answer = await mq.pool.request(address, wire_admin.status_command(), _STATUS_SECONDS)
+            return wire_admin.read_status(await mq.pool.request(address, wire_admin.status_command(), _STATUS_SECONDS))
         except RayMQError:
-            return BrokerInfo(name, 0, "master", "unreachable", 0, address, 0, "", "", 0.0)
-        return wire_admin.read_status(answer)
+            return _unreachable(address, before.get(address), registered.get(address), view)
+
+    told = await asking.gather(sorted({**before, **registered}), broker)
+    brokers = sorted(told, key=lambda each: (each.name, each.replica, each.address))
 
     async def name_server(address: str) -> NameServerInfo:
         try:
@@ -34,8 +40,61 @@ async def info(mq: Connection, known_before: Mapping[str, str]) -> ClusterInfo:
             return NameServerInfo(address, None)
         return NameServerInfo(address, number_in(answer, "pid"))
 
-    brokers = await asking.gather(sorted(addresses.items()), broker)
     servers = await asking.gather(mq.name_servers, name_server)
     beats = [each for each in brokers if each.scheduler_pid is not None]
     lateness = max((each.lateness for each in beats), default=None)
-    return ClusterInfo(brokers, servers, SchedulerInfo(beats[0].scheduler_pid if beats else None, lateness))
+    scheduler = SchedulerInfo(beats[0].scheduler_pid if beats else None, lateness)
+    return ClusterInfo(brokers, servers, scheduler, await _keepers(mq))
+
+
+def _unreachable(
+    address: str,
+    before: tuple[str, int] | None,
+    registered: tuple[str, int] | None,
+    view: Mapping[str, tuple[str, Mapping[int, str]]],
+) -> BrokerInfo:
+    """What is to be said of a broker that does not answer: which replica it was, or is registered as."""
+    name, number = registered or before or (address, MASTER_ID)
+    replica = before[1] if before is not None else max(number - 1, 0)
+    has_successor = MASTER_ID in view.get(name, ("", {}))[1] and (registered is None or registered[1] != MASTER_ID)
+    role = "replica" if has_successor or (registered is not None and number != MASTER_ID) else "master"
+    return BrokerInfo(name, replica, role, "unreachable", 0, address, 0, "", "", 0.0)
+
+
+async def _keepers(mq: Connection) -> list[KeeperInfo]:
+    async def known_to(address: str) -> dict[int, str]:
+        try:
+            answer = await mq.pool.request(address, wire_keeper.keepers_command(), _STATUS_SECONDS)
+            return wire_keeper.read_keepers(answer)
+        except RayMQError:  # none are known there, or it does not answer
+            return {}
+
+    async def status(address: str) -> wire_keeper.KeeperStatus | None:
+        try:
+            answer = await mq.pool.request(address, wire_keeper.keeper_status_command(), _STATUS_SECONDS)
+            return wire_keeper.read_keeper_status(answer)
+        except RayMQError:
+            return None
+
+    addresses: dict[int, str] = {}
+    for known in await asking.gather(mq.name_servers, known_to):
+        addresses |= known
+    addresses = dict(sorted(addresses.items()))
+    told = dict(zip(addresses, await asking.gather(addresses.values(), status), strict=True))
+    return keepers_of(addresses, told)
+
+
+def keepers_of(addresses: Mapping[int, str], told: Mapping[int, wire_keeper.KeeperStatus | None]) -> list[KeeperInfo]:
+    """What is to be said of each keeper, by what those answered that did. The newest set says who is a voter."""
+    newest = max((each for each in told.values() if each is not None), key=lambda each: each.set_number, default=None)
+    members = newest.members if newest is not None and newest.set_number else None
+    found = []
+    for number, address in addresses.items():
+        status = told.get(number)
+        if status is None:
+            voter = None if members is None else number in members
+            found.append(KeeperInfo(number, address, None, voter, "unreachable"))
+        else:
+            voter = members is not None and members.get(status.number) == status.incarnation
+            found.append(KeeperInfo(number, address, status.pid, voter and status.state in _VOICED, status.state))
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 from uuid import uuid4
 
@@ -19,7 +19,9 @@ from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.receipt import Receipt
 from raymq.client.requests.asking import ask, patiently
+from raymq.client.requests.fan_out import check_all_asked
 from raymq.client.requests.fetching import CHUNK_BYTES, fetch
+from raymq.client.results import FoundMessages
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
 
@@ -50,37 +52,57 @@ class DeadMessage(ReceivedMessage):
 
 @dataclass(frozen=True, slots=True)
 class RedriveResult:
-    """Message ids: sent to the group again, redriven before and therefore left, not in the dead letters (any more)."""
+    """Message ids: sent to the group again, redriven before and therefore left, not in the dead letters (any more).
+
+    `not_asked` are the names of brokers that are away: `unknown` ones may rest there.
+    """
 
     redriven: list[str]
     already: list[str]
     unknown: list[str]
+    not_asked: list[str] = field(default_factory=list)
 
 
-async def read(mq: Connection, group: str, limit: int | None = None) -> AsyncGenerator[DeadMessage]:
-    """The dead letters of a group broker by broker, of each the oldest first, at most `limit` of each."""
+async def read(
+    mq: Connection, group: str, limit: int | None = None, not_asked: list[str] | None = None
+) -> AsyncGenerator[DeadMessage]:
+    """The dead letters of a group broker by broker, of each the oldest first, at most `limit` of each.
+
+    Args:
+        not_asked: is told the brokers that are away; None: they are logged, and if there was nothing but these,
+            BrokerUnavailable is raised.
+    """
     topic = dlq_topic(group)
     try:
-        queues = (await mq.routes.get(topic, fresh=True)).readable()
+        route = await mq.routes.get(topic, fresh=True)
     except TopicNotFound:  # nothing died yet
         return
-    for queue in queues:
+    away, found = mq.routes.away(route), False
+    if not_asked is not None:
+        not_asked += away
+    for queue in route.readable():
         left, offset = limit, 0
         while left is None or left > 0:
             messages, offset = await _page(mq, queue, offset, _PAGE_MESSAGES if left is None else left)
             if not messages:
                 break
             for message in messages:
+                found = True
                 yield message
             left = None if left is None else left - len(messages)
+    if not_asked is None:
+        check_all_asked(f"a dead letter of {group}", away, found=found)
 
 
-async def first(mq: Connection, group: str, limit: int) -> list[DeadMessage]:
+async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMessage]:
     """See `Admin.dlq_list`."""
     arguments.whole("limit", limit, 1)
     await check_exists(mq, group)
-    found = [message async for message in read(mq, group, limit)]
-    return sorted(found, key=lambda message: (message.dead_at, message.queue, message.queue_offset))[:limit]
+    not_asked: list[str] = []
+    found = [message async for message in read(mq, group, limit, not_asked)]
+    check_all_asked(f"a dead letter of {group}", not_asked, found=bool(found))
+    found.sort(key=lambda message: (message.dead_at, message.queue, message.queue_offset))
+    return FoundMessages(found[:limit], not_asked)
 
 
 async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:
@@ -120,10 +142,12 @@ async def redrive(
     arguments.flag("force", force)
     await check_exists(mq, group)
     entries: dict[str, DeadMessage] = {}
-    async for message in read(mq, group):
+    not_asked: list[str] = []
+    async for message in read(mq, group, None, not_asked):
         known = entries.get(message.message_id)
         if (wanted is None or message.message_id in wanted) and (known is None or known.dead_at <= message.dead_at):
             entries[message.message_id] = message
+    check_all_asked(f"a dead letter of {group} that is wanted", not_asked, found=bool(entries))
     outcome: dict[str, Redriven] = {} if wanted is None else dict.fromkeys(wanted, Redriven.UNKNOWN)
     at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
     for broker in sorted({message.queue.broker for message in entries.values()}):
@@ -134,7 +158,8 @@ async def redrive(
             outcome |= {message.message_id: word for message, word in zip(part, told, strict=True)}
             if rate is not None and not dry_run:
                 await asyncio.sleep(told.count(Redriven.REDRIVEN) / rate)
-    return RedriveResult(*([i for i, word in outcome.items() if word is which] for which in Redriven))
+    redriven, already, unknown = ([i for i, word in outcome.items() if word is which] for which in Redriven)
+    return RedriveResult(redriven, already, unknown, not_asked)
 
 
 async def _redrive_part(

@@ -51,10 +51,12 @@ async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dr
     check_group(group)
     check_topic(topic)
     route = await mq.routes.get(topic, fresh=True)
-    addresses = route.addresses
+    addresses, told = route.addresses, f"where group {group} goes on in topic {topic}"
     if dry_run:
         await check_exists(mq, group)
-        return dict(zip(route.readable(), await _offsets_at(mq, route, timestamp_ms), strict=True))
+        would_be = dict(zip(route.readable(), await _offsets_at(mq, route, timestamp_ms), strict=True))
+        await asking.check_all_told(mq, route, told)
+        return would_be
     command = partial(wire_admin.reset_offset_command, group, topic, timestamp_ms)
     answers = await asking.ask_each(mq, addresses, command)
     missing = {broker for broker, answer in answers.items() if isinstance(answer, GroupNotFound)}
@@ -67,6 +69,7 @@ async def reset(mq: Connection, group: str, topic: str, timestamp_ms: int, *, dr
     targets: dict[MessageQueue, int] = {}
     for answer in asking.unless_refused(answers).values():
         targets |= wire_admin.read_reset(answer)
+    await asking.check_all_told(mq, route, told)
     return dict(sorted(targets.items()))
 
 

@@ -11,6 +11,7 @@ from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
 from raymq.client.requests import fan_out as asking
+from raymq.client.results import FoundMessages
 from raymq.client.timestamps import FAR_FUTURE_MS, milliseconds
 from raymq.storage.records import message_id as message_ids
 
@@ -30,29 +31,35 @@ async def by_id(mq: Connection, message_id: str) -> ReceivedMessage:
 
 async def by_unique_key(mq: Connection, topic: str, unique_key: str) -> ReceivedMessage:
     """The newest one."""
-    for message in await _query(mq, topic, unique_key, None, None, _COPIES, unique=True):
-        if message.unique_key == unique_key:
-            return message
+    found = await _query(mq, topic, unique_key, None, None, _COPIES, unique=True)
+    matching = (message for message in found if message.unique_key == unique_key)
+    newest = next(matching, None)
+    asking.check_all_asked(f"a message of {topic} with the unique key", found.not_asked, found=newest is not None)
+    if newest is not None:
+        return newest
     raise MessageNotFound(f"no message of {topic} has the unique key {unique_key}")
 
 
 async def by_key(
     mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int
-) -> list[ReceivedMessage]:
+) -> FoundMessages[ReceivedMessage]:
     """The newest ones, newest first."""
     arguments.whole("limit", limit, 1)
     found = await _query(mq, topic, key, begin, end, limit, unique=False)
-    return [message for message in found if key in message.keys][:limit]
+    matching = [message for message in found if key in message.keys][:limit]
+    asking.check_all_asked(f"a message of {topic} with the key", found.not_asked, found=bool(matching))
+    return FoundMessages(matching, found.not_asked)
 
 
 async def _query(
     mq: Connection, topic: str, key: str, begin: float | None, end: float | None, limit: int, *, unique: bool
-) -> list[ReceivedMessage]:
+) -> FoundMessages[ReceivedMessage]:
     check_topic(topic)
     arguments.text("unique_key" if unique else "key", key)
     begin_ms = 0 if begin is None else milliseconds("begin", begin) // 1000 * 1000
     end_ms = FAR_FUTURE_MS if end is None else milliseconds("end", end) // 1000 * 1000 + 999
-    addresses = (await mq.routes.get(topic)).addresses
+    route = await mq.routes.get(topic)
+    addresses, away = route.addresses, mq.routes.away(route)
     command = partial(wire_query.query_command, topic, key, begin_ms, end_ms, limit, unique=unique)
     answers = await asking.ask_each(mq, addresses, command)
     empty = {broker for broker, answer in answers.items() if isinstance(answer, MessageNotFound)}
@@ -62,4 +69,5 @@ async def _query(
         for broker, answer in asking.unless_refused(answers).items()
         for record in wire_query.read_records(answer)
     ]
-    return sorted(found, key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True)
+    found.sort(key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True)
+    return FoundMessages(found, away)

@@ -21,7 +21,7 @@ async def create(mq: Connection, topic: str, queues: int, *, ordered: bool) -> N
     arguments.flag("ordered", ordered)
     command = partial(wire_admin.create_topic_command, topic, queues, ordered=ordered)
     asking.unless_refused(await asking.ask_all(mq, command))
-    mq.routes.forget(topic)
+    mq.routes.outdate(topic)
 
 
 def check_change(
@@ -56,7 +56,8 @@ async def update(
     """On every broker that has the topic, each from what it has there."""
     check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
     known = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_config_command, topic))
-    addresses = (await mq.routes.get(topic)).addresses
+    route = await mq.routes.get(topic)
+    addresses = route.addresses
     for broker, answer in known.items() if not dry_run else ():
         command = partial(
             wire_admin.update_topic_command,
@@ -67,15 +68,17 @@ async def update(
             ordered=ordered,
         )
         await asking.ask_broker(mq, addresses[broker], command)
-    mq.routes.forget(topic)
+    mq.routes.outdate(topic)
+    await asking.check_all_told(mq, route, f"of the change of topic {topic}")
 
 
 async def delete(mq: Connection, topic: str) -> None:
     """On every broker and name server."""
     check_sendable(topic)
-    await mq.routes.get(topic, fresh=True)
+    route = await mq.routes.get(topic, fresh=True)
     command = partial(wire_admin.delete_topic_command, topic, from_broker=True)
     asking.unless_refused(await asking.ask_all(mq, command))
+    await asking.check_all_told(mq, route, f"that topic {topic} is deleted")
     await asking.ask_name_servers(mq, partial(wire_admin.delete_topic_command, topic, from_broker=False))
     mq.routes.forget(topic)
 

@@ -47,6 +47,8 @@ class Membership:
         self._clock = clock
         self._retry_max_times = retry_max_times
         self._greeted: dict[str, tuple[WireConnection, float]] = {}
+        #: Where a greeting was sent, whatever became of the answer: those brokers may know of this member.
+        self._may_know: set[str] = set()
         #: Addresses of brokers that could not be greeted yet, and never were.
         self._unmet: frozenset[str] = frozenset()
         self._last_seen: dict[str, float] = {}
@@ -101,23 +103,23 @@ class Membership:
         return sorted(self._last_seen) if named else []
 
     async def leave(self) -> None:
-        """Tell the brokers, so that the others take over at once."""
+        """Tell the brokers, so that the others take over at once; those too that have not answered a greeting."""
         command = wire_group.unregister_command
         await asyncio.gather(
             *(
                 self._mq.pool.request(address, command(self._member.client_id, self._member.group), _REQUEST_SECONDS)
-                for address in self._greeted
+                for address in sorted(self._may_know)
             ),
             return_exceptions=True,
         )
 
     async def _addresses(self) -> Sequence[str]:
         found: set[str] = set()
-        for topic in self._member.subscriptions:
-            try:
-                found.update((await self._mq.routes.get(topic)).addresses.values())
-            except RayMQError as error:
-                _log.debug("route of %s: %s", topic, error)
+        for topic, route in (await self._mq.routes.get_all(self._member.subscriptions)).items():
+            if isinstance(route, RayMQError):
+                _log.debug("route of %s: %s", topic, route)
+            else:
+                found.update(route.addresses.values())
         return sorted(found)
 
     async def _greet(self, address: str) -> RayMQError | None:
@@ -129,6 +131,7 @@ class Membership:
             if known is None and self._retry_max_times is not None:
                 settings = wire_group.create_group_command(self._member.group, self._retry_max_times)
                 await connection.request(settings, _REQUEST_SECONDS)
+            self._may_know.add(address)
             await connection.request(wire_group.heartbeat_command(self._member), _REQUEST_SECONDS)
             self._greeted[address] = (connection, self._clock())
         except RayMQError as error:

@@ -18,7 +18,7 @@ from raymq.actors.supervision import is_meant
 from raymq.actors.wire.commands import lock as wire_lock
 from raymq.client.connection import Connection
 from raymq.client.members.lock_table import Grant, LockTable
-from raymq.client.requests.asking import address_among
+from raymq.client.requests.asking import address_among, ask_among
 from raymq.storage.clock import boottime
 
 _REQUEST_SECONDS = 3.0
@@ -123,10 +123,10 @@ class LocksAtBrokers:
 
     async def _unlock(self, broker: str, queues: list[MessageQueue]) -> None:
         try:
-            address = await address_among(self._mq, (queue.topic for queue in queues), broker)
+            topics = {queue.topic: None for queue in queues}
             for piece in _pieces(queues):
                 command = wire_lock.unlock_command(self._client_id, self._group, piece)
-                await self._mq.pool.request(address, command, _REQUEST_SECONDS)
+                await ask_among(self._mq, topics, broker, command, _REQUEST_SECONDS)
         except RayMQError as error:
             _log.debug("unlock at %s: %s", broker, error)
 

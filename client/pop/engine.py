@@ -207,6 +207,7 @@ class Popping:
     async def _sources(self) -> list[Source]:
         """Every broker of every topic, each time another one first."""
         sources: list[Source] = []
+        away: BrokerUnavailable | None = None
         for topic in self._topics:
             try:
                 route = await self._mq.routes.get(topic)
@@ -214,7 +215,12 @@ class Popping:
                 if topic != retry_topic(self._group):
                     raise
                 continue
+            except BrokerUnavailable as error:  # that is not the other topics' trouble
+                away = error
+                continue
             sources += [(broker, topic) for broker in sorted({queue.broker for queue in route.readable()})]
+        if away is not None and not sources:
+            raise away
         first = next(self._turn) % max(1, len(sources))
         return sources[first:] + sources[:first]
 
@@ -280,6 +286,9 @@ class Popping:
         found = self._kept.take(max_messages, invisible_ms)
         if found:
             self._handed[receiver] = found
+            # In order nothing follows before what is given here is done: the broker sees to that, and has to have it.
+            if self.requests.ordered and (rest := self._kept.rest_of(found)):
+                self._spawn(self._give_back(rest))
         return [popped.message for popped in found]
 
     def _look_again_at(self, late_at: float) -> None:
@@ -300,6 +309,8 @@ class Popping:
         """Nobody has received them in time: they are renewed for a while, then anybody's again."""
         self._look_no_more()
         renewed, given_back = self._kept.late()
+        if self.requests.ordered:  # each renewal ends in its own time: others would overtake it
+            renewed, given_back = [], renewed + given_back
         if given_back:
             self._spawn(self._give_back([popped.message for popped in given_back]))
         for popped in renewed:

@@ -54,6 +54,13 @@ class KeptMessages:
         self._without(found)
         return found
 
+    def rest_of(self, taken: Collection[KeptMessage]) -> list[ReceivedMessage]:
+        """What else is there of the queues of these; it is kept no more."""
+        queues = {popped.message.queue for popped in taken}
+        rest = [popped for popped in self._popped if popped.message.queue in queues]
+        self._without(rest)
+        return [popped.message for popped in rest]
+
     def late(self) -> tuple[list[KeptMessage], list[KeptMessage]]:
         """Those whose time is half over: what is to be renewed, and what to be given back. They are kept no more."""
         now = self._clock()

@@ -11,8 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from raymq.actors.errors import NothingToPop, RayMQError, StaleHandle
+from raymq.actors.errors import BrokerUnavailable, NothingToPop, RayMQError, StaleHandle
 from raymq.actors.naming import retry_topic
+from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.wire.commands.batch_ack import STALE, batch_ack_command
 from raymq.actors.wire.commands.pop import read_handles
 from raymq.actors.wire.frame import Command
@@ -56,11 +57,11 @@ class PopRequests:
         ordered: bool,
         max_reconsume_times: int,
     ) -> None:
-        """`filters` by topic."""
+        """`filters` by topic; `ordered`: of a queue nothing is given out while something of it is with a member."""
         self._mq = mq
         self._group = group
         self._filters = {**filters, retry_topic(group): TagFilter.parse("*")}
-        self._ordered = ordered
+        self.ordered = ordered
         self._max_reconsume_times = max_reconsume_times
 
     async def pop(
@@ -81,7 +82,7 @@ class PopRequests:
             init_mode=FROM_MIN,
             exp_type=subscription.kind,
             exp=subscription.expression,
-            order=self._ordered,
+            order=self.ordered,
             max_reconsume_times=self._max_reconsume_times,
         )
         try:
@@ -111,7 +112,7 @@ class PopRequests:
         """Ends when the source may have something, or after 15 s."""
         broker, topic = source
         header = Notification(
-            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self._ordered
+            self._group, topic, ANY_QUEUE, int(_PARK_SECONDS * 1000), int(time.time() * 1000), self.ordered
         )
         await ask(self._mq, topic, broker, header.command(), _PARK_SECONDS + ANSWER_SECONDS)
 
@@ -140,7 +141,7 @@ class PopRequests:
             self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered
         )
         try:
-            answer = await self._ask(queue.broker, queue.topic, header.command)
+            answer, _ = await self._ask(queue.broker, queue.topic, header.command)
         except StaleHandle:
             return False
         receipt.handle = handle._replace(
@@ -151,12 +152,41 @@ class PopRequests:
     async def _acknowledge(self, source: Source, handles: list[Handle]) -> int:
         """Acknowledge at one broker; how many handles were stale."""
         broker, topic = source
-        answer = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
-        return number_in(answer, STALE)
+        answer, unanswered = await self._ask(broker, topic, lambda: batch_ack_command(self._group, topic, handles))
+        stale = number_in(answer, STALE)
+        if stale and unanswered is not None:
+            raise unanswered
+        return stale
 
-    async def _ask(self, broker: str, topic: str, command: Callable[[], Command]) -> Command:
-        """Repeat a request while the broker is unreachable, for a while: what it does it does once."""
-        return await patiently(lambda: ask(self._mq, topic, broker, command(), _REQUEST_SECONDS), _REQUEST_SECONDS)
+    async def _ask(
+        self, broker: str, topic: str, command: Callable[[], Command]
+    ) -> tuple[Command, BrokerUnavailable | None]:
+        """Repeat a request while the broker is unreachable, for a while: what it does it does once.
+
+        Returns:
+            the answer, and why an earlier one did not come, where it may have been carried out nevertheless: a handle
+            that is stale now may have become so by that.
+
+        Raises:
+            BrokerUnavailable: no answer; or the handle is stale, perhaps by a request of before that was not answered.
+        """
+        unanswered: BrokerUnavailable | None = None
+
+        async def once() -> Command:
+            nonlocal unanswered
+            try:
+                return await ask(self._mq, topic, broker, command(), _REQUEST_SECONDS)
+            except BrokerUnavailable as error:
+                if is_unanswered(error):
+                    unanswered = error
+                raise
+
+        try:
+            return await patiently(once, _REQUEST_SECONDS), unanswered
+        except StaleHandle as stale:
+            if unanswered is not None:
+                raise unanswered from stale
+            raise
 
 
 def _seconds_for_pop(invisible_ms: int) -> float:

@@ -132,7 +132,8 @@ class SimpleConsumer(ClientBase):
 
         Raises:
             InvalidInput: one was not received by a simple consumer.
-            BrokerUnavailable: a broker did not answer; unknown whether its messages are done.
+            BrokerUnavailable: a broker did not answer, or not to a request that may have ended the delivery: unknown
+                whether its messages are done.
         """
         return self._run(self._ack(message))
 

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -49,6 +49,8 @@ _OVERHEAD_BYTES: Final = 192
 _UNTOUCHED: Final = 0.99
 
 _Key = str | tuple[str, Terms]
+#: Puts batches of a topic where they are sent from later, each on its terms, and says so in the error of their send.
+Keep = Callable[[str, Sequence[tuple[bytearray, Terms]], RayMQError], Awaitable[None]]
 #: The messages' key numbers, records and sizes.
 _Encoded = tuple[Sequence[str | int], bytearray, Sizes]
 
@@ -66,25 +68,32 @@ class Batcher:
         buffer_bytes: int,
         when_full: Literal["block", "raise"],
         owner: object = None,
+        keep: Keep | None = None,
     ) -> None:
         """`linger` in seconds; `when_full` is what happens to a message once `buffer_bytes` wait for answers.
 
         `owner`, which has to be closed, lives for as long as something is gathered or under way: the loop has this
         batcher then, also if nobody else has.
+
+        `keep`: what `sends` does with batches that it could not send.
         """
         self._mq = mq
         self._owner = owner
         self._sends = sends
+        self._keep = keep
         self._usual_terms = usual_terms
         self._linger = linger
         self._buffer_bytes = buffer_bytes
         self._batch_bytes = min(BATCH_BYTES, buffer_bytes)
         self._limits = BodyLimits(mq)
         self._block = when_full == "block"
-        self._lock = threading.Lock()
+        #: A signal handler may send, too, on the thread that it has interrupted here.
+        self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
         #: What can travel together, a topic's messages on the same terms; by the topic alone on the usual terms.
         self._open: dict[_Key, MessageBatch] = {}
+        #: The batches that the loop does not send yet.
+        self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,30 +114,48 @@ class Batcher:
         """
         topic = message.topic
         key = topic if terms is None else (topic, terms)
+        size = len(message.body) + _OVERHEAD_BYTES
         with self._lock:
             if self._closed:
                 raise ClientClosed("the producer is closed")
             if self._taken_bytes >= self._buffer_bytes:
                 self._wait_for_room((terms or self._usual_terms).timeout)
-            batch = self._open.get(key)
-            if batch is None:
-                batch = self._open[key] = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
-                self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
-            messages = batch.messages
-            delivery = PendingResult(batch, len(messages))
-            messages.append(message)
-            if sharding_key is not None:
-                batch.sharding_keys.append(sharding_key)
-            batch.bytes += len(message.body) + _OVERHEAD_BYTES
+            delivery: PendingResult | None = None
+            while True:
+                batch = self._open.get(key)
+                if batch is None or batch.is_taken:
+                    batch = self._begin(key, topic, terms)
+                if delivery is None:
+                    delivery = PendingResult(batch, 0)
+                # No call from here to the end of the loop: interrupts and signal handlers come between calls. A handler
+                # that sends or closes finds nothing of this message or all of it, and so does who was interrupted.
+                if batch.is_taken:
+                    continue
+                delivery.batch = batch
+                delivery.index = batch.count
+                batch.count += 1
+                batch.messages += (message,)
+                if sharding_key is not None:
+                    batch.sharding_keys += (sharding_key,)
+                batch.bytes += size
+                break
             if batch.bytes >= self._batch_bytes:
-                self._take(key)
+                self._take(batch)
         return delivery
+
+    def _begin(self, key: _Key, topic: str, terms: Terms | None) -> MessageBatch:
+        """With the lock held: a batch, which the loop takes in its time, whatever becomes of who has begun it."""
+        batch = MessageBatch(topic, terms or self._usual_terms, self._mq.callbacks)
+        self._gathered.add(batch)
+        self._mq.loop.call_soon_threadsafe(self._close_later, key, batch)
+        self._open[key] = batch
+        return batch
 
     def flush(self, timeout: float) -> bool:
         """Send what was gathered and wait for the answers; False if they are not all there after `timeout` seconds."""
         with self._lock:
-            for key in list(self._open):
-                self._take(key)
+            for batch in list(self._gathered):
+                self._take(batch)
             return self._answered.wait_for(lambda: not self._taken_bytes, timeout)
 
     def begin_close(self) -> None:
@@ -136,8 +163,8 @@ class Batcher:
         with self._lock:
             self._closed = True
             self._answered.notify_all()
-            for key in list(self._open):
-                self._take(key)
+            for batch in list(self._gathered):
+                self._take(batch)
 
     def close(self, timeout: float) -> bool:
         """Take nothing more, and `flush`."""
@@ -150,7 +177,7 @@ class Batcher:
 
         It must not wait for the lock then. Looked for among its frames, since to note it would make every send slower.
         """
-        frame = inspect.currentframe() if self._lock.locked() else None
+        frame = inspect.currentframe()
         while frame is not None:
             if frame.f_code in _LOCKING and frame.f_locals.get("self") is self:
                 return True
@@ -175,10 +202,10 @@ class Batcher:
         except RuntimeError:
             return False
 
-    def _take(self, key: _Key) -> None:
+    def _take(self, batch: MessageBatch) -> None:
         """Hand a batch to the loop, with the lock held: batches are sent in the order in which they were taken."""
-        batch = self._open.pop(key)
-        self._taken_bytes += batch.bytes
+        if not batch.is_taken:
+            batch.is_taken, self._taken_bytes = True, self._taken_bytes + batch.bytes
         self._mq.loop.call_soon_threadsafe(self._start, batch)
 
     # -- on the event loop ---------------------------------------------------------------------------------------
@@ -188,17 +215,26 @@ class Batcher:
 
     def _close(self, key: _Key, batch: MessageBatch) -> None:
         with self._lock:
+            if (
+                batch in self._gathered
+            ):  # also one that was taken: its taker may have been interrupted before this had it
+                self._take(batch)
             if self._open.get(key) is batch:
-                self._take(key)
+                del self._open[key]
 
     def _start(self, batch: MessageBatch) -> None:
+        if batch not in self._gathered:
+            return
+        self._gathered.discard(batch)
         task = self._mq.loop.create_task(self._send(batch))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, batch))
 
     async def _send(self, batch: MessageBatch) -> None:
         try:
-            if batch.sharding_keys:
+            if not batch.messages:  # who has begun it was interrupted
+                batch.finish(tuple)
+            elif batch.sharding_keys:
                 await self._send_by_key(batch)
             else:
                 terms = batch.terms
@@ -321,7 +357,7 @@ class Batcher:
         """Part a batch by the queues that its sharding keys mean; each part has an outcome of its own."""
         terms = batch.terms
         deadline = time.monotonic() + terms.timeout
-        async with self._chooses(batch.topic, terms):
+        async with self._kept_if_refused(batch), self._chooses(batch.topic, terms):
             queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
             members: dict[MessageQueue, list[int]] = {}
             for index, sharding_key in enumerate(batch.sharding_keys):
@@ -342,6 +378,23 @@ class Batcher:
             for index, result in zip(indices, results, strict=True):
                 outcomes[index] = result
         batch.finish(lambda: outcomes)
+
+    @asynccontextmanager
+    async def _kept_if_refused(self, batch: MessageBatch) -> AsyncIterator[None]:
+        """Where no queues can be found for a batch's keys, and so nothing is sent, the outbox has it with the keys."""
+        try:
+            yield
+        except (NotStored, TopicNotFound, PermissionDenied) as error:
+            if self._keep is not None:
+                by_key: dict[str, list[Message]] = {}
+                for message, sharding_key in zip(batch.messages, batch.sharding_keys, strict=True):
+                    by_key.setdefault(sharding_key, []).append(message)
+                parts = [
+                    (self._encode(messages)[1], replace(batch.terms, sharding_key=sharding_key))
+                    for sharding_key, messages in by_key.items()
+                ]
+                await self._keep(batch.topic, parts, error)
+            raise
 
     @asynccontextmanager
     async def _chooses(self, topic: str, terms: Terms) -> AsyncIterator[None]:

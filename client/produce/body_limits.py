@@ -38,11 +38,8 @@ class BodyLimits:
     async def learn(self, topic: str, queue: MessageQueue | None, timeout: float, *, fresh: bool = False) -> int | None:
         """`known`, asked of a name server where no route is known, or where it shall be `fresh`. On the loop.
 
-        A topic that sending makes is made. Where nobody answers within `timeout` seconds it is not known; the send
-        itself says why.
-
-        Raises:
-            TopicNotFound: nobody has the topic, and messages may not make it.
+        A topic that sending makes is made. Where nobody has the topic, or answers within `timeout` seconds, it is not
+        known; the send itself says why.
         """
         routes = self._mq.routes
         try:
@@ -50,8 +47,6 @@ class BodyLimits:
                 await routes.get(topic, fresh=fresh, timeout=timeout)
             except TopicNotFound:
                 await make_topic(self._mq.pool, routes, topic, timeout)
-        except TopicNotFound:
-            raise
         except RayMQError:
             return None
         return self.known(topic, queue)
@@ -64,7 +59,6 @@ class BodyLimits:
 
         Raises:
             InvalidInput: a body is longer than the brokers allow.
-            TopicNotFound: as `learn`.
         """
         limit = self.known(topic, terms.queue)
         is_new = parts.are_several and self._mq.routes.known(topic) is None

@@ -115,7 +115,7 @@ def table_parts(
         InvalidInput: by the call itself, as `records_from_table`; no part was made.
     """
     arguments.instance("table", table, pa.Table)
-    count = rows_of_a_part(table, topic)
+    count = rows_of_a_part(table.num_rows, table.nbytes, topic)
     check = partial(checked_rows, body=body, keys=keys, tags=tags, properties=properties)
     steps = [(start, check(table.slice(start, count))) for start in range(0, max(1, table.num_rows), count)]
     longest = max(rows.longest_body for _, rows in steps)
@@ -127,9 +127,9 @@ def table_parts(
     return BatchParts(longest, several, _encoded(iter(steps), topic, host))
 
 
-def rows_of_a_part(table: pa.Table, topic: str) -> int:
-    """How many rows of `table` make about one part, if they are as large as each other: at least 1."""
-    row_bytes: int = table.nbytes // max(1, table.num_rows) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
+def rows_of_a_part(count: int, table_bytes: int, topic: str) -> int:
+    """How many of `count` rows that have so many bytes in Arrow make about one part, if they are alike: at least 1."""
+    row_bytes = table_bytes // max(1, count) + MIN_RECORD_BYTES + len(topic) + PAIR_BYTES
     return min(MAX_MESSAGES, max(1, _STEP_BYTES // row_bytes))
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
+from raymq.actors.errors import OutcomeUnknown
 from raymq.actors.sending.sender import Terms
 from raymq.client.callbacks import Callbacks
 from raymq.client.message import Message
@@ -33,10 +34,13 @@ class MessageBatch:
         self.callbacks = callbacks
         self.terms = terms
         self.messages: list[Message] = []
+        self.count = 0
+        #: Whether it is on its way, so that nothing is added any more.
+        self.is_taken = False
         #: Of each message, where they have one.
         self.sharding_keys: list[str] = []
         self.bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._done = False
         self._make_outcomes: MakeOutcomes | None = None
         self._outcomes: Sequence[Outcome] = ()
@@ -85,8 +89,17 @@ class MessageBatch:
                 return
         self._settle(delivery)
 
+    def outcome(self, index: int) -> Outcome:
+        """What became of one message of a batch that is done, also where that cannot be made of the answer."""
+        try:
+            return self.outcomes()[index]
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits has to know
+            unknown = OutcomeUnknown(f"what was answered says nothing of this message: {error!r}")
+            unknown.__cause__ = error
+            return unknown
+
     def _settle(self, delivery: PendingResult) -> None:
-        outcome = self.outcomes()[delivery.index]
+        outcome = self.outcome(delivery.index)
         if isinstance(outcome, BaseException):
             delivery.set_exception(outcome)
         else:
@@ -132,7 +145,7 @@ class PendingResult(Future[SendResult]):
         """The result, or the error raised; TimeoutError after `timeout` seconds."""
         if not self.batch.done:
             return super().result(timeout)
-        outcome = self.batch.outcomes()[self.index]
+        outcome = self.batch.outcome(self.index)
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome

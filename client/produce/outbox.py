@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from raymq.actors.backoff import Backoff
-from raymq.actors.errors import BrokerUnavailable, ClientClosed, OutcomeUnknown, RayMQError, SendError, ServerBusy
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    InvalidInput,
+    OutcomeUnknown,
+    RayMQError,
+    SendError,
+    ServerBusy,
+)
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
 from raymq.client.produce.outbox_file import KeptBatch, OutboxFile
 from raymq.storage.clock import boottime
@@ -21,6 +29,10 @@ from raymq.storage.records.record import split
 _LOOK_SECONDS: Final = 1.0
 #: A sender that died is replaced this long after what its last send could have taken.
 _CLAIM_MARGIN_SECONDS: Final = 5.0
+#: The longest pause between two tries of a topic whose kept batches nobody takes.
+_REST_SECONDS: Final = 15.0
+#: How long who closes it waits for the answer to a kept batch that is on its way: else it would be sent once more.
+_LAST_SECONDS: Final = 3.0
 #: How long a send that failed tries to write what it could not send into a file that is locked or full.
 _KEEP_SECONDS: Final = 30.0
 
@@ -33,7 +45,8 @@ class OutboxSends:
 
     A failed send raises what it would without an outbox, with `.kept` set: the messages go out later, and sending them
     again would send them twice. Where the outcome was unknown they may be stored already. `close` ends the sends that
-    are under way so, too.
+    are under way so, too. Only a broker's own answer refuses messages for good: that the routes do not know a topic or
+    a queue may be so because the brokers are away.
 
     The file is only touched on a thread of its own: it may be locked by other processes for long.
     """
@@ -46,6 +59,8 @@ class OutboxSends:
         self._owner = owner
         self._thread = ThreadPoolExecutor(1, "raymq-outbox")
         self._kept = asyncio.Event()
+        #: Whether a kept batch is on its way, or what became of it is not written down yet.
+        self._emptying = False
         self._closed = False
         #: Sends under way; a send is busy until it has an outcome, and that is in the file where it has to be.
         self._sending: set[asyncio.Future[Sent]] = set()
@@ -54,9 +69,10 @@ class OutboxSends:
         self._idle.set()
         self._task = asyncio.get_running_loop().create_task(self._empty())
         self._closing: asyncio.Task[None] | None = None
+        self._resting = _Resting(boottime)
 
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
-        """As `Sender.send`; NotStored and OutcomeUnknown say whether the batch is kept. ClientClosed after `close`."""
+        """As `Sender.send`; what it raises says whether the batch is kept. ClientClosed after `close`."""
         if self._closed:
             raise ClientClosed("the outbox is closed")
         sending = asyncio.ensure_future(self._sends.send(topic, records, sizes, terms))
@@ -65,14 +81,15 @@ class OutboxSends:
         self._idle.clear()
         try:
             return await sending
-        except SendError as error:
-            await self._keep(topic, records, terms, error)
+        except RayMQError as error:
+            if not is_for_good(error) and not isinstance(error, ClientClosed):
+                await self.keep(topic, [(records, terms)], error)
             raise
         except asyncio.CancelledError:
             if _is_given_up():
                 raise
             ended = OutcomeUnknown("closed before an answer came")
-            await self._keep(topic, records, terms, ended)
+            await self.keep(topic, [(records, terms)], ended)
             raise ended from None
         finally:
             self._sending.discard(sending)
@@ -80,23 +97,24 @@ class OutboxSends:
             if not self._busy:
                 self._idle.set()
 
-    async def _keep(self, topic: str, records: bytearray, terms: Terms, error: SendError) -> None:
-        """Put what was not sent into the file, and say so in its error."""
+    async def keep(self, topic: str, parts: Sequence[tuple[bytearray, Terms]], error: RayMQError) -> None:
+        """Put what was not sent into the file, each batch with its terms, and say so in the error of the send."""
         try:
-            # An idempotent sender may have written its number into the records: their sizes are taken anew.
-            await self._patiently(
-                partial(
-                    self._file.keep,
-                    topic,
-                    records,
-                    split(memoryview(records)),
-                    queue=terms.queue,
-                    sharding_key=terms.sharding_key,
-                    delayed=terms.delayed,
-                    error=_first_line(error),
-                ),
-                _KEEP_SECONDS,
-            )
+            for records, terms in parts:
+                # An idempotent sender may have written its number into the records: their sizes are taken anew.
+                await self._patiently(
+                    partial(
+                        self._file.keep,
+                        topic,
+                        records,
+                        split(memoryview(records)),
+                        queue=terms.queue,
+                        sharding_key=terms.sharding_key,
+                        delayed=terms.delayed,
+                        error=_first_line(error),
+                    ),
+                    _KEEP_SECONDS,
+                )
         except sqlite3.Error as failure:
             error.remedy = f"send it again: the outbox could not be written ({failure})"
             raise error from failure
@@ -107,7 +125,7 @@ class OutboxSends:
     async def close(self) -> None:
         """End the sends that are under way, which are kept, and send no more from the file; what is in it stays.
 
-        Whoever else has begun it is waited for.
+        A kept batch that is on its way has a few seconds to be answered. Whoever else has begun it is waited for.
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -120,21 +138,23 @@ class OutboxSends:
 
     async def _close(self) -> None:
         self._closed = True
-        self._task.cancel()
         for sending in self._sending:
             sending.cancel()
+        if self._emptying:
+            await asyncio.wait((self._task,), timeout=_LAST_SECONDS)
+        self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._idle.wait()
         await self._aside(self._file.close)
         self._thread.shutdown(wait=False)
 
     async def _empty(self) -> None:
-        """Send the oldest batch until it is stored or refused, then the next one, without end."""
-        backoff, trouble = Backoff(), Backoff()
-        while True:
+        """Send the oldest batch of each topic until it is stored or refused, then the next one, until it is closed."""
+        trouble = Backoff()
+        while not self._closed:
             self._kept.clear()
             try:
-                batch = await self._aside(self._next)
+                batch = await self._aside(self._next, self._resting.topics())
             except sqlite3.Error as error:
                 _log.warning("the outbox cannot be read: %s", error)
                 await asyncio.sleep(trouble.next_delay())
@@ -142,32 +162,37 @@ class OutboxSends:
             trouble.reset()
             if batch is None:
                 await self._look_again()
-                continue
-            terms = Terms(
-                self._terms.timeout, self._terms.retries, batch.queue, batch.sharding_key, delayed=batch.delayed
-            )
-            try:
-                await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)
-            except RayMQError as error:
-                later = isinstance(error, SendError | BrokerUnavailable | ServerBusy)
-                reason = _first_line(error)
-                await self._written(partial(self._file.failed, batch.id, reason, refused=not later))
-                if later:
-                    await asyncio.sleep(backoff.next_delay())
-            except Exception:  # noqa: BLE001 - one batch's trouble, whatever it is, is not that of the others
-                _log.exception("batch %d of the outbox cannot be sent", batch.id)
-                await self._written(partial(self._file.failed, batch.id, "an unexpected error", refused=True))
-            else:
-                await self._written(partial(self._file.remove, batch.id))
-                backoff.reset()
+            elif not self._closed:
+                self._emptying = True
+                try:
+                    await self._send_kept(batch)
+                finally:
+                    self._emptying = False
 
-    def _next(self) -> KeptBatch | None:
+    async def _send_kept(self, batch: KeptBatch) -> None:
+        """Try one batch of the file, and write down what became of it."""
+        terms = Terms(self._terms.timeout, self._terms.retries, batch.queue, batch.sharding_key, delayed=batch.delayed)
+        try:
+            await self._sends.send(batch.topic, bytearray(batch.records), batch.sizes, terms)
+        except RayMQError as error:
+            refused = is_for_good(error)
+            if not refused:
+                self._resting.failed(batch.topic)
+            await self._written(partial(self._file.failed, batch.id, _first_line(error), refused=refused))
+        except Exception:  # noqa: BLE001 - one batch's trouble, whatever it is, is not that of the others
+            _log.exception("batch %d of the outbox cannot be sent", batch.id)
+            await self._written(partial(self._file.failed, batch.id, "an unexpected error", refused=True))
+        else:
+            await self._written(partial(self._file.remove, batch.id))
+            self._resting.stored(batch.topic)
+
+    def _next(self, resting: list[str]) -> KeptBatch | None:
         """On the file's thread: what is to be sent now, by us."""
         while True:
             began = boottime()
             if not self._file.claim(self._terms.timeout + _CLAIM_MARGIN_SECONDS):
                 return None
-            batch = self._file.next()
+            batch = self._file.next(resting)
             if boottime() - began < _CLAIM_MARGIN_SECONDS / 2:  # else the file was locked for long: claim it anew
                 return batch
 
@@ -194,10 +219,44 @@ class OutboxSends:
 
     async def _look_again(self) -> None:
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):  # another process may have put something in
+            async with asyncio.timeout(self._resting.seconds(_LOOK_SECONDS)):  # other processes may put something in
                 await self._kept.wait()
         except TimeoutError:
             return
+
+
+class _Resting:
+    """The topics whose batches nobody took, each until it is tried again: one's trouble is not that of the others."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[str, tuple[Backoff, float]] = {}
+
+    def failed(self, topic: str) -> None:
+        """Nobody took its oldest batch."""
+        backoff, _ = self._until.get(topic) or (Backoff(cap=_REST_SECONDS), 0.0)
+        self._until[topic] = backoff, self._clock() + backoff.next_delay()
+
+    def stored(self, topic: str) -> None:
+        """Its oldest batch was taken."""
+        self._until.pop(topic, None)
+
+    def topics(self) -> list[str]:
+        """Those that are not to be tried now."""
+        now = self._clock()
+        return [topic for topic, (_, until) in self._until.items() if until > now]
+
+    def seconds(self, most: float) -> float:
+        """Until the next of them is tried; at most so long."""
+        now = self._clock()
+        return min([most, *(until - now for _, until in self._until.values() if until > now)])
+
+
+def is_for_good(error: RayMQError) -> bool:
+    """Whether another try would be in vain, too: the input is wrong, or a broker itself has refused it."""
+    if isinstance(error, SendError | BrokerUnavailable | ServerBusy | ClientClosed):
+        return False
+    return isinstance(error, InvalidInput) or error.refused_by is not None
 
 
 def _first_line(error: RayMQError) -> str:

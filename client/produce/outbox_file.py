@@ -7,12 +7,13 @@ whenever it goes out. What is kept survives the death of its process. Any proces
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import MessageQueue
+from raymq.client.forking import let_go_before_fork
 from raymq.storage.clock import boot_id, boottime
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records.record import Record, decode
@@ -83,6 +85,10 @@ class KeptBatch:
 class OutboxFile:
     """Thread-safe. What it holds has wall times, in seconds.
 
+    It is closed while the process forks, and opened anew by who uses it next. SQLite keeps books of its own of the
+    locks that a process has, and a child believes its parent's: it would take a file for locked by itself that nobody
+    has locked, write into a log that the parent deletes, or wait for a thread that it does not have.
+
     Each method raises `sqlite3.Error` if the file is locked for long, or the disk is full; then nothing has changed.
     """
 
@@ -103,27 +109,64 @@ class OutboxFile:
         """
         self._elapsed = elapsed
         self._boot = boot_id() if boot is None else boot
-        self._lock = threading.Lock()
+        #: Who has it uses the file. Whoever forks has it meanwhile, a signal handler perhaps.
+        self._lock = threading.RLock()
+        #: Where one waits for that: the others behind it, so that a fork waits for one use and not for all.
+        self._door = threading.RLock()
         self._owner = uuid.uuid4().hex
-        try:
-            self._db = sqlite3.connect(
-                f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
-                timeout=_BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-                uri=True,
-            )
+        self._uri = f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        #: None before it is used for the first time, and behind a fork.
+        self._opened: sqlite3.Connection | None = None
+        self._closed = False
+        let_go_before_fork(self, OutboxFile._let_go, OutboxFile._go_on)
+        with self._using():
             try:
                 self._check_ours(path, read_only)
                 if not read_only:
                     self._db.execute("PRAGMA journal_mode=WAL")
                     self._db.executescript(_SCHEMA)
                     self._db.execute(f"PRAGMA application_id={_APPLICATION}")
+            except sqlite3.Error as error:
+                self._disconnect()
+                raise InvalidInput("outbox", f"a file that SQLite can open ({error})", str(path)) from error
             except BaseException:
-                self._db.close()
+                self._disconnect()
                 raise
-        except sqlite3.Error as error:
-            raise InvalidInput("outbox", f"a file that SQLite can open ({error})", str(path)) from error
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._door:
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        """With the lock held."""
+        if self._closed:
+            raise sqlite3.ProgrammingError("the outbox is closed")
+        if self._opened is None:
+            self._opened = sqlite3.connect(
+                self._uri, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True
+            )
+        return self._opened
+
+    def _disconnect(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _let_go(self) -> None:
+        self._door.acquire()
+        self._lock.acquire()
+        with contextlib.suppress(sqlite3.Error):
+            self._disconnect()
+
+    def _go_on(self) -> None:
+        self._lock.release()
+        self._door.release()
 
     def _check_ours(self, path: str | Path, read_only: bool) -> None:
         """InvalidInput if the file holds what another program has put there. Older ones of ours do not say so."""
@@ -148,7 +191,7 @@ class OutboxFile:
         """Add a batch behind all others; its number."""
         broker, queue_id = (None, None) if queue is None else (queue.broker, queue.queue_id)
         values = (time.time(), topic, broker, queue_id, sharding_key, delayed, bytes(records), _pack(sizes), error)
-        with self._lock:
+        with self._using():
             cursor = self._db.execute(
                 "INSERT INTO batches (kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, error)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -161,9 +204,10 @@ class OutboxFile:
         """All of them, oldest first."""
         return self._select("ORDER BY id")
 
-    def next(self) -> KeptBatch | None:
-        """The batch that goes out next."""
-        return next(iter(self._select("WHERE state = 'waiting' ORDER BY id LIMIT 1")), None)
+    def next(self, resting: Iterable[str] = ()) -> KeptBatch | None:
+        """The batch that goes out next; none of the topics that rest."""
+        due = "WHERE state = 'waiting' AND topic NOT IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT 1"
+        return next(iter(self._select(due, json.dumps(list(resting)))), None)
 
     def remove(self, number: int) -> bool:
         """A batch was sent, or shall not be; False if it was not there."""
@@ -196,18 +240,19 @@ class OutboxFile:
 
     def close(self) -> None:
         """Let others send at once, and close the file. May be called again."""
-        with self._lock:
+        with self._using():
             with contextlib.suppress(sqlite3.Error):  # closed before, or locked: then the claim ends by itself
                 self._db.execute("DELETE FROM lease WHERE owner = ?", (self._owner,))
-            self._db.close()
+            self._disconnect()
+            self._closed = True
 
     def _change(self, statement: str, *values: object) -> bool:
-        with self._lock:
+        with self._using():
             return self._db.execute(statement, values).rowcount > 0
 
     def _select(self, rest: str, *values: object) -> list[KeptBatch]:
         columns = "id, kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, state, tries, error"
-        with self._lock:
+        with self._using():
             rows = self._db.execute(f"SELECT {columns} FROM batches {rest}", values).fetchall()  # noqa: S608 - constants
         return [
             KeptBatch(

@@ -104,6 +104,7 @@ class SendPaths:
                 buffer_bytes=options.buffer_bytes,
                 when_full=options.when_full,
                 owner=owner,
+                keep=sends.keep if isinstance(sends, OutboxSends) else None,
             )
         return cls(sends, direct, one_by_one, batcher)
 

@@ -41,7 +41,7 @@ from raymq.client.produce.options import NO_OPTIONS, SendDefaults, SendOptions, 
 from raymq.client.produce.outbox_file import OutboxFile
 from raymq.client.produce.paths import OUTBOX_SECONDS, PathOptions, SendPaths
 from raymq.client.produce.recalling import encode_handles, handles_of, recall
-from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of
+from raymq.client.produce.sent_results import BatchResults, result_of_one, results_of, runs_of
 from raymq.client.results import SendResult, TableResult
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class Producer(ClientBase):
             OutboxFile(outbox).close()  # says now whether it can be used
         #: None in a forked child that has sent nothing.
         self._made: SendPaths | None = None
-        self._making = threading.Lock()
+        #: A signal handler may send, too, on the thread that it has interrupted here.
+        self._making = threading.RLock()
         self._make_paths()
         renew_in_child(self, Producer._begin_anew)
         mq.adopt(self)
@@ -234,10 +235,7 @@ class Producer(ClientBase):
         terms = self._defaults.terms(check_sendable(topic), options)
         host = self._mq.pool.local_host
         encoded = table_parts(table, topic, body=body, keys=keys, tags=tags, properties=properties, host=host)
-        parts = [
-            (sent.queue, int(sent.placed.queue_offsets[0]), len(part.sizes))
-            for part, sent in self._send_parts(topic, encoded, terms)
-        ]
+        parts = [run for _, sent in self._send_parts(topic, encoded, terms) for run in runs_of(sent)]
         return TableResult(table.num_rows, parts)
 
     async def asend_table(
@@ -345,14 +343,18 @@ class Producer(ClientBase):
     def _make_paths(self) -> SendPaths:
         with self._making:  # a second thread would make ways that nobody closes
             if self._made is None:
-                self._made = SendPaths.make(self._mq, self._options, self._defaults, owner=self)
+                made = SendPaths.make(self._mq, self._options, self._defaults, owner=self)
+                if self._made is None:
+                    self._made = made
+                else:  # a signal handler has made others meanwhile, and uses them
+                    made.begin_close_outbox(self._mq)  # type: ignore[unreachable]
             return self._made
 
     def _begin_anew(self) -> None:
         """In a forked child: what was gathered is the parent's to send."""
         leave_to_parent(self._made)  # of which an outbox's file is open
         self._made = None
-        self._making = threading.Lock()
+        self._making = threading.RLock()
         self._under_way = set()
         self._closing = threading.Lock()
         self._closer = None

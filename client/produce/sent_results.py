@@ -38,6 +38,18 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
     return list(map(SendResult._make, columns))
 
 
+def runs_of(sent: Sent) -> list[tuple[MessageQueue, int, int]]:
+    """Where the messages of `sent` lie: the queue, and the first offset and the length of each run.
+
+    They lie in one run unless their broker lost power, and has stored what was missing when they were sent again.
+    """
+    offsets = np.asarray(sent.placed.queue_offsets)
+    begins = np.append(0, np.flatnonzero(np.diff(offsets) != 1) + 1)
+    lengths = np.diff(np.append(begins, len(offsets)))
+    runs = zip(offsets[begins].tolist(), lengths.tolist(), strict=True)
+    return [(sent.queue, offset, length) for offset, length in runs]
+
+
 def result_of_one(sent: Sent, key_number: str | int) -> SendResult:
     """The result of a message that was sent alone."""
     status, queue, address, placed, _ = sent

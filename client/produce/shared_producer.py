@@ -36,6 +36,7 @@ class SharedSends:
         self._spec = ProducerSpec(group, tuple(mq.name_servers), isolation, mq.tls, IDLE_SECONDS)
         self._namespace = mq.namespace
         self._handle = make_producer(self._spec, mq.namespace)
+        self._answered_at = time.monotonic()
 
     async def send(self, topic: str, records: bytearray, sizes: npt.NDArray[np.int32], terms: Terms) -> Sent:
         """As `Sender.send`.
@@ -44,6 +45,8 @@ class SharedSends:
         its numbers, so an idempotent send that it may have stored ends with OutcomeUnknown.
         """
         terms.check_time()
+        if time.monotonic() - self._answered_at >= self._spec.idle_seconds / 2:
+            await self._began_anew()  # it may have ended since nobody used it: then it has not died under this send
         plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
         # As it was given, so that the actor finds it equal to others' and lets them travel together.
         left = terms
@@ -52,6 +55,7 @@ class SharedSends:
             try:
                 return await self._call(topic, bytes(records), sizes, left)
             except BrokerUnavailable as error:
+                self._answered_at = float("-inf")  # whoever sends next looks first, also where this is not tried again
                 again = plan.failed(None, error, time.monotonic() - began) is not None
                 if not again or not plan.remaining or (self._idempotent and is_unknown(error)):
                     raise plan.outcome() from error
@@ -70,4 +74,5 @@ class SharedSends:
         timeout = terms.timeout + _MARGIN_SECONDS
         arguments = (topic, records, sizes, terms, self._idempotent)
         sent: Sent = await handles.acall(self._name, self._handle, "send", *arguments, timeout=timeout)
+        self._answered_at = time.monotonic()
         return sent

@@ -5,12 +5,22 @@ Runs on the connection's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, OffsetOutOfRange, OffsetReset, QueueNotFound
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    InvalidInput,
+    OffsetOutOfRange,
+    OffsetReset,
+    QueueNotFound,
+    RayMQError,
+    Timeout,
+)
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import admin as wire_admin
@@ -19,15 +29,16 @@ from raymq.actors.wire.commands import offset as wire_offset
 from raymq.actors.wire.commands import query as wire_query
 from raymq.actors.wire.commands.fetch import Fetched
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.told import number_in
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import ask, patiently
-from raymq.client.requests.fetching import ANSWER_BYTES, fetch
-from raymq.client.requests.offsets import OffsetRequests
+from raymq.client.requests.fan_out import gather
+from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS, answer_seconds, fetch
+from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 from raymq.client.requests.read_ahead import ReadAhead
 from raymq.client.timestamps import milliseconds
 
+_T = TypeVar("_T")
 #: What a small request may take.
 CONTROL_SECONDS = 5.0
 
@@ -38,8 +49,20 @@ def check_max_messages(max_messages: int) -> int:
 
 
 def refused(offset: int, reset: OffsetReset) -> OffsetOutOfRange:
-    """What a commit of `offset` raises that the broker has refused, since its log has lost what was read."""
+    """What a commit of `offset` raises that the broker has refused, since what was read is not there any more."""
     return OffsetOutOfRange(offset, 0, reset.offset)
+
+
+async def _in_time(queue: MessageQueue, timeout: float, asking: Awaitable[_T]) -> _T:
+    """What is answered to who has `timeout` seconds, and no more than an answer may take beyond it."""
+    seconds = timeout + answer_seconds(timeout)
+    try:
+        async with asyncio.timeout(seconds):
+            return await asking
+    except TimeoutError as error:
+        if isinstance(error, RayMQError):
+            raise
+        raise Timeout(queue.broker, f"no answer within {seconds:.3g} s") from error
 
 
 class Pulling:
@@ -53,16 +76,21 @@ class Pulling:
         self._positions: dict[MessageQueue, int] = {}
         #: The recovery epoch of its broker that each position was reached under, as far as that is known.
         self.epochs: dict[MessageQueue, int] = {}
+        #: The incarnation of its topic in which each position is meant: one that is made anew has other messages.
+        self.incarnations: dict[MessageQueue, int] = {}
         #: What a broker knows the consumer by.
         self.session = f"pull-{uuid.uuid4().hex}"
         self._ahead = ReadAhead(self._fetch)
 
     async def create_group(self) -> None:
         """Make the group on every broker that can be reached; the others make it with its first commit."""
-        for address in (await self._mq.routes.cluster()).masters.values():
+
+        async def make(address: str) -> None:
             with contextlib.suppress(BrokerUnavailable):
                 command = wire_group.create_group_command(self._group)
                 await self._mq.pool.request(address, command, CONTROL_SECONDS)
+
+        await gather((await self._mq.routes.cluster()).masters.values(), make)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
@@ -86,48 +114,72 @@ class Pulling:
     async def position(self, queue: MessageQueue) -> int:
         """The offset of the next fetch."""
         arguments.queue("queue", queue)
+        if queue not in self.incarnations:  # first: what follows is meant in this one, or is told to be of another
+            _, incarnation = await patiently(
+                lambda: self._offsets.first(queue, ConsumeFrom.FIRST, None), CONTROL_SECONDS
+            )
+            self.incarnations[queue] = incarnation
         if queue not in self._positions:
             committed = await self.committed(queue)
             self._positions[queue] = (await self.offsets(queue))[0] if committed is None else committed
         return self._positions[queue]
 
+    async def position_within(self, queue: MessageQueue, timeout: float) -> int:
+        """`position` for who has `timeout` seconds; Timeout where it is not answered in time."""
+        arguments.queue("queue", queue)
+        known = self.known_position(queue)
+        return await _in_time(queue, timeout, self.position(queue)) if known is None else known
+
+    async def _taken(self, queue: MessageQueue, position: int, max_messages: int, timeout: float) -> Fetched | None:
+        """What was fetched ahead."""
+        if not self._ahead.holds(queue):
+            return None
+        return await _in_time(queue, timeout, self._ahead.take(queue, position, max_messages))
+
     async def seek(self, queue: MessageQueue, offset: int | str) -> None:
         """Go to an offset or an end of the queue."""
         arguments.queue("queue", queue)
-        if isinstance(offset, str):
-            if offset not in ("earliest", "latest"):
-                raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
-            offset = (await self.offsets(queue))[offset == "latest"]
-        self._go_to(queue, arguments.offset("offset", offset))
+        if not isinstance(offset, str):
+            self._go_to(queue, arguments.offset("offset", offset), None)
+            return
+        if offset not in ("earliest", "latest"):
+            raise InvalidInput("offset", 'a number, "earliest" or "latest"', offset)
+        rule = ConsumeFrom.LAST if offset == "latest" else ConsumeFrom.FIRST
+        self._go_to(queue, *await patiently(lambda: self._offsets.first(queue, rule, None), CONTROL_SECONDS))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp: float) -> None:
         """Go to the first message stored then or later."""
         arguments.queue("queue", queue)
         timestamp_ms = milliseconds("timestamp", timestamp)
         answer = await self._ask(queue, lambda: wire_query.time_command(queue.topic, queue.queue_id, timestamp_ms))
-        self._go_to(queue, number_in(answer, "offset"))
+        self._go_to(queue, *wire_offset.read_place(answer))
 
-    def _go_to(self, queue: MessageQueue, offset: int) -> None:
+    def _go_to(self, queue: MessageQueue, offset: int, incarnation: int | None) -> None:
+        """`incarnation` is that of the topic in which the offset was found; None: that in which it is read first."""
         self._positions[queue] = offset
+        if incarnation is None:
+            self.incarnations.pop(queue, None)
+        else:
+            self.incarnations[queue] = incarnation
         self.epochs.pop(queue, None)  # whoever chooses a place does so by what he knows now
 
     async def fetch(self, queue: MessageQueue, max_messages: int, timeout: float) -> Fetched | None:
         """What is at the position, which the caller moves; None at the time-out. What follows is fetched ahead."""
         check_max_messages(max_messages)
         arguments.duration("timeout", timeout)
-        position = await self.position(queue)
-        part = await self._ahead.take(queue, position, max_messages)
+        deadline = time.monotonic() + timeout
+        position = await self.position_within(queue, timeout)
+        part = await self._taken(queue, position, max_messages, timeout)
         if part is None:
-            deadline = time.monotonic() + timeout
 
             async def once() -> list[Fetched]:
                 known = self.epochs.get(queue)
-                parts = await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+                parts = await self._fetch(queue, position, max_messages, deadline)
                 if parts or self.epochs.get(queue) == known:
                     return parts
-                return await self._fetch(queue, position, max_messages, max(0.0, deadline - time.monotonic()))
+                return await self._fetch(queue, position, max_messages, deadline)
 
-            parts = await patiently(once, timeout)
+            parts = await patiently(once, max(0.0, deadline - time.monotonic()))
             if not parts:
                 return None
             part = parts[0]
@@ -138,7 +190,7 @@ class Pulling:
 
     def known_position(self, queue: MessageQueue) -> int | None:
         """`position`, as far as it need not be asked for. Any thread."""
-        return self._positions.get(queue)
+        return self._positions.get(queue) if queue in self.incarnations else None
 
     def fetched(self, queue: MessageQueue, part: Fetched) -> None:
         """The caller's thread has fetched this. Any thread. Raises the part's error."""
@@ -154,7 +206,7 @@ class Pulling:
         self._positions[queue] = offset
 
     def _check(self, queue: MessageQueue, part: Fetched) -> None:
-        if isinstance(part.error, OffsetReset):  # it has read what the broker's log has lost
+        if isinstance(part.error, OffsetReset):  # it has read what the broker's log has lost, or of another topic
             raise OffsetOutOfRange(self._positions[queue], part.min_offset, part.error.offset)
         if part.error is not None:
             raise part.error
@@ -187,22 +239,33 @@ class Pulling:
         queue: MessageQueue,
         offset: int,
         max_messages: int,
-        wait_seconds: float = 0.0,
+        deadline: float | None = None,
         *,
         check_crc: bool = False,
     ) -> list[Fetched]:
-        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self.epochs.get(queue, 0))]
+        """What is there until `deadline`; None: now, for whoever comes for it."""
+        wait_seconds = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        within = ANSWER_SECONDS if deadline is None else answer_seconds(wait_seconds)
+        epoch, incarnation = self.epochs.get(queue, 0), self.incarnations.get(queue)
+        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
         limits = (max_messages, ANSWER_BYTES, wait_seconds)
         told: list[int] = []
         parts = await fetch(
-            self._mq, queue.broker, self.session, wanted, *limits, check_crc=check_crc, on_epoch=told.append
+            self._mq,
+            queue.broker,
+            self.session,
+            wanted,
+            *limits,
+            check_crc=check_crc,
+            on_epoch=told.append,
+            answer_within=within,
         )
         if told and not (parts and parts[0].error):
             self.epochs[queue] = told[0]
         return parts
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Everything below `offset` is done; OffsetOutOfRange if the broker's log has lost some of it since."""
+        """Everything below `offset` is done; OffsetOutOfRange if it is not what was read: see `PullConsumer.poll`."""
         command = self.commit_command(queue, offset)
         try:
             await self._ask(queue, lambda: command)
@@ -213,7 +276,8 @@ class Pulling:
         """The request of a commit. Any thread. InvalidInput: there is no such queue or offset."""
         arguments.queue("queue", queue)
         place = self._group, queue.topic, queue.queue_id, arguments.offset("offset", offset)
-        return wire_offset.update_offset_command(*place, overrules_reset=True, epoch=self.epochs.get(queue))
+        epoch, incarnation = self.epochs.get(queue), self.incarnations.get(queue)
+        return wire_offset.update_offset_command(*place, overrules_reset=True, epoch=epoch, incarnation=incarnation)
 
     async def _ask(self, queue: MessageQueue, command: Callable[[], Command]) -> Command:
         return await patiently(

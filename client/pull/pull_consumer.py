@@ -43,7 +43,8 @@ class PullConsumer(ClientBase):
         self.group = check_group(group)
         super().__init__(mq)
         self._pulling = Pulling(mq, group)
-        self._direct = DirectFetching(mq, self._pulling.session, self._pulling.epochs)
+        pulling = self._pulling
+        self._direct = DirectFetching(mq, pulling.session, pulling.epochs, pulling.incarnations)
         self._run(self._pulling.create_group())
         mq.adopt(self)
 
@@ -87,7 +88,11 @@ class PullConsumer(ClientBase):
         return await self._arun(self._pulling.position(queue))
 
     def seek(self, queue: MessageQueue, offset: int | str) -> None:
-        """Go to an offset, to "earliest" or to "latest". Checked by the next poll (OffsetOutOfRange)."""
+        """Go to an offset, to "earliest" or to "latest". Checked by the next poll (OffsetOutOfRange).
+
+        A number is one of the topic that is there at the next poll; an end is one of the topic that is there now, so
+        that one that is made anew before the poll is told.
+        """
         self._run(self._pulling.seek(queue, offset))
 
     async def aseek(self, queue: MessageQueue, offset: int | str) -> None:
@@ -107,10 +112,12 @@ class PullConsumer(ClientBase):
 
         Raises:
             OffsetOutOfRange: the position is below the minimum or beyond the maximum. Also if the broker's disk has
-                lost what was read last: the queue ended at `max_offset` then, and what is there now is new.
+                lost what was read last, or the topic was deleted and made anew: the queue ended at `max_offset` then,
+                and what is there now is new. `seek` says where to go on.
             StoreCorrupt: the message at `.queue_offset` is damaged in the broker's file; what lies before it was
                 returned. `seek(queue, error.queue_offset + 1)` passes over it.
-            BrokerUnavailable: it could not be reached within the time-out.
+            BrokerUnavailable: it could not be reached within the time-out, or did not answer so long after it again (at
+                least 2 s, at most 10 s).
         """
         return self._read(queue, max_messages, timeout, _messages) or []
 
@@ -138,7 +145,8 @@ class PullConsumer(ClientBase):
         """Everything below `offset` is done. It survives a SIGKILL of the broker when this returns; never goes back.
 
         Raises:
-            OffsetOutOfRange: the broker's log has lost some of it since it was read; see `poll`.
+            OffsetOutOfRange: the broker's log has lost some of it since it was read, or the topic was made anew; see
+                `poll`. Nothing was committed.
         """
         self._check_open()
         command = self._pulling.commit_command(queue, offset)
@@ -184,7 +192,7 @@ class PullConsumer(ClientBase):
         arguments.queue("queue", queue)
         position = self._pulling.known_position(queue)
         if position is None:
-            position = self._run(self._pulling.position(queue))
+            position = self._run(self._pulling.position_within(queue, timeout))
         if self._direct.reaches(queue):
             wait = max(0.0, deadline - time.monotonic())
             try:

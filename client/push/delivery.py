@@ -1,7 +1,7 @@
 """From fetched messages to listener calls to outcomes: which call runs when, and what follows from its answer.
 
-Runs on the connection's event loop, listeners on threads of their own. Queues take turns; a lane says what may go next
-(`raymq.client.push.lanes`), a token bucket how fast, and an outage whether anything but a probe goes at all.
+Runs on the connection's event loop, listeners on threads of their own. Queues take turns; an order says what may go
+next (`raymq.client.push.delivery_order`), a token bucket how fast, and an outage whether anything but a probe goes.
 
 A thread that has ended a call wakes the loop only if something waits for that. Else the outcome is looked at when there
 is something to do: with the next arrival, before the next commit. Whoever begins to wait for outcomes therefore looks
@@ -23,8 +23,8 @@ from raymq.actors.supervision import Supervisor
 from raymq.client.health import RunningCall
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.consumer_settings import ConsumerSettings, MessageModel
+from raymq.client.push.delivery_order import AnyOrder, DeliveryOrder, Levels, StrictOrder, all_succeeded
 from raymq.client.push.fetch_window import FetchWindow
-from raymq.client.push.lanes import Lane, Levels, OrderedLane, UnorderedLane, all_succeeded
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.listener_threads import ListenerThreads
 from raymq.client.push.outage import Outage
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class _Call:
     """One call of the listener. `started` is set by its thread."""
 
-    lane: Lane
+    order: DeliveryOrder
     messages: list[ReceivedMessage]
     probe: bool
     started: float | None = None
@@ -105,8 +105,8 @@ class Delivery:
         self._most_calls = settings.threads * _CALLS_PER_THREAD
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
         self._outage = Outage(self._clock)
-        self._lanes: dict[MessageQueue, Lane] = {}
-        self._turns: dict[ProcessQueue, Lane] = {}
+        self._orders: dict[MessageQueue, DeliveryOrder] = {}
+        self._turns: dict[ProcessQueue, DeliveryOrder] = {}
         self._calls: set[_Call] = set()
         #: Calls that have been counted as failed, and still run.
         self._overdue: set[_Call] = set()
@@ -120,27 +120,27 @@ class Delivery:
         self._stopping = False
 
     def open(self, queue: MessageQueue, offset: int) -> ProcessQueue:
-        """Take over a queue from `offset` on; in order, once no call of a lane that was dropped has its messages."""
+        """Take over a queue from `offset` on; in order, once no call of an order that was dropped has its messages."""
         settings = self._settings
         process = ProcessQueue(queue, offset, FetchWindow(settings.fetched_messages))
-        lane: Lane = UnorderedLane(process)
+        order: DeliveryOrder = AnyOrder(process)
         if settings.ordered:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
-            lane = OrderedLane(process, interval, limit, settings.park_failed_keys)
-            lane.blocked = any(call.lane.process.queue == queue for call in self._calls)
-        self._lanes[queue] = lane
+            order = StrictOrder(process, interval, limit, settings.park_failed_keys)
+            order.blocked = any(call.order.process.queue == queue for call in self._calls)
+        self._orders[queue] = order
         return process
 
     def drop(self, queue: MessageQueue) -> None:
         """Begin no call with this queue's messages any more; a call that runs still counts."""
-        lane = self._lanes.pop(queue)
-        lane.process.dropped = True
-        self._turns.pop(lane.process, None)
+        order = self._orders.pop(queue)
+        order.process.dropped = True
+        self._turns.pop(order.process, None)
         self.settle()
 
     async def idle(self, queue: MessageQueue) -> None:
         """Wait until no call with messages of this queue runs."""
-        for call in [call for call in self._calls if call.lane.process.queue == queue]:
+        for call in [call for call in self._calls if call.order.process.queue == queue]:
             call.over = call.over or self._loop.create_future()
             self.settle()
             await call.over
@@ -149,7 +149,7 @@ class Delivery:
         """Messages of one queue arrived; their sizes in bytes."""
         process.extend(messages, sizes)
         self._trace(TraceState.READY, messages)
-        self._take_turn(self._lanes[process.queue])
+        self._take_turn(self._orders[process.queue])
         self.settle()
 
     def settle(self) -> None:
@@ -166,8 +166,8 @@ class Delivery:
 
     def gate_opened(self, queues: Iterable[MessageQueue]) -> None:
         """The gate lets calls of these queues begin again."""
-        for lane in [self._lanes[queue] for queue in queues if queue in self._lanes]:
-            self._take_turn(lane)
+        for order in [self._orders[queue] for queue in queues if queue in self._orders]:
+            self._take_turn(order)
         self._pump()
 
     def _failed(self, error: BaseException) -> None:
@@ -186,9 +186,9 @@ class Delivery:
         self._paused = True
         for call in reversed(self._threads.withdraw()):
             self._end(call)
-            if not call.lane.process.dropped:
-                call.lane.put_back(call.messages)
-                self._take_turn(call.lane)
+            if not call.order.process.dropped:
+                call.order.put_back(call.messages)
+                self._take_turn(call.order)
 
     def resume(self) -> None:
         """The reverse of `pause`."""
@@ -215,7 +215,7 @@ class Delivery:
         """The calls that have begun and not ended, also those that were counted as failed. Any thread."""
         now = self._clock()
         return [
-            RunningCall(call.lane.process.queue, now - call.started)
+            RunningCall(call.order.process.queue, now - call.started)
             for call in [*self._calls, *self._overdue]
             if call.started is not None and not call.ended
         ]
@@ -239,21 +239,21 @@ class Delivery:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def _take_turn(self, lane: Lane) -> None:
-        """Queue a lane that may have something now, or wake when its time comes."""
-        wait = lane.wait_seconds(self._clock())
-        if wait is None or lane.process.dropped:
+    def _take_turn(self, order: DeliveryOrder) -> None:
+        """Queue an order that may have something now, or wake when its time comes."""
+        wait = order.wait_seconds(self._clock())
+        if wait is None or order.process.dropped:
             return
         if wait <= 0:
-            if self._gate is None or self._gate.may_begin(lane.process.queue):
-                self._turns[lane.process] = lane
+            if self._gate is None or self._gate.may_begin(order.process.queue):
+                self._turns[order.process] = order
             else:
-                self._gate.want(lane.process.queue)
+                self._gate.want(order.process.queue)
         else:
-            self._loop.call_later(wait, self._wake, lane)
+            self._loop.call_later(wait, self._wake, order)
 
-    def _wake(self, lane: Lane) -> None:
-        self._take_turn(lane)
+    def _wake(self, order: DeliveryOrder) -> None:
+        self._take_turn(order)
         self._pump()
 
     def _pump(self) -> None:
@@ -266,11 +266,11 @@ class Delivery:
                 if self._timer is None:
                     self._timer = self._loop.call_later(wait, self._on_timer)
                 return
-            lane = self._turns.pop(next(iter(self._turns)))
-            messages = lane.next_batch(self._settings.batch_size, self._clock())
+            order = self._turns.pop(next(iter(self._turns)))
+            messages = order.next_batch(self._settings.batch_size, self._clock())
             if messages:
-                self._begin(_Call(lane, messages, probe=self._outage.active))
-            self._take_turn(lane)
+                self._begin(_Call(order, messages, probe=self._outage.active))
+            self._take_turn(order)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -288,9 +288,9 @@ class Delivery:
         levels: Levels | None = None
         try:
             # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
-            if call.lane.process.dropped or self._stopping or not threading.main_thread().is_alive():
+            if call.order.process.dropped or self._stopping or not threading.main_thread().is_alive():
                 pass
-            elif self._gate is not None and not self._gate.may_begin(call.lane.process.queue):
+            elif self._gate is not None and not self._gate.may_begin(call.order.process.queue):
                 call.barred = True
             else:
                 call.started = self._clock()
@@ -313,12 +313,12 @@ class Delivery:
 
     def _is_awaited(self, call: _Call, levels: Levels | None) -> bool:
         """Whether something waits for what this call did: asked by its thread, when it has said so."""
-        process = call.lane.process
+        process = call.order.process
         return (
             levels is None
             or not all_succeeded(levels)
             or bool(self._turns)
-            or call.lane.waits_for_call
+            or call.order.waits_for_call
             or (process.waits_for_room and len(self._ended) * self._settings.batch_size >= process.lacking)
             or process.dropped
             or self._stopping
@@ -328,20 +328,20 @@ class Delivery:
     # -- outcomes -------------------------------------------------------------------------------------------------
 
     def _end(self, call: _Call) -> None:
-        """A call runs no more: a lane that was opened meanwhile for its queue may begin."""
+        """A call runs no more: an order that was opened meanwhile for its queue may begin."""
         self._calls.discard(call)
         if call.over is not None and not call.over.done():
             call.over.set_result(None)
-        lane = self._lanes.get(call.lane.process.queue)
-        if lane is not None and lane is not call.lane and lane.blocked:
-            lane.blocked = False
-            self._take_turn(lane)
+        order = self._orders.get(call.order.process.queue)
+        if order is not None and order is not call.order and order.blocked:
+            order.blocked = False
+            self._take_turn(order)
 
     def _not_begun(self, call: _Call) -> None:
         self._end(call)
-        if call.barred and not call.lane.process.dropped:
-            call.lane.put_back(call.messages)
-            self._take_turn(call.lane)
+        if call.barred and not call.order.process.dropped:
+            call.order.put_back(call.messages)
+            self._take_turn(call.order)
 
     def _finish(self, call: _Call, levels: Levels) -> None:
         self._end(call)
@@ -352,11 +352,11 @@ class Delivery:
             self._decide_singly(call, levels)
 
     def _decide(self, call: _Call, levels: Levels) -> None:
-        lane, process = call.lane, call.lane.process
+        order, process = call.order, call.order.process
         if self._settings.on_outage is not None and self._stays_out(call, levels):
-            lane.put_back(call.messages)
+            order.put_back(call.messages)
         else:
-            decision = lane.done(call.messages, levels, self._clock())
+            decision = order.done(call.messages, levels, self._clock())
             for message in decision.finished:
                 process.finish(message.queue_offset)
             self._trace(TraceState.COMMIT, decision.finished)
@@ -364,19 +364,19 @@ class Delivery:
                 self._give_back(process, message, level)
             self._trace_repeats(call, decision.finished, [message for message, _ in decision.returned])
         self._tell_of_room(process)
-        self._take_turn(lane)
+        self._take_turn(order)
 
     def _decide_singly(self, call: _Call, levels: Levels) -> None:
         """Of a call whose messages cannot be judged together: what succeeded is done, what failed is given back."""
-        lane, process = call.lane, call.lane.process
+        order, process = call.order, call.order.process
         for message, level in zip(call.messages, levels, strict=True):
             if level is None:
                 process.finish(message.queue_offset)
             else:
                 self._give_back(process, message, level)
-        lane.forget_call()
+        order.forget_call()
         self._tell_of_room(process)
-        self._take_turn(lane)
+        self._take_turn(order)
 
     def _tell_of_room(self, process: ProcessQueue) -> None:
         if process.waits_for_room and process.lacking <= 0 and process.has_room:

@@ -16,14 +16,14 @@ from typing import Any
 
 from raymq.actors.errors import OffsetReset, QueueNotFound, RayMQError, TopicNotFound
 from raymq.actors.naming import retry_topic
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.supervision import Failure, Supervisor, is_meant
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.group import Member
 from raymq.actors.wire.connection import WireConnection
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
-from raymq.client.health import Aside
+from raymq.client.health import Aside, FailingFetches
 from raymq.client.members.membership import Membership
 from raymq.client.members.queue_locks import LocksAtBrokers
 from raymq.client.members.rebalance import strategy_named
@@ -49,6 +49,7 @@ from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.queue_backoff import QueueBackoffs
 from raymq.client.push.send_back import SendBack
+from raymq.client.push.start_positions import StartPositions
 from raymq.client.requests.offsets import OffsetRequests
 from raymq.storage.clock import boottime
 
@@ -98,8 +99,13 @@ class Consuming:
         self.supervisor = Supervisor(f"consumer of {settings.group}")
         #: What was passed over because it cannot be read.
         self.aside = Aside()
+        #: The brokers that do not answer its fetches.
+        self.failing_fetches = FailingFetches(time.monotonic)
         self._committing = Committing(self._commit, lambda error: self.supervisor.report("commit", error))
         self._offsets = OffsetRequests(mq, settings.group)
+        self._starts = StartPositions(
+            self._offsets, settings.consume_from, settings.consume_timestamp, clustering=self._clustering
+        )
         self._locks = LocksAtBrokers(
             mq, self._client_id, settings.group, lambda error: self.supervisor.report("renewal of locks", error)
         )
@@ -129,6 +135,7 @@ class Consuming:
             delivery=self.delivery,
             backoffs=self._backoffs,
             supervisor=self.supervisor,
+            failing=self.failing_fetches,
             unreadable=self._unreadable,
         )
         self._examining = Examining(who, self._fetching, self._offsets, self, self.supervisor)
@@ -143,9 +150,15 @@ class Consuming:
         Raises:
             TopicNotFound, SubscriptionMismatch, BrokerUnavailable: it could not join.
         """
-        for topic in self._settings.filters:
-            await self._mq.routes.get(topic, fresh=True)
+        routes: list[TopicRoute] = []
+        for found in (await self._mq.routes.get_all(self._settings.filters, fresh=True)).values():
+            if isinstance(found, RayMQError):
+                raise found
+            routes.append(found)
         await self._membership.heartbeat(strict=True)
+        await self._starts.fix(
+            queue for route in routes for queue in route.readable() if queue.broker not in self._unmet(route)
+        )
         self._mq.listen(self._pushed)
         await self._share_out()
         every, expiry = self.supervisor.every, min(_TICK_SECONDS, self._settings.consume_timeout)
@@ -237,23 +250,24 @@ class Consuming:
         known: set[MessageQueue] = set()
         unmet: set[MessageQueue] = set()
         settled = self._membership.settled
-        for topic in self._filters:
-            try:
-                route = await self._mq.routes.get(topic, fresh=True)
-            except RayMQError as error:
-                _log.debug("route of %s: %s", topic, error)
+        for topic, route in (await self._mq.routes.get_all(self._filters, fresh=True)).items():
+            if isinstance(route, RayMQError):
+                _log.debug("route of %s: %s", topic, route)
                 mine.update(queue for queue in self._queues if queue.topic == topic)
-                settled = settled and isinstance(error, TopicNotFound)
+                settled = settled and isinstance(route, TopicNotFound)
                 continue
             queues = route.readable()
             mine.update(self._strategy(queues, members, self._client_id, self._membership.owners))
             known.update(queues)
-            away = {broker for broker, address in route.addresses.items() if self._membership.is_unmet(address)}
+            away = self._unmet(route)
             unmet.update(queue for queue in queues if queue.broker in away)
         if self._sticky:  # a change is under way until the brokers see each queue with its owner
             owned = {queue for queue, owner in self._membership.owners.items() if owner == self._client_id}
             settled = settled and owned & known == mine & known
         return Shares(mine, known, unmet, settled)
+
+    def _unmet(self, route: TopicRoute) -> set[str]:
+        return {broker for broker, address in route.addresses.items() if self._membership.is_unmet(address)}
 
     # -- instructions ---------------------------------------------------------------------------------------------
 
@@ -304,7 +318,7 @@ class Consuming:
 
     async def _find_start(self, queue: MessageQueue) -> None:
         try:
-            offset, incarnation = await self._start_of(queue)
+            offset, incarnation = await self._starts.find(queue)
         except (TopicNotFound, QueueNotFound) as error:  # deleted, or not made yet: what does not depend on it goes on
             await self._carry_out(self._give_up(queue, error))
         except RayMQError as error:
@@ -317,16 +331,6 @@ class Consuming:
         else:
             self._committed[queue] = offset
             await self._carry_out(self._assignment.start_found(queue, offset, incarnation))
-
-    async def _start_of(self, queue: MessageQueue) -> tuple[int, int]:
-        """Where the group is, or begins, in a queue, and the incarnation of its topic."""
-        settings = self._settings
-        place = await self._offsets.committed(queue) if self._clustering else None
-        if place is None:
-            place = await self._offsets.first(queue, settings.consume_from, settings.consume_timestamp)
-            if self._clustering:
-                await self._offsets.commit(queue, place[0], incarnation=place[1])
-        return place
 
     def _open(self, start: Open) -> None:
         self._queues[start.queue] = process = self.delivery.open(start.queue, start.offset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.supervision import Supervisor
 from raymq.actors.wire.commands.fetch import MAX_ANSWER_BYTES, Fetched
 from raymq.client.connection import Connection
+from raymq.client.health import FailingFetches
 from raymq.client.members.subscription import SqlWanted, TagFilter
 from raymq.client.message import ReceivedMessage
 from raymq.client.push.delivery import Delivery
@@ -58,6 +60,7 @@ class Fetching:
         delivery: gets what arrives.
         backoffs: the queues that are left alone for a while.
         supervisor: keeps the fetches going.
+        failing: told which fetches fail.
         unreadable: told of a queue that cannot be read from where it should be, or whose messages cannot be taken.
     """
 
@@ -70,6 +73,7 @@ class Fetching:
         delivery: Delivery,
         backoffs: QueueBackoffs,
         supervisor: Supervisor,
+        failing: FailingFetches,
         unreadable: Callable[[ProcessQueue, BaseException], None],
     ) -> None:
         self._who = who
@@ -78,6 +82,7 @@ class Fetching:
         self._delivery = delivery
         self._backoffs = backoffs
         self._supervisor = supervisor
+        self._failing = failing
         self._unreadable = unreadable
         #: Queues of which no more is fetched until something was found out about them.
         self.held: set[ProcessQueue] = set()
@@ -148,8 +153,10 @@ class Fetching:
             processes = self._with_room(share)
             changed.clear()
             if not processes:
+                self._failing.over(share)
                 await changed.wait()
                 continue
+            begun_at = time.monotonic()
             call = asyncio.ensure_future(self._fetch(share, processes))
             change = asyncio.ensure_future(changed.wait())
             try:
@@ -157,9 +164,11 @@ class Fetching:
                 if call.done():
                     call.result()
                     backoff.reset()
+                    self._failing.over(share)
                     self._supervisor.succeeded(f"fetches from {share}")
             except RayMQError as error:
                 _log.debug("fetch from %s: %s", share, error)
+                self._failing.failed(share, share.broker, begun_at, error)
                 await asyncio.sleep(backoff.next_delay())
             finally:
                 call.cancel()

@@ -76,16 +76,17 @@ class ListenerRunner:
     def call(self, messages: list[ReceivedMessage]) -> list[int | None]:
         """Per message None if it succeeded, else the delay level of its retry (0 the ladder, -1 the dead letters)."""
         token = _calling.set(self)
+        count = len(messages)
         try:
-            answer: Any = self._listener(messages)
+            answer: Any = self._listener(messages.copy())  # its own: it may take out what it has done
             if answer is ConsumeResult.SUCCESS:
-                return [None] * len(messages)
+                return [None] * count
             if inspect.isawaitable(answer):
                 answer = self._await(answer)
-            return read_answer(answer, len(messages))
+            return read_answer(answer, count)
         except BaseException as error:  # noqa: BLE001 - any failure of a user's code is one
-            _log.info("the listener failed on %d messages: %r", len(messages), error)
-            return [0] * len(messages)
+            _log.info("the listener failed on %d messages: %r", count, error)
+            return [0] * count
         finally:
             _calling.reset(token)
 

@@ -5,15 +5,16 @@ group's dead-letter queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import ClientClosed, InvalidInput, RayMQError
 from raymq.client import arguments
 from raymq.client.client_base import ClientBase
 from raymq.client.connection import Connection
@@ -32,6 +33,24 @@ _STOP_SECONDS = 10.0
 _REST_SECONDS = 1.0
 
 
+class _Attempt:
+    """One try to start a consumer, which may be given up at any moment.
+
+    Attributes:
+        task: what joins, on the connection's loop.
+        begun: what has joined.
+        is_given_up: nobody wants it any more.
+        is_paused: it calls the listener only once it is resumed.
+    """
+
+    __slots__ = ("begun", "is_given_up", "is_paused", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.begun: Consuming | None = None
+        self.is_given_up = self.is_paused = False
+
+
 class PushConsumer(ClientBase):
     """A member of a consumer group. A context manager: enters started, leaves shut down.
 
@@ -42,15 +61,16 @@ class PushConsumer(ClientBase):
         mq: the connection to the cluster.
         group: members of one group share the messages; all must subscribe to the same.
         subscriptions: topic to tag expression: "*", "paid", "paid || shipped"; or to `Sql("price > 3")`.
-        listener: gets a list of at most `batch_size` messages of one queue, in at most `threads` calls at a time, on
-            threads that are not the caller's; may be a coroutine function. It returns `ConsumeResult.SUCCESS`,
+        listener: gets a list of its own of at most `batch_size` messages of one queue, in at most `threads` calls at a
+            time, on threads that are not the caller's; may be a coroutine function. It returns `ConsumeResult.SUCCESS`,
             `ConsumeResult.RECONSUME_LATER` or `Retry(level)`, one for all or a list with one per message. What it
             raises, and None, is a failure.
         ordered: one call per queue at a time, in the queue's order, under a lock that its broker keeps; a failure
             repeats the same list after `ordered_retry_interval` seconds (0.01..30), and what follows waits.
         model: CLUSTERING shares out; BROADCASTING gives every member all messages, keeps its progress in the process
             and does not retry.
-        consume_from, consume_timestamp: where to start in a queue in which the group never committed.
+        consume_from, consume_timestamp: where to start in a queue in which the group never committed. LAST is the end
+            of those that are there when the group's first member starts; others begin at their first message.
         max_reconsume_times: retries before a message goes to the dead letters; None = the group's (16), ordered
             without end. What a member sets holds for its group until another sets it anew.
         consume_timeout: seconds after which a call counts as failed, whatever it answers later (not ordered).
@@ -120,15 +140,20 @@ class PushConsumer(ClientBase):
         self._consuming: Consuming | None = None
         self._last_consuming: Consuming | None = None
         self._paused = False
-        self._ending = threading.Lock()
+        #: A signal handler that shuts it down may have interrupted a thread that has it.
+        self._ending = threading.RLock()
         #: What ends it, once that was begun.
         self._stopping: Future[None] | None = None
         #: One start at a time.
         self._starting = threading.Lock()
+        #: The thread that starts it.
+        self._starter: int | None = None
         self._ended = threading.Event()
         #: Counts what `wait` waits for: something failed unexpectedly, or the consumer has ended.
         self._told = 0
         self._news = threading.Condition()
+        #: Who waits for news on an event loop is called.
+        self._hearers: set[Callable[[], None]] = set()
         renew_in_child(self, PushConsumer._leave_to_parent)
         mq.adopt(self)
 
@@ -159,14 +184,21 @@ class PushConsumer(ClientBase):
             WorkFailed: it runs already, and something of it fails again and again.
             ClientClosed: it was shut down.
         """
+        self._start(_Attempt())
+
+    def _start(self, attempt: _Attempt) -> None:
         with self._starting:
             self._check_open()
             if self._consuming is None:
-                self._start()
+                self._starter = threading.get_ident()
+                try:
+                    self._join(attempt)
+                finally:
+                    self._starter = None
             else:
                 raise_persistent(self.health.failures)
 
-    def _start(self) -> None:
+    def _join(self, attempt: _Attempt) -> None:
         for wanted in self._settings.filters.values():
             wanted.check()
         runner = ListenerRunner(self._listener)
@@ -174,25 +206,54 @@ class PushConsumer(ClientBase):
             self._check_open()
             self._runner = runner
         try:
-            consuming = self._mq.run(self._begin(runner))
-        except BaseException:
+            consuming = self._mq.run(self._begin(runner, attempt))
             with self._ending:
+                if attempt.is_given_up:
+                    raise CancelledError
+                self._mq.hold(self)
+                self._consuming = consuming
+        except BaseException as error:
+            with self._ending:
+                self._consuming = None
                 self._runner = None
-            runner.close()
+            self._undo(attempt, runner)
             if self._closed:
                 self._has_ended()
+                if isinstance(error, RayMQError):  # whatever it was, it is closed now
+                    raise ClientClosed("the consumer was closed as it started") from error
             raise
-        self._mq.hold(self)
-        with self._ending:
-            self._consuming = consuming
         if self._closed:  # meanwhile, by another thread or by the listener, whose first call has begun by now
             self.shutdown()
-        elif self._paused:
-            self.pause()
+        elif self._paused != attempt.is_paused:  # somebody has changed his mind meanwhile
+            (self.pause if self._paused else self.resume)()
 
     async def astart(self) -> None:
-        """`start` for asyncio code."""
-        await asyncio.to_thread(self.start)
+        """`start` for asyncio code. Cancelled, it has not joined, or leaves again at once; it may be started again."""
+        attempt = _Attempt()
+        try:
+            await asyncio.to_thread(self._start, attempt)
+        except asyncio.CancelledError:
+            self._give_up(attempt)
+            raise
+
+    def _give_up(self, attempt: _Attempt) -> None:
+        """Nobody wants what an attempt brings. Waits for nothing."""
+        with self._ending:
+            attempt.is_given_up = True
+            if self._consuming is None or self._consuming is not attempt.begun:  # who makes the attempt sees to it
+                with contextlib.suppress(ClientClosed, RuntimeError):  # the connection has ended
+                    self._mq.submit(_cancel(attempt))
+                return
+            self._consuming, runner, self._runner = None, self._runner, None
+        self._undo(attempt, runner)
+
+    def _undo(self, attempt: _Attempt, runner: ListenerRunner | None) -> None:
+        """End what an attempt has begun, behind it; who interrupted that cannot know how far it came."""
+        with contextlib.suppress(ClientClosed, RuntimeError):  # the connection has ended, and that with it
+            self._mq.submit(_end(attempt))
+        self._mq.let_go(self)
+        if runner is not None:
+            runner.close()
 
     @property
     def health(self) -> Health:
@@ -208,6 +269,7 @@ class PushConsumer(ClientBase):
             set_aside=aside.count,
             last_set_aside=aside.last,
             hanging=hanging(consuming.delivery.running_calls(), self._settings.hang_after),
+            fetches=consuming.failing_fetches.now(),
         )
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -234,8 +296,32 @@ class PushConsumer(ClientBase):
                 self._news.wait_for(lambda: self._told != told, left)  # noqa: B023 - called before the next round
 
     async def await_(self, timeout: float | None = None) -> bool:
-        """`wait` for asyncio code."""
-        return await asyncio.to_thread(self.wait, timeout)
+        """`wait` for asyncio code, on any event loop. Cancelled, it leaves no thread that goes on waiting."""
+        if timeout is not None:
+            arguments.duration("timeout", timeout)
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        deadline = None if timeout is None else loop.time() + timeout
+
+        def hear() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is gone
+                loop.call_soon_threadsafe(news.set)
+
+        with self._news:
+            self._hearers.add(hear)
+        try:
+            while True:
+                news.clear()
+                if self._ended.is_set():
+                    return True
+                raise_persistent(self.health.failures)
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await news.wait()
+                except TimeoutError:
+                    return self._ended.is_set()
+        finally:
+            with self._news:
+                self._hearers.discard(hear)
 
     @property
     def is_calling(self) -> bool:
@@ -245,7 +331,7 @@ class PushConsumer(ClientBase):
     def pause(self) -> None:
         """Call the listener no more until `resume`; running calls end, the queues stay this member's.
 
-        When it returns no further call begins.
+        When it returns no further call begins. One that is paused before it starts joins, and calls nothing.
         """
         self._paused = True
         if self._consuming is not None:
@@ -272,7 +358,8 @@ class PushConsumer(ClientBase):
         """Wait for running listeners, at most `timeout` seconds, commit what they did, and leave the group.
 
         From inside the listener it returns at once, since the call that runs cannot be waited for: it ends like any
-        other, what it answers counts, and the rest is done behind it. `wait` tells when.
+        other, what it answers counts, and the rest is done behind it. So it does from a signal handler that has
+        interrupted `start`. `wait` tells when.
         """
         self.begin_close(arguments.duration("timeout", timeout))()
 
@@ -292,7 +379,9 @@ class PushConsumer(ClientBase):
         return partial(self._wait_for_other, timeout)
 
     def _wait_for_other(self, timeout: float) -> None:
-        """Somebody else shuts it down, or has, or it was never started."""
+        """Somebody else shuts it down, or has, or will when it has started, or it was never started."""
+        if self._starter == threading.get_ident():
+            return  # a signal handler that has interrupted the start, which ends it behind it
         if self._runner is None:
             self._has_ended()
         elif not self._runner.is_caller:
@@ -329,6 +418,9 @@ class PushConsumer(ClientBase):
         with self._news:
             self._told += 1
             self._news.notify_all()
+            hearers = list(self._hearers)
+        for hear in hearers:
+            hear()
 
     async def ashutdown(self, timeout: float = 30.0) -> None:
         """`shutdown` for asyncio code."""
@@ -336,8 +428,9 @@ class PushConsumer(ClientBase):
 
     def _leave_to_parent(self) -> None:
         """In a forked child: a consumer that runs is the parent's, with its queues, locks and commits."""
-        self._starting, self._ending, self._news = threading.Lock(), threading.Lock(), threading.Condition()
-        self._ended = threading.Event()
+        self._starting, self._ending, self._news = threading.Lock(), threading.RLock(), threading.Condition()
+        self._starter = None
+        self._ended, self._hearers = threading.Event(), set()
         if self._runner is not None:
             leave_to_parent((self._consuming, self._last_consuming, self._runner))
             self._consuming = self._last_consuming = self._runner = self._stopping = None
@@ -355,12 +448,32 @@ class PushConsumer(ClientBase):
         """`wait` whatever fails: False if it still runs after `timeout` seconds."""
         return self._ended.wait(timeout)
 
-    async def _begin(self, runner: ListenerRunner) -> Consuming:
+    async def _begin(self, runner: ListenerRunner, attempt: _Attempt) -> Consuming:
+        if attempt.is_given_up:
+            raise asyncio.CancelledError
+        attempt.task = asyncio.current_task()
         consuming = Consuming(self._mq, self._settings, runner)
         consuming.supervisor.on_failure(self._tell)
+        attempt.is_paused = self._paused
+        if attempt.is_paused:
+            consuming.delivery.pause()
         try:
             await consuming.start()
-        except BaseException:
-            await consuming.stop(0.0)
+        except BaseException as error:  # nobody waits for the end of what was given up
+            await consuming.stop(0.0 if isinstance(error, RayMQError) else _STOP_SECONDS)
             raise
+        attempt.begun = consuming
         return consuming
+
+
+async def _cancel(attempt: _Attempt) -> None:
+    if attempt.task is not None:
+        attempt.task.cancel()
+
+
+async def _end(attempt: _Attempt) -> None:
+    """Have nothing be left of an attempt that was cancelled: it ends itself, unless it had come to its end."""
+    if attempt.task is not None:
+        await asyncio.wait((attempt.task,))
+    if attempt.begun is not None:
+        await attempt.begun.stop(_STOP_SECONDS)

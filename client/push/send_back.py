@@ -23,7 +23,7 @@ from raymq.actors.wire.commands.send_back import SET_ASIDE, send_back_command
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
-from raymq.client.requests.asking import address_of
+from raymq.client.requests.asking import address_among
 
 _REQUEST_SECONDS = 5.0
 #: What follows a message in its queue cannot be committed before it is given back.
@@ -82,17 +82,13 @@ class SendBack:
                 return answer.fields.get("deadLetter") == "true" or level == STRAIGHT_TO_DLQ
 
     async def _ask(self, message: ReceivedMessage, command: Command) -> Command:
-        return await self._mq.pool.request(await self._address(message.queue), command, _REQUEST_SECONDS)
-
-    async def _address(self, queue: MessageQueue) -> str:
-        """Where the message's broker listens, also if its topic was deleted; BrokerUnavailable if nobody knows."""
+        """Its broker's answer, also if its topic was deleted; BrokerUnavailable if no route has that broker."""
+        topics, broker = (message.queue.topic, retry_topic(self._group)), message.queue.broker
         try:
-            return await address_of(self._mq, queue.topic, queue.broker)
-        except (TopicNotFound, BrokerUnavailable):
-            try:
-                return await address_of(self._mq, retry_topic(self._group), queue.broker)
-            except TopicNotFound as error:
-                raise BrokerUnavailable(queue.broker, str(error)) from None
+            address = await address_among(self._mq, topics, broker)
+        except TopicNotFound as error:
+            raise BrokerUnavailable(broker, str(error)) from None
+        return await self._mq.pool.request(address, command, _REQUEST_SECONDS)
 
     def _give_up(self, message: ReceivedMessage, error: RayMQError) -> bool:
         """Tell that it will not come again: what follows it in its queue goes on."""

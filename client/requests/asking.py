@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.wire.connection import OnEarly
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 
@@ -52,6 +53,19 @@ async def ask(mq: Connection, topic: str, broker: str, command: Command, seconds
         TopicNotFound, BrokerUnavailable: the routes do not know it, or it does not answer. Else what it refuses with.
     """
     return await mq.pool.request(await address_of(mq, topic, broker), command, seconds)
+
+
+async def ask_among(
+    mq: Connection,
+    topics: Iterable[str],
+    broker: str,
+    command: Command,
+    seconds: float,
+    *,
+    on_early: OnEarly | None = None,
+) -> Command:
+    """`ask` by whichever of `topics` knows the broker; `on_early` is told the answers before the last one."""
+    return await mq.pool.request(await address_among(mq, topics, broker), command, seconds, on_early=on_early)
 
 
 async def patiently(attempt: Callable[[], Coroutine[None, None, _T]], seconds: float = PATIENCE_SECONDS) -> _T:

@@ -7,6 +7,7 @@ while the caller decodes, and the event loop and its thread have no share in it.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -17,7 +18,7 @@ from raymq.actors.wire.channel import Channel
 from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched
 from raymq.client.connection import Connection
 from raymq.client.requests.ahead import EarlyFetches
-from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS
+from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS, answer_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,13 @@ class _Asked:
 class DirectFetching:
     """The fetches of one pull consumer: for one thread at a time."""
 
-    def __init__(self, mq: Connection, session: str, epochs: dict[MessageQueue, int]) -> None:
-        """`epochs` as `Pulling.epochs`."""
+    def __init__(
+        self, mq: Connection, session: str, epochs: dict[MessageQueue, int], incarnations: Mapping[MessageQueue, int]
+    ) -> None:
+        """`epochs` and `incarnations` as those of `Pulling`."""
         self._mq = mq
         self._epochs = epochs
+        self._incarnations = incarnations
         self._session = session
         #: By the broker's name.
         self._channels: dict[str, Channel] = {}
@@ -60,13 +64,14 @@ class DirectFetching:
         """What is at `offset` within `wait_seconds`, None if nothing came; what follows it is asked for.
 
         Raises:
-            BrokerUnavailable: it did not answer, or there was no way.
+            BrokerUnavailable: it did not answer within `answer_seconds` more, or there was no way.
         """
-        part = self._taken(queue, offset, max_messages)
         deadline = time.monotonic() + wait_seconds
+        latest = deadline + answer_seconds(wait_seconds)
+        part = self._taken(queue, offset, max_messages, latest)
         while part is None:
             known, wait = self._epochs.get(queue), max(0.0, deadline - time.monotonic())
-            part = self._answer(queue, self._ask(queue, offset, max_messages, wait), wait)
+            part = self._answer(queue, self._ask(queue, offset, max_messages, wait), latest)
             if self._epochs.get(queue) == known:
                 break
         if part is not None and part.error is None and part.next_offset < part.max_offset:
@@ -86,22 +91,27 @@ class DirectFetching:
             self._mq.channels.end(channel)
         self._channels.clear()
 
-    def _taken(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetched | None:
+    def _taken(self, queue: MessageQueue, offset: int, max_messages: int, latest: float) -> Fetched | None:
         """What was asked for early, if it is this; None also if it brought nothing: then it has to be asked for now."""
         asked = self._ahead.take(queue, offset, max_messages)
         if asked is None:
             return None
-        part = self._answer(queue, asked, 0.0)
+        part = self._answer(queue, asked, latest)
         return None if part is None or part.error is not None else part
 
     def _ask(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> _Asked:
-        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=self._epochs.get(queue, 0))]
+        epoch, incarnation = self._epochs.get(queue, 0), self._incarnations.get(queue)
+        wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
         command = fetch_command(self._session, wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
         channel = self._channel(queue)
         return _Asked(channel, channel.write(command, ANSWER_SECONDS))
 
-    def _answer(self, queue: MessageQueue, asked: _Asked, wait_seconds: float) -> Fetched | None:
-        answer = asked.channel.read(wait_seconds + ANSWER_SECONDS, asked.number)
+    def _answer(self, queue: MessageQueue, asked: _Asked, latest: float) -> Fetched | None:
+        try:
+            answer = asked.channel.read(latest - time.monotonic(), asked.number)
+        except BrokerUnavailable:
+            self._mq.loop.call_soon_threadsafe(self._mq.routes.doubt, asked.channel.address)
+            raise
         parts, epoch = read_fetched(answer, 1), read_epoch(answer)
         if epoch is not None and not (parts and parts[0].error):
             self._epochs[queue] = epoch
@@ -110,7 +120,8 @@ class DirectFetching:
     def _channel(self, queue: MessageQueue) -> Channel:
         channel = self._channels.get(queue.broker)
         if channel is not None:
-            if channel.is_open and (channel.is_awaited or channel.is_quiet):
+            moved = self.address(queue) not in (None, channel.address)
+            if not moved and channel.is_open and (channel.is_awaited or channel.is_quiet):
                 return channel
             self._mq.channels.end(channel)
             del self._channels[queue.broker]

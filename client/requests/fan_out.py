@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Final, TypeVar
 
 from raymq.actors.errors import BrokerUnavailable, RayMQError
+from raymq.actors.protocol import TopicRoute
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import patiently
@@ -15,6 +17,7 @@ REQUEST_SECONDS: Final = 5.0
 
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 
 async def gather(items: Iterable[_Item], ask: Callable[[_Item], Awaitable[_T]]) -> list[_T]:
@@ -70,6 +73,35 @@ async def ask_brokers_of(mq: Connection, topic: str, command: Callable[[], Comma
     """The answers of the brokers of a topic; TopicNotFound, and the first error of a broker."""
     addresses = (await mq.routes.get(topic, fresh=True)).addresses
     return unless_refused(await ask_each(mq, dict(sorted(addresses.items())), command))
+
+
+def check_all_asked(what: str, not_asked: Collection[str], *, found: bool) -> None:
+    """Say that a search has left brokers out since they are away.
+
+    Raises:
+        BrokerUnavailable: nothing was found: nobody knows whether it is there.
+    """
+    if not_asked and not found:
+        raise BrokerUnavailable(", ".join(not_asked), f"away, and no other broker has {what}")
+    if not_asked:
+        _log.warning("%s: brokers that are away were not asked: %s", what, ", ".join(not_asked))
+
+
+async def check_all_told(mq: Connection, route: TopicRoute, change: str) -> None:
+    """Say that a change was made on all brokers of a topic but those that are away, which come back as they were.
+
+    Raises:
+        BrokerUnavailable: there are such brokers.
+    """
+    away = mq.routes.away(route)
+    if not away:
+        return
+    living = (await mq.routes.cluster()).masters  # one of them may only not have the topic any more
+    not_told = [broker for broker in away if broker not in living]
+    if not_told:
+        error = BrokerUnavailable(", ".join(not_told), f"away, and not told {change}")
+        error.remedy = "all others were: do it again when it is back"
+        raise error
 
 
 async def ask_name_servers(mq: Connection, command: Callable[[], Command]) -> None:

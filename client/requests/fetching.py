@@ -16,7 +16,7 @@ from raymq.actors.wire.commands.fetch import (
 )
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
-from raymq.client.requests.asking import address_among
+from raymq.client.requests.asking import ask_among
 
 #: Bytes of one chunk of a range: what an answer may hold.
 CHUNK_BYTES = MAX_ANSWER_BYTES
@@ -24,6 +24,13 @@ CHUNK_BYTES = MAX_ANSWER_BYTES
 ANSWER_BYTES = 4 * 1024 * 1024
 #: What an answer may take beyond the time for which the request may be parked.
 ANSWER_SECONDS = 10.0
+#: ... and may take at least, however short the time is that its caller has.
+_LEAST_ANSWER_SECONDS = 2.0
+
+
+def answer_seconds(timeout: float) -> float:
+    """What an answer may take beyond its caller's time-out: as long again, so that one who hangs is told soon."""
+    return min(ANSWER_SECONDS, max(_LEAST_ANSWER_SECONDS, timeout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +66,10 @@ async def fetch(
     member: str | None = None,
     *,
     check_crc: bool = False,
+    bodies: bool = True,
     on_early: EarlyAnswers | None = None,
     on_epoch: Callable[[int], None] | None = None,
+    answer_within: float = ANSWER_SECONDS,
 ) -> list[Fetched]:
     """One fetch of several queues of one broker; parked there for up to `wait_seconds` if they have nothing.
 
@@ -70,20 +79,26 @@ async def fetch(
     With a `group` it is counted for it, and a queue in which the group was reset has the error OffsetReset; the group's
     `member` is known as their owner.
 
+    The answer may take `answer_within` seconds longer than it may be parked.
+
     `on_epoch` is told the broker's recovery epoch before this returns: what is wanted next names it. A queue that named
     an older one, and whose reader has read what the broker's log has lost since, has the error OffsetReset.
 
     The bodies' checksums are compared by who decodes what this returns. Who finds a wrong one fetches once more with
     `check_crc`: the broker then compares them too, and gives what is before the damage, or names the file it is in.
 
+    Without `bodies` they stay where they are, and the records that come have empty ones.
+
     Raises:
         BrokerUnavailable: no answer.
     """
-    address = await address_among(mq, (want.topic for want in wanted), broker)
     limits = max_messages, max_bytes, wait_seconds
     goes_on = on_early is not None
-    command = fetch_command(session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on)
-    answer = await mq.pool.request(address, command, wait_seconds + ANSWER_SECONDS, on_early=on_early)
+    command = fetch_command(
+        session, wanted, *limits, group, member, check_crc=check_crc, goes_on=goes_on, bodies=bodies
+    )
+    topics = (want.topic for want in wanted)
+    answer = await ask_among(mq, topics, broker, command, wait_seconds + answer_within, on_early=on_early)
     if on_epoch is not None and (epoch := read_epoch(answer)) is not None:
         on_epoch(epoch)
     return read_fetched(answer, len(wanted))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from raymq.actors.errors import MessageNotFound
+from raymq.actors.errors import MessageNotFound, OffsetReset
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands import offset as wire_offset
 from raymq.actors.wire.commands import query as wire_query
@@ -19,7 +19,11 @@ _REQUEST_SECONDS = 5.0
 
 
 class ConsumeFrom(enum.Enum):
-    """Where a group starts in a queue in which it never committed; the values are RocketMQ's names."""
+    """Where a group starts in a queue in which it never committed; the values are RocketMQ's names.
+
+    LAST is the end of each queue that is there when the group's first member starts; queues that come later begin at
+    their first message.
+    """
 
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
     LAST = "CONSUME_FROM_LAST_OFFSET"
@@ -50,6 +54,15 @@ class OffsetRequests:
             newest = rule is ConsumeFrom.LAST
             command = wire_query.bound_command(queue.topic, queue.queue_id, newest=newest)
         return wire_offset.read_place(await self._ask(queue, command))
+
+    async def begin(self, queue: MessageQueue, place: tuple[int, int]) -> tuple[int, int]:
+        """Commit where the group begins, with its topic's incarnation; if it has begun meanwhile, where it is."""
+        offset, incarnation = place
+        try:
+            await self.commit(queue, offset, since=wire_offset.NOWHERE, incarnation=incarnation)
+        except OffsetReset as known:
+            return known.offset, incarnation if known.incarnation is None else known.incarnation
+        return place
 
     async def commit(
         self,

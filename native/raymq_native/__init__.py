@@ -21,7 +21,7 @@ from raymq_native.decoding import (
 )
 from raymq_native.encoding import join_columns, join_lists, join_one
 from raymq_native.indexing import put_few, put_keys
-from raymq_native.scanning import derive, scan, scan_one, stamp
+from raymq_native.scanning import derive, record_sizes, scan, scan_one, stamp
 
 __all__ = [
     "INTERFACE",
@@ -38,6 +38,7 @@ __all__ = [
     "join_one",
     "put_few",
     "put_keys",
+    "record_sizes",
     "scan",
     "scan_one",
     "stamp",

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32, load_u16, store_i64
+from raymq_native.octets cimport crc32_of, crc32_prepare, load_i32, load_i64, load_u16, store_i64
 
 crc32_prepare()
 
@@ -118,6 +118,36 @@ def scan(const uint8_t[::1] records not None, const int32_t[::1] sizes not None,
     if not whole:
         return None
     return any_flags, bytes(records[first.topic_at : first.topic_at + first.topic_length]), one_queue
+
+
+def record_sizes(const uint8_t[::1] content not None, int64_t place, int32_t[::1] sizes not None):
+    """The sizes of the whole records of the log that stand one behind the other from the first byte on.
+
+    Args:
+        place: where the bytes lie in the log; a record names its own place.
+        sizes: filled; with no room for more it ends.
+
+    Returns:
+        How many they are.
+    """
+    cdef Py_ssize_t count = 0, most = sizes.shape[0]
+    cdef int64_t at = 0, size, total = content.shape[0]
+    cdef int32_t magic
+    if total == 0:
+        return 0
+    cdef const uint8_t *buffer = &content[0]
+    with nogil:
+        while count < most and total - at >= AT_BODY + LEAST_TAIL:
+            size = load_i32(buffer + at)
+            magic = load_i32(buffer + at + AT_MAGIC)
+            if magic != MAGIC_V1 and magic != MAGIC_V2 or load_i64(buffer + at + AT_PHYSICAL_OFFSET) != place + at:
+                break
+            if size < AT_BODY + LEAST_TAIL or size > total - at:
+                break
+            sizes[count] = <int32_t>size
+            count += 1
+            at += size
+    return count
 
 
 cdef inline bint ascii_hash(const uint8_t *text, int64_t length, uint32_t *value) noexcept nogil:

@@ -62,6 +62,24 @@ class DirectoryLock:
                 raise fileutil.failed("lock", path, error) from error
             raise StoreLocked(path.parent, _holder(fd) or _read_pid(pid_hint)) from None
 
+    @classmethod
+    def holder(cls, path: Path) -> int | None:
+        """The process that has the lock file's lock: None if nobody has, 0 if it is not visible from here.
+
+        Looking takes nothing and changes nothing. StoreBusy, StoreFailed: it cannot be looked at.
+        """
+        with cls._taking:  # closing a descriptor of the file would give a lock of this process's own free
+            try:
+                if cls._held.get(_identity(os.stat(path))) == os.getpid():
+                    return os.getpid()
+                fd = fileutil.open_to_read(path)
+            except FileNotFoundError:
+                return None
+            try:
+                return _asked(fd)
+            finally:
+                fileutil.close(fd)
+
     def release(self) -> None:
         """Give the directory free; may be called again."""
         with self._taking:
@@ -77,9 +95,14 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _holder(fd: int) -> int | None:
     """The process that holds a record lock in our way; None if it is this one, or not visible here."""
+    return _asked(fd) or None
+
+
+def _asked(fd: int) -> int | None:
+    """The process that holds a record lock in our way; None: there is none, 0: one that is not visible here."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    return int(pid) if kind != fcntl.F_UNLCK and pid > 0 else None
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 
 def _read_pid(path: Path) -> int | None:

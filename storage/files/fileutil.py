@@ -149,13 +149,21 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
     Raises:
         StoreBusy, StoreFailed: it cannot be read (now).
     """
+    return sorted(_listed(folder), key=lambda entry: entry.name)
+
+
+def names_in(folder: Path) -> list[str]:
+    """`entries_of`, only the names, in no order: of a long folder sorting them would be most of the work."""
+    return [entry.name for entry in _listed(folder)]
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        found = attempt("list", folder, lambda: file_calls.current.scan(folder), reserved=True)
+        return attempt("list", folder, lambda: file_calls.current.scan(folder), reserved=True)
     except StoreFailed as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return []
         raise
-    return sorted(found, key=lambda entry: entry.name)
 
 
 def paths_in(folder: Path) -> list[Path]:
@@ -181,8 +189,10 @@ def read_whole(path: Path) -> bytes:
     fd = open_to_read(path)
     try:
         parts = []
-        while part := os.read(fd, _READ_BYTES):
+        left = os.fstat(fd).st_size  # memory for what is there, and not for more
+        while part := os.read(fd, min(max(left, 0) + 1, _READ_BYTES)):
             parts.append(part)
+            left -= len(part)
         return b"".join(parts)
     except OSError as error:
         raise _not_done("read", path, error) from error
@@ -190,7 +200,7 @@ def read_whole(path: Path) -> bytes:
         close(fd)
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes | memoryview) -> None:
     """Write `path` anew so that a crash leaves the old content or the new one, whole, and the new one is durable.
 
     Any thread: two that replace the same file do so one after the other.
@@ -207,7 +217,7 @@ def replace(path: Path, content: bytes) -> None:
         rename(_successor_of(path), path)
 
 
-def write_successor(path: Path, content: bytes) -> int:
+def write_successor(path: Path, content: bytes | memoryview) -> int:
     """The first half of `replace`: a descriptor, for appending, of a durable file that is to take the place of `path`.
 
     Raises:

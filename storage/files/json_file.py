@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,30 +27,39 @@ _STRING_OR_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', 
 
 T = TypeVar("T")
 
+#: What stands last in an object with a checksum. RocketMQ passes over it, and leaves it out of what it writes.
+_SEAL = re.compile(rb',"raymqCrc":([0-9]{1,10})\}\Z')
+
 #: No table nests deeper. What would is refused where it is read: later, on a fuller stack, it could not be written.
 _DEEPEST: Final = 64
 #: What reading a value raises that has another form than was written: a list for a number, 1e999, a thousand brackets.
 ANOTHER_FORM: Final = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
 
 
-def parse(text: str) -> dict[str, Any]:
-    """The JSON object in `text`, integer keys quoted or not (they arrive as strings); ValueError if it is none."""
+def parse(text: str, *, within: int = 0) -> dict[str, Any]:
+    """The JSON object in `text`, integer keys quoted or not (they arrive as strings); ValueError if it is none.
+
+    Args:
+        within: so many objects are around it in its file, and count for how deep that is.
+    """
+    levels = _DEEPEST - within
     try:
-        value = _value_of(text)
+        value = _value_of(text, levels)
     except ValueError:
-        value = _value_of(_STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text))
+        quoted = _STRING_OR_BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
+        value = _value_of(quoted, levels)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - the text is at fault, not its type
     return value
 
 
-def _value_of(text: str) -> Any:
+def _value_of(text: str, levels: int) -> Any:
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError("values are nested too deep") from None
     level = [value] if isinstance(value, dict | list) else []
-    for _ in range(_DEEPEST):
+    for _ in range(levels):
         inner = [within for each in level for within in (each.values() if isinstance(each, dict) else each)]
         level = [each for each in inner if isinstance(each, dict | list)]
         if not level:
@@ -63,6 +73,8 @@ def read(text: str, interpret: Callable[[dict[str, Any]], T]) -> T:
     Raises:
         ValueError: it is no such object, or `interpret` finds another form than it knows.
     """
+    if not _is_as_written(text.encode("utf-8", "surrogatepass")):
+        raise ValueError("its checksum is another one: if it was changed by hand, take raymqCrc out of it")
     value = parse(text)
     try:
         return interpret(value)
@@ -120,6 +132,17 @@ def remedy_for(path: Path) -> str:
 def encode(value: Any) -> str:
     """A value as JSON of one line. json's fast encoder makes no other."""
     return _ENCODER.encode(value)
+
+
+def sealed(content: bytes) -> bytes:
+    """An object, as JSON, with its checksum: a digit that has changed would be read as it stands."""
+    return b'%b,"raymqCrc":%d}' % (content[:-1], zlib.crc32(content))
+
+
+def _is_as_written(content: bytes) -> bool:
+    """Whether an object has the checksum that it says, if it says one."""
+    seal = _SEAL.search(content)
+    return seal is None or zlib.crc32(content[: seal.start()] + b"}") == int(seal[1])
 
 
 def save(path: Path, content: Mapping[str, Any], interpret: Callable[[dict[str, Any]], object]) -> None:

@@ -182,7 +182,7 @@ class MappedFile:
 
     def find(self, needle: bytes, begin: int, end: int) -> int:
         """The first position of `needle` within begin..end, holes skipped; -1 if it is not there."""
-        for start, stop in holes.data_ranges(self._fd, begin, end):
+        for start, stop in holes.data_ranges(self._fd, begin, end, self.path):
             # A needle may begin in one range and end in the next, or begin before a range that starts with its tail.
             first, until = max(begin, start - len(needle)), min(end, stop + len(needle))
             # CPython before 3.11.5 looks at one byte behind what it searches (gh-105235), where nothing may be mapped.
@@ -196,11 +196,11 @@ class MappedFile:
 
     def last_data(self, begin: int, end: int) -> int:
         """One past the last byte within begin..end that is not zero, `begin` if all are."""
-        return holes.last_data(self._fd, begin, end)
+        return holes.last_data(self._fd, begin, end, self.path)
 
     def rewrite(self, begin: int, end: int) -> None:
         """Make the pages of begin..end that have blocks count as changed."""
-        for start, stop in holes.data_ranges(self._fd, begin, end):
+        for start, stop in holes.data_ranges(self._fd, begin, end, self.path):
             for at in (*range(start, stop, mmap.PAGESIZE), stop - 1):
                 self.view[at] = self.view[at]
 

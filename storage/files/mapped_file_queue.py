@@ -197,8 +197,12 @@ class MappedFileQueue:
                 self._files = {start: file for start, file in self._files.items() if start not in gone}
         return detached
 
-    def zero_from(self, position: int) -> None:
-        """Drop all bytes from `position` on: later files are deleted, its own keeps its size with zeros behind."""
+    def zero_from(self, position: int, *, durably: bool = False) -> None:
+        """Drop all bytes from `position` on: later files are deleted, its own keeps its size with zeros behind.
+
+        Args:
+            durably: the zeros are on disk when this returns; that files are gone always is.
+        """
         for start in reversed(self.starts):
             if start > position or (start == position and len(self._files) > 1):
                 self._close(start)
@@ -209,6 +213,8 @@ class MappedFileQueue:
                 fd = fileutil.create_sparse(self.folder / file_name(start), self.file_bytes)
                 try:
                     fileutil.zero_from(fd, position - start, self.file_bytes, self.folder / file_name(start))
+                    if durably:
+                        fileutil.fdatasync(fd, self.folder / file_name(start))
                 finally:
                     fileutil.close(fd)
 

@@ -27,14 +27,14 @@ class Single(NamedTuple):
 
     Attributes:
         record: its bytes, borrowed.
-        lane: its topic and queue id.
+        topic_queue: its topic and queue id.
         late: how many bytes later than with a born host of IPv4 the fields behind that lie.
         tags_code: Java's hash of TAGS, 0 without.
         key_hashes: the index hashes of its keys.
     """
 
     record: memoryview
-    lane: tuple[str, int]
+    topic_queue: tuple[str, int]
     late: int
     tags_code: int
     key_hashes: list[int]

@@ -1,15 +1,16 @@
 """The commit log: all records of a store, one behind the other, in files of fixed size.
 
 A record never crosses a file's end; what does not fit is preceded by a BLANK that fills the file. Bytes behind the
-last record are zeros, and every append writes its first four bytes last: so a size of 0 is the end of the log, and an
-append cut short by the death of the process has not happened.
+last record are zeros, and every append, of however many records, writes its first four bytes last: so a size of 0 is
+the end of the log, and an append cut short by the death of the process has not happened, none of it.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.files.mapped_file_queue import MappedFileQueue
 from raymq.storage.files.open_files import OpenFiles
 from raymq.storage.files.preallocation import Preallocator
+from raymq.storage.log.checking import Single
 from raymq.storage.log.walk_start import WalkStart
 from raymq.storage.records import record as layout
 from raymq.storage.records.batch import Batch, stamp
@@ -91,24 +93,31 @@ class CommitLog:
         self.last_timestamp_ms = last_timestamp_ms
 
     def prepare_ahead(self, *, clean: bool) -> None:
-        """From now on a thread prepares the files behind the log's end, if none does; `clean` as in `Preallocator`."""
+        """From now on a thread prepares the files behind the log's end, if none does; `clean` as in `Preallocator`.
+
+        StoreBusy: the system has no thread to give; the next call tries again.
+        """
         if self._ahead is not None:
             return
-        self._ahead = Preallocator(self.files, clean=clean)
-        self._ahead.start(self.max_offset)
+        ahead = Preallocator(self.files, clean=clean)
+        ahead.start(self.max_offset)
+        self._ahead = ahead
 
     def append(self, batch: Batch, queue_offsets: Int64s, store_timestamp_ms: int) -> Int64s:
         """Write a checked batch, no record of it larger than `capacity`; the physical offsets of its records.
 
-        It goes into one file as a whole if a file can hold it, else into several, none cut.
+        It goes into one file as a whole if a file can hold it, else into several, no record cut. A process that dies
+        meanwhile has written all of it or nothing.
 
         Raises:
-            StoreFull: no room on the disk; of a batch that needs several files the first ones may be written.
+            StoreFull: no room on the disk. Where `max_offset` has grown nothing more may be appended: the batch needs
+                several files, and with the next opening what is in the first ones is gone.
         """
         capacity = self.capacity
         physical_offsets = np.empty(len(batch), np.int64)
         ends = batch.ends
         first, count, total = 0, len(batch), int(ends[-1])
+        head: memoryview | None = None
         while first < count:
             done = int(batch.starts[first])
             file = self._room_for(total if total <= capacity else int(batch.sizes[first]))
@@ -121,8 +130,15 @@ class CommitLog:
             physical_offsets[first:last] = stamp(
                 target, batch, first, last, queue_offsets, self.max_offset, store_timestamp_ms, self._store_host
             )
+            if head is None:
+                head = target
+            else:
+                target[:_SIZE_BYTES] = batch.records[done : done + _SIZE_BYTES]
             self.max_offset += length
             first = last
+        failpoint("append.before_size")
+        if head is not None:
+            head[:_SIZE_BYTES] = batch.records[:_SIZE_BYTES]
         if self._ahead is not None:
             self._ahead.advance(self.max_offset)
         self.last_timestamp_ms = store_timestamp_ms
@@ -134,13 +150,10 @@ class CommitLog:
         physical_offset = self.max_offset
         if physical_offset + size <= self._smooth_to:
             file = self.files.extend(physical_offset)
-            at = physical_offset - file.start
         else:
-            file = self._room_for(size)
+            file = self._smooth_room_for(size)
             physical_offset = self.max_offset
-            at = physical_offset - file.start
-            file.allocate(at, at + size)
-            self._smooth_to = file.start + min(file.allocated_to, file.size - layout.BLANK.size)
+        at = physical_offset - file.start
         failpoint("append.one_before_copy")
         view = file.view
         view[at + _SIZE_BYTES : at + size] = record[_SIZE_BYTES:]
@@ -156,15 +169,72 @@ class CommitLog:
         self.last_timestamp_ms = store_timestamp_ms
         return physical_offset
 
-    def reserve(self, length: int) -> None:
-        """Let records of so many bytes together be written without anything that can fail; raises as `append`.
+    def append_few(
+        self, records: memoryview, singles: Sequence[Single], queue_offsets: Sequence[int], store_timestamp_ms: int
+    ) -> list[int]:
+        """`append` without NumPy of what one file can hold; the physical offsets of the records.
 
-        Not if no file can hold them: then there may be no room for the last ones.
+        Args:
+            records: the bytes of all, one behind the other.
+            singles: each of them, checked.
         """
-        if self.max_offset + length > self._smooth_to and length <= self.capacity:
-            file = self._room_for(length)
-            at = self.max_offset - file.start
-            file.allocate(at, at + length)
+        length = len(records)
+        physical_offset = self.max_offset
+        if physical_offset + length <= self._smooth_to:
+            file = self.files.extend(physical_offset)
+        else:
+            file = self._smooth_room_for(length)
+            physical_offset = self.max_offset
+        begin = at = physical_offset - file.start
+        failpoint("append.few_before_copy")
+        view = file.view
+        view[begin + _SIZE_BYTES : begin + length] = records[_SIZE_BYTES:]
+        pack_offsets, pack_time = layout.QUEUE_AND_PHYSICAL_OFFSET.pack_into, layout.STORE_TIMESTAMP_AND_HOST.pack_into
+        host = self._store_host_bytes
+        physical_offsets: list[int] = []
+        for single, queue_offset in zip(singles, queue_offsets, strict=True):
+            pack_offsets(view, at + layout.OFFSET_QUEUE_OFFSET, queue_offset, physical_offset)
+            pack_time(view, at + single.late + layout.OFFSET_STORE_TIMESTAMP, store_timestamp_ms, host)
+            physical_offsets.append(physical_offset)
+            size = len(single.record)
+            at += size
+            physical_offset += size
+        failpoint("append.few_before_size")
+        view[begin : begin + _SIZE_BYTES] = records[:_SIZE_BYTES]
+        self.max_offset = physical_offset
+        if self._ahead is not None:
+            self._ahead.advance(physical_offset)
+        self.last_timestamp_ms = store_timestamp_ms
+        return physical_offsets
+
+    def append_raw(self, content: memoryview, last_timestamp_ms: int) -> None:
+        """Write bytes of another log's at the end, into one file: whole records, or what fills the file up.
+
+        A process that dies meanwhile has written all of them or nothing. Raises as `append`.
+
+        Args:
+            last_timestamp_ms: the store time of the newest record.
+        """
+        length = len(content)
+        file = self.files.extend(self.max_offset)
+        at = self.max_offset - file.start
+        file.allocate(at, at + length)
+        failpoint("follow.before_copy")
+        file.view[at + _SIZE_BYTES : at + length] = content[_SIZE_BYTES:]
+        failpoint("follow.before_size")
+        file.view[at : at + min(_SIZE_BYTES, length)] = content[:_SIZE_BYTES]
+        self.max_offset += length
+        if self._ahead is not None:
+            self._ahead.advance(self.max_offset)
+        self.last_timestamp_ms = max(self.last_timestamp_ms, last_timestamp_ms)
+
+    def _smooth_room_for(self, length: int) -> MappedFile:
+        """`_room_for` with blocks of the disk for it; from now on `_smooth_to` is of that file."""
+        file = self._room_for(length)
+        at = self.max_offset - file.start
+        file.allocate(at, at + length)
+        self._smooth_to = file.start + min(file.allocated_to, file.size - layout.BLANK.size)
+        return file
 
     def _room_for(self, length: int) -> MappedFile:
         """The file into which `length` bytes go at `max_offset`, after a BLANK and a new file if need be."""
@@ -259,13 +329,14 @@ class CommitLog:
     def expirable(self, most: int) -> list[tuple[int, int]]:
         """At most `most` files that may go, oldest first: where the next one begins, and when its first record came.
 
-        Not the newest file, nor what is not on disk yet.
+        Not the newest file, nor what is not on disk yet. No file is older than its own first record, whatever the next
+        one says: store times never go back, and have no checksum.
         """
         found: list[tuple[int, int]] = []
-        for following in self.files.starts[1 : most + 1]:
+        for begin, following in pairwise(self.files.starts[: most + 1]):
             if following >= min(self.max_offset, self.flushed_offset + 1):
                 break
-            found.append((following, self.store_timestamp(following)))
+            found.append((following, max(self.store_timestamp(begin), self.store_timestamp(following))))
         return found
 
     def expired_to(self, oldest_ms: int) -> int:

@@ -99,6 +99,8 @@ class ConsumeQueue:
         self._seen = (0, 0)
         #: The point that `confirmed_end` was asked for last, and what it said.
         self._confirmed = (-1, 0)
+        #: Readers see nothing from this offset on; None: there is no veil (see `veils`).
+        self.veiled_from: int | None = None
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
         """One more entry."""
@@ -314,17 +316,18 @@ class ConsumeQueue:
             self.min_offset = max(self.min_offset, self._first)
         return detached
 
-    def truncate(self, log_end: int, *, certainly: bool = False) -> int:
+    def truncate(self, log_end: int, *, certainly: bool = False, durably: bool = False) -> int:
         """Drop the entries at the tail whose messages do not end at or before `log_end`; how many these were.
 
         Args:
             certainly: look behind the last entry too, where a loss of power may have left entries behind a hole.
+            durably: they are gone from the disk when this returns; else with the next `sync`, if that has work.
         """
         end = self._sound_end(log_end)
         dropped = self.max_offset - end
         if dropped or (certainly and self._files.last_data(end * ENTRY_BYTES) > end * ENTRY_BYTES):
             self._drop_behind(end)
-            self._files.zero_from(end * ENTRY_BYTES)
+            self._files.zero_from(end * ENTRY_BYTES, durably=durably or end <= self._synced)
             self._synced = min(self._synced, end)
             self._confirmed = (-1, 0)
         return dropped

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from raymq.storage.records.batch import TOPIC_PATTERN, Batch
 from raymq.storage.records.byte_rows import Int64s
 from raymq.storage.records.index_inputs import Derived
 
+_log = logging.getLogger(__name__)
 _QUEUE_FOLDER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -123,22 +125,28 @@ class Dispatcher:
             queue.trim(self._log_min)
         return queue
 
-    def follow(self, log_min: int, most_queues: int) -> tuple[Sequence[Removal], Sequence[Removal]]:
-        """Forget what points below the log's new minimum; the files of queues and of the index that go with it.
+    def follow(self, log_min: int, most_queues: int) -> list[Removal]:
+        """Forget what points below the log's new minimum; the files of queues that go with it.
 
         Queues say the right minimum at once; of their files only some queues' are looked at in one call, so that it
-        is quick. The next call goes on with the next ones, until all have been seen.
+        is quick. The next call goes on with the next ones, until all have been seen. One whose files cannot be read
+        (now) keeps no others: it is looked at again behind them.
         """
         if log_min > self._log_min or self._unswept is None:
             self._log_min = log_min
             self._unswept = list(self.queues)
         removals: list[Removal] = []
+        unread: list[tuple[str, int]] = []
         for key in self._unswept[-most_queues:]:
             queue = self.queues.get(key)
-            if queue is not None:
-                removals += queue.detach_before(log_min)
+            try:
+                removals += () if queue is None else queue.detach_before(log_min)
+            except (StoreError, OSError) as error:
+                _log.warning("files of queue %d of %s that have expired are kept for now: %s", key[1], key[0], error)
+                unread.append(key)
         del self._unswept[-most_queues:]
-        return removals, self.index.detach_before(log_min)
+        self._unswept[:0] = unread
+        return removals
 
     def open(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, new if need be (its folder appears with its first entry)."""
@@ -212,9 +220,9 @@ class Dispatcher:
         failpoint("dispatch.before_index")
         self._index(batch, derived, physical_offsets, timestamps_ms, index_after)
 
-    def reserve(self, lane: tuple[str, int]) -> ConsumeQueue:
+    def reserve(self, topic_queue: tuple[str, int]) -> ConsumeQueue:
         """The queue, new if need be, with room for entries (StoreFull if not)."""
-        queue = self.queues.get(lane) or self.open(*lane)
+        queue = self.queues.get(topic_queue) or self.open(*topic_queue)
         if self.entry_writer is not None:
             self.entry_writer.check_room()
         return queue

@@ -7,9 +7,10 @@ remembers the failure and refuses what follows.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from raymq.storage.errors import StoreError
@@ -17,6 +18,7 @@ from raymq.storage.files.work_thread import begin
 
 _PAGE_BYTES: Final = 4096
 _AT_MOST_SECONDS: Final = 10.0
+_log = logging.getLogger(__name__)
 
 
 class Flusher:
@@ -56,12 +58,10 @@ class Flusher:
             if thread.is_alive():
                 thread.join()
 
-    # The store remembers a failure and refuses appends; a checkpoint without room is merely older.
-
     def _keep_flushing(self) -> None:
         flushed_at = time.monotonic()
         while not self._stop.wait(self._interval_seconds):
-            with contextlib.suppress(StoreError, OSError):
+            with _whatever_happens():
                 waiting, now = self._unflushed_bytes(), time.monotonic()
                 if waiting >= self._least_bytes or (waiting and now - flushed_at >= _AT_MOST_SECONDS):
                     self._flush()
@@ -69,5 +69,16 @@ class Flusher:
 
     def _keep_checkpointing(self) -> None:
         while not self._stop.wait(max(self._interval_seconds, _AT_MOST_SECONDS)):
-            with contextlib.suppress(StoreError, OSError):
+            with _whatever_happens():
                 self._checkpoint()
+
+
+@contextlib.contextmanager
+def _whatever_happens() -> Iterator[None]:
+    """Go on: the store remembers a failure and refuses appends; a checkpoint without room is merely older."""
+    try:
+        yield
+    except (StoreError, OSError):
+        pass
+    except Exception:  # noqa: BLE001 - no memory, say: without this thread nothing would come to disk any more
+        _log.exception("the log could not be brought to disk; it is tried again")

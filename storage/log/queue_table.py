@@ -12,9 +12,9 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         super().__init__()
         self._ids: dict[str, set[int]] = {}
 
-    def __setitem__(self, lane: tuple[str, int], queue: ConsumeQueue) -> None:
-        super().__setitem__(lane, queue)
-        topic, queue_id = lane
+    def __setitem__(self, topic_queue: tuple[str, int], queue: ConsumeQueue) -> None:
+        super().__setitem__(topic_queue, queue)
+        topic, queue_id = topic_queue
         self._ids.setdefault(topic, set()).add(queue_id)
 
     def take(self, topic: str) -> list[ConsumeQueue]:

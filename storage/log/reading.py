@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +17,7 @@ from raymq.storage.log.consume_queue import FILLER_SIZE, ConsumeQueue, Entries
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.lease import Lease
 from raymq.storage.log.queue_repair import QueueRepair
+from raymq.storage.log.veils import Veils
 from raymq.storage.records import record as layout
 from raymq.storage.records.batch import BadRecord, parse
 from raymq.storage.records.byte_rows import Int64s, every
@@ -65,11 +67,14 @@ class _Run:
 class Reader:
     """Finds records through the queues and the index. Belongs to the store's writer."""
 
-    def __init__(self, log: CommitLog, dispatcher: Dispatcher, repair: QueueRepair, confirmed: ConfirmPoint) -> None:
+    def __init__(
+        self, log: CommitLog, dispatcher: Dispatcher, repair: QueueRepair, confirmed: ConfirmPoint, veils: Veils
+    ) -> None:
         self._log = log
         self._dispatcher = dispatcher
         self._repair = repair
         self._confirmed = confirmed
+        self._veils = veils
 
     def end_of(self, queue: ConsumeQueue, *, written: bool) -> int:
         """Where the queue ends for a reader, or with `written` for the broker's own duties."""
@@ -300,6 +305,20 @@ class Reader:
             reason = error.reason
         return StoreCorrupt(str(file.path), at, reason) if reason else None
 
+    def appended_together(self, topic: str, queue_id: int, offset: int, most: int) -> int:
+        """See `Readable.appended_together`."""
+        log, queue = self._log, self._dispatcher.get(topic, queue_id)
+        check_offset(queue, offset, queue.max_offset)
+        entries = queue.entries(offset, most)
+        if not len(entries):
+            return 0
+        places = entries["physical_offset"].astype(np.int64)
+        ends = places[:-1] + entries["size"][:-1]
+        in_next_file = ends + -ends % log.files.file_bytes
+        apart = np.flatnonzero((places[1:] != ends) & (places[1:] != in_next_file))
+        near = places[: int(apart[0]) + 1 if len(apart) else len(places)].tolist()
+        return bisect_right(near, log.store_timestamp(near[0]), key=log.store_timestamp)
+
     def search_time(
         self, topic: str, queue_id: int, timestamp_ms: int, boundary: Literal["lower", "upper"]
     ) -> Steps[int]:
@@ -333,7 +352,14 @@ class Reader:
         confirmed = self._confirmed.offset
         if physical_offset >= confirmed:
             raise MessageNotFound(f"offset {physical_offset} is beyond the log's confirmed end {confirmed}")
-        return self._log.record(physical_offset)
+        record = self._log.record(physical_offset)
+        if self._veils.are_down and self._hides(record):
+            raise MessageNotFound(f"the message at offset {physical_offset} is part of a commit that is under way")
+        return record
+
+    def _hides(self, record: Record) -> bool:
+        """Whether a record is behind its queue's veil."""
+        return self._veils.hides((record.topic, record.queue_id), record.queue_offset, record.physical_offset)
 
     def search(
         self,
@@ -368,7 +394,7 @@ class Reader:
                     continue
                 seen.add(position)
                 record = self._matching(position, *wanted)
-                if record is not None:
+                if record is not None and (written or not self._veils.are_down or not self._hides(record)):
                     left_bytes -= record.size
                     if found and left_bytes < 0:
                         return found

@@ -89,6 +89,7 @@ def recover(
     clean: bool,
     same_boot: bool,
     aside: Path | None,
+    cut: int | None = None,
 ) -> RecoveryReport:
     """Bring log, queues and index to one state; they are complete and consistent when it returns.
 
@@ -97,13 +98,15 @@ def recover(
         deleted: where the log ended when a topic was deleted.
         same_boot: the machine has not been started anew since the store was last open, and its disk did not fail.
         aside: folder for copies of damaged bytes; None = read-only, change nothing.
+        cut: what lies behind this place never was; it is gone from the disk when this returns. None = all was.
     """
     report = RecoveryReport(clean)
     trusted = clean or same_boot
     if aside is not None:
         _trust_index(dispatcher.index, state, checkpoint, log, clean=clean, trusted=trusted)
         dispatcher.drop_deleted(deleted)
-    begin, known_end = _begin(log, dispatcher, state)
+    limit = NOWHERE if cut is None else max(cut, log.min_offset)
+    begin, known_end = _begin(log, dispatcher, state, limit)
     report.walked_from = begin
     log.walk_start = WalkStart(begin)
     # The newest record's keys may be there in part: it is indexed again, but for the entries that it has.
@@ -111,8 +114,8 @@ def recover(
     placement = NewestMessages()
     position = end = begin
     last_timestamp_ms = 0
-    while position < log.files.end:
-        batch, behind, reason = next_batch(log, position)
+    while position < min(limit, log.files.end):
+        batch, behind, reason = next_batch(log, position, limit)
         queued = np.empty(0, np.bool_)
         if batch is not None:
             known_bytes = None if trusted or state is None else known_end - position
@@ -124,17 +127,19 @@ def recover(
             position = end = position + len(batch.records)
             last_timestamp_ms = int(batch.store_timestamps_ms[-1])
         elif behind:
+            if behind > limit:
+                break
             position = end = behind
         else:
             follower = _follower(log, position, known_end, state, checkpoint, trusted=trusted)
-            if follower == NOWHERE:
+            if follower == NOWHERE or follower > limit:
                 break
             report.corruption.append(_keep(log, position, follower, reason, aside))
             position = end = follower
     report.truncated_bytes = max(log.files.last_data(end), known_end) - end
     if aside is not None:
-        _cut(log, dispatcher, end, certainly=not trusted)
-        if state is not None and end >= known_end:
+        _cut(log, dispatcher, end, certainly=not trusted or cut is not None, durably=cut is not None)
+        if state is not None and end >= known_end and cut is None:
             _restore_ends(dispatcher, state)
         if not trusted and end > known_end:
             log.files.rewrite(max(begin, known_end), end)
@@ -144,7 +149,9 @@ def recover(
     for queue in dispatcher.queues.values():
         queue.trim(log.min_offset)
         queue.distrust()
-    log.set_end(end, last_timestamp_ms or checkpoint.physical_ms)
+    last_timestamp_ms = last_timestamp_ms or checkpoint.physical_ms
+    # What follows has another store time: by that it is told from an append whose end a loss of power took.
+    log.set_end(end, last_timestamp_ms if trusted else last_timestamp_ms + 1)
     dispatcher.dispatched_to = end
     return report
 
@@ -165,12 +172,12 @@ def _trust_index(
         index.drop_after(checkpoint.index_ms)
 
 
-def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple[int, int]:
-    """Where to begin to walk, and how far the log is known to have reached."""
+def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None, limit: int) -> tuple[int, int]:
+    """Where to begin to walk, and how far the log up to `limit` is known to have reached."""
     first = log.min_offset
     if state is None or not first <= state.dispatched_to <= log.files.end:
-        return first, 0 if state is None else max(0, state.dispatched_to)
-    begin = state.dispatched_to
+        return first, 0 if state is None else min(max(0, state.dispatched_to), limit)
+    begin = known_end = min(state.dispatched_to, limit)
     if dispatcher.index.end_physical < state.indexed_to:
         begin = min(begin, max(first, dispatcher.index.end_physical))
     for topic, queues in state.queues.items():
@@ -181,18 +188,22 @@ def _begin(log: CommitLog, dispatcher: Dispatcher, state: State | None) -> tuple
     last_file = log.files.end - log.files.file_bytes
     file = max(first, min(begin - begin % log.files.file_bytes, last_file))
     if file < state.walk_from <= begin and is_marked(log.files.file_at(file), state.walk_from - file):
-        return state.walk_from, state.dispatched_to
-    return file, state.dispatched_to
+        return state.walk_from, known_end
+    return file, known_end
 
 
-def next_batch(log: CommitLog, position: int) -> tuple[Batch | None, int, str]:
-    """The sound records at `position`; or where to go on behind a BLANK; or why there is no record."""
+def next_batch(log: CommitLog, position: int, limit: int = NOWHERE) -> tuple[Batch | None, int, str]:
+    """The sound records at `position` that end at or before `limit`; or where to go on behind a BLANK; or why there is
+    no record.
+    """
     file = log.files.file_at(position)
     behind = log.skip_blank(position)
     if behind != position:
         return None, behind, ""
     begin = position - file.start
     sizes, reason = _claimed_sizes(file, begin)
+    while sizes and position + sum(sizes) > limit:
+        del sizes[int(np.searchsorted(np.cumsum(sizes), limit - position, "right")) :]
     while sizes:
         try:
             return parse(file.view[begin : begin + sum(sizes)], np.array(sizes, np.int32)), 0, ""
@@ -245,12 +256,7 @@ def _sound_part(
         spans = zip(batch.properties_at.tolist(), batch.ends.tolist(), strict=True)
         count = next((i for i, (at, end) in enumerate(spans) if _has_hole(file, begin + at, begin + end)), count)
         reason = "a hole in the properties"
-    kind = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
-    queued: npt.NDArray[np.bool_] = (kind == 0) | (kind == layout.SYS_FLAG_TRANSACTION_COMMIT)
-    for group in batch.groups:
-        if group.topic in deleted:
-            members = np.arange(len(batch)) if group.members is None else group.members
-            queued[members] &= batch.physical_offsets[members] >= deleted[group.topic]
+    queued = in_queues(batch, deleted)
     placed = placement.sound_records(batch, queued & (np.arange(len(batch)) < count))
     if placed < count:
         count, reason = placed, "a queue offset that cannot be"
@@ -259,6 +265,17 @@ def _sound_part(
     if count == 0:
         return None, queued, reason
     return parse(batch.records[: int(batch.starts[count])], batch.sizes[:count].astype(np.int32)), queued[:count], ""
+
+
+def in_queues(batch: Batch, deleted: Mapping[str, int]) -> npt.NDArray[np.bool_]:
+    """Which records have an entry in a queue: no half messages, and none of a topic that was deleted behind them."""
+    kind = batch.sys_flags & layout.SYS_FLAG_TRANSACTION_MASK
+    queued: npt.NDArray[np.bool_] = (kind == 0) | (kind == layout.SYS_FLAG_TRANSACTION_COMMIT)
+    for group in batch.groups:
+        if group.topic in deleted:
+            members = np.arange(len(batch)) if group.members is None else group.members
+            queued[members] &= batch.physical_offsets[members] >= deleted[group.topic]
+    return queued
 
 
 def _has_hole(file: MappedFile, begin: int, end: int) -> bool:
@@ -332,10 +349,11 @@ def next_sound(log: CommitLog, position: int) -> int:
     return NOWHERE
 
 
-def next_sound_in(file: MappedFile, at: int) -> int:
-    """Where the first sound record at or behind byte `at` of the file begins; -1 if there is none."""
+def next_sound_in(file: MappedFile, at: int, before: int | None = None) -> int:
+    """Where the first sound record at or behind byte `at`, and before that one, begins; -1 if there is none."""
     search = at
-    while (hit := file.find(_MAGIC_PREFIX, search, file.size)) >= 0:
+    end = file.size if before is None else min(file.size, before + layout.OFFSET_MAGIC + len(_MAGIC_PREFIX) - 1)
+    while (hit := file.find(_MAGIC_PREFIX, search, end)) >= 0:
         begin = hit - layout.OFFSET_MAGIC
         if begin >= at and _is_sound(file, begin):
             return begin
@@ -368,14 +386,20 @@ def _keep(log: CommitLog, position: int, follower: int, reason: str, aside: Path
     return Corruption(str(file.path), at, reason)
 
 
-def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool) -> None:
-    """Drop what lies behind `end` in log, queues and index."""
+def _cut(log: CommitLog, dispatcher: Dispatcher, end: int, *, certainly: bool, durably: bool) -> None:
+    """Drop what lies behind `end` in log, queues and index.
+
+    What was dropped of the log is gone from the disk: else a loss of power could bring it back behind what comes next.
+
+    Args:
+        durably: so is what was dropped of queues, and not only with the next `sync`.
+    """
     failpoint("recovery.before_cut")
     if log.files.starts and (log.files.last_data(end) > end or end <= log.files.starts[-1]):
-        log.files.zero_from(end)
+        log.files.zero_from(end, durably=True)
     failpoint("recovery.between_cuts")
     for queue in dispatcher.queues.values():
-        queue.truncate(end, certainly=certainly)
+        queue.truncate(end, certainly=certainly, durably=durably)
     dispatcher.index.cap(end)
 
 

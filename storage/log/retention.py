@@ -8,6 +8,7 @@ execution has two halves: the store's owner lets go of files, which is quick and
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import shutil
 import threading
@@ -31,6 +32,7 @@ FORCED_RATIO: Final = 0.85
 FILES_A_RUN: Final = 10
 
 _HOUR_MS: Final = 3_600_000
+_log = logging.getLogger(__name__)
 
 
 def _local_hour(now_ms: int) -> int:
@@ -212,7 +214,7 @@ class Remover:
                 path, file = self._waiting[0]
                 self._current = path
             going = False
-            with contextlib.suppress(StoreError, OSError):
+            try:
                 failpoint("retention.before_remove")
                 fileutil.remove_tree(path) if path.is_dir() else fileutil.remove(path)
                 failpoint("retention.before_close")
@@ -220,6 +222,10 @@ class Remover:
                     with self._closing:
                         file.close()
                 going = True
+            except (StoreError, OSError):
+                pass
+            except Exception:  # noqa: BLE001 - no memory, say: if the thread died, nothing would ever go again
+                _log.exception("%s could not be removed; it is tried again", path)
             with self._changed:
                 self._current = None
                 self._changed.notify_all()

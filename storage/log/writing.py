@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raymq.storage.config import StoreConfig
-from raymq.storage.errors import InvalidInput, StoreFull, WriteUnknown
+from raymq.storage.errors import InvalidInput, StoreFollows, StoreFull, WriteUnknown
 from raymq.storage.log.checking import Checker, Single
 from raymq.storage.log.commit_log import CommitLog
+from raymq.storage.log.consume_queue import ConsumeQueue
 from raymq.storage.log.dispatch import Dispatcher
 from raymq.storage.log.retention import Disk
 from raymq.storage.records.index_inputs import derive
@@ -38,7 +39,11 @@ class AppendResult(NamedTuple):
 
 
 class Writer:
-    """The one writer of a store."""
+    """The one writer of a store.
+
+    Attributes:
+        follows: the store is a replica's, and refuses what would be its own.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Writer:
         self._log = log
         self._dispatcher = dispatcher
         self._now_ms = now_ms
+        self.follows = False
         self._disk_checked_at = float("-inf")
         self._disk_full = ""
         self._refuse_ratio = config.disk_refuse_ratio
@@ -66,7 +72,7 @@ class Writer:
         self,
         records: Buffer,
         sizes: npt.NDArray[np.int32],
-        lanes: Collection[tuple[str, int]] | None,
+        topic_queues: Collection[tuple[str, int]] | None,
         check_crc: bool,
         again: bool,
     ) -> AppendResult:
@@ -75,15 +81,16 @@ class Writer:
         checker = self._checker_again if again else self.checker
         if len(sizes) == 1 and sizes[0] == len(records):
             single = checker.one(memoryview(records), check_crc)
-            if lanes is not None:
-                _check_lanes((single.lane,), lanes)
+            if topic_queues is not None:
+                _check_topic_queues((single.topic_queue,), topic_queues)
             queue_offset, physical_offset = self.append_one(single)
             return AppendResult(np.array((queue_offset,)), np.array((physical_offset,)), self._log.last_timestamp_ms)
-        if len(sizes) <= _FEW:
-            return self._append_few(checker.few(memoryview(records), sizes, check_crc), lanes)
+        if len(sizes) <= _FEW and len(records) <= self._log.capacity:
+            view = memoryview(records)
+            return self._append_few(view, checker.few(view, sizes, check_crc), topic_queues)
         batch = checker.many(records, sizes, check_crc)
-        if lanes is not None:
-            _check_lanes([(group.topic, group.queue_id) for group in batch.groups], lanes)
+        if topic_queues is not None:
+            _check_topic_queues([(group.topic, group.queue_id) for group in batch.groups], topic_queues)
         timestamp_ms = max(self._now_ms(), self._log.last_timestamp_ms)
         derived = derive(batch)
         queue_offsets = self._dispatcher.assign(batch, len(derived.key_hashes))
@@ -99,16 +106,16 @@ class Writer:
         self._dispatcher.dispatched_to = self._log.max_offset
         return AppendResult(queue_offsets, physical_offsets, timestamp_ms)
 
-    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> None:
+    def check(self, records: Buffer, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
         """See `Store.check`."""
         batch = self.checker.many(records, sizes, check_crc=True)
-        _check_lanes([(group.topic, group.queue_id) for group in batch.groups], (lane,))
+        _check_topic_queues([(group.topic, group.queue_id) for group in batch.groups], (topic_queue,))
 
     def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
         """See `Store.append_one`."""
         self.check_ready()
         log, dispatcher = self._log, self._dispatcher
-        queue = dispatcher.reserve(single.lane)
+        queue = dispatcher.reserve(single.topic_queue)
         dispatcher.index.reserve(len(single.key_hashes))
         timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
         queue_offset, start = queue.max_offset, log.max_offset
@@ -129,25 +136,22 @@ class Writer:
             dispatcher.dispatched_to = log.max_offset
         return queue_offset, physical_offset
 
-    def _append_few(self, singles: list[Single], lanes: Collection[tuple[str, int]] | None) -> AppendResult:
+    def _append_few(
+        self, records: memoryview, singles: list[Single], topic_queues: Collection[tuple[str, int]] | None
+    ) -> AppendResult:
         log, dispatcher = self._log, self._dispatcher
-        if lanes is not None:
-            _check_lanes([single.lane for single in singles], lanes)
-        queues = [dispatcher.reserve(single.lane) for single in singles]
+        targets = [single.topic_queue for single in singles]
+        if topic_queues is not None:
+            _check_topic_queues(targets, topic_queues)
+        queues = [dispatcher.reserve(topic_queue) for topic_queue in targets]
         dispatcher.index.reserve(sum([len(single.key_hashes) for single in singles]))
         timestamp_ms = max(self._now_ms(), log.last_timestamp_ms)
-        queue_offsets: list[int] = []
-        physical_offsets: list[int] = []
+        queue_offsets = _following(queues)
         start = log.max_offset
         try:
-            log.reserve(sum([len(single.record) for single in singles]))
-            start = log.max_offset
-            for single, queue in zip(singles, queues, strict=True):
-                queue_offset = queue.max_offset
-                physical_offset = log.append_one(single.record, single.late, queue_offset, timestamp_ms)
+            physical_offsets = log.append_few(records, singles, queue_offsets, timestamp_ms)
+            for single, queue, physical_offset in zip(singles, queues, physical_offsets, strict=True):
                 dispatcher.dispatch_one(single, queue, physical_offset, timestamp_ms)
-                queue_offsets.append(queue_offset)
-                physical_offsets.append(physical_offset)
         except BaseException as error:
             self._fail(start, error)
             raise
@@ -165,8 +169,13 @@ class Writer:
             self._refuse_ratio = limit
             self._disk_checked_at = float("-inf")
 
-    def check_ready(self) -> None:
-        """StoreFailed after a failure of the disk, StoreFull while it is too full (looked at once a second)."""
+    def check_ready(self, *, own: bool = True) -> None:
+        """StoreFailed after a failure of the disk, StoreFull while it is too full (looked at once a second).
+
+        StoreFollows on a replica, unless what is to be written is not its `own`, but of its master.
+        """
+        if own and self.follows:
+            raise StoreFollows("a replica takes no messages of its own")
         health = self._log.health
         if not health.good:
             health.check()
@@ -192,7 +201,20 @@ class Writer:
             raise WriteUnknown(f"an append to {self._directory} failed half way: {error}") from error
 
 
-def _check_lanes(found: Collection[tuple[str, int]], lanes: Collection[tuple[str, int]]) -> None:
-    for lane in found:
-        if lane not in lanes:
-            raise InvalidInput("records", f"records of {sorted(lanes)}", lane)
+def _following(queues: list[ConsumeQueue]) -> Sequence[int]:
+    """The queue offsets of records that come to these queues, one after the other."""
+    first = queues[0]
+    if queues.count(first) == len(queues):
+        return range(first.max_offset, first.max_offset + len(queues))
+    ends: dict[ConsumeQueue, int] = {}
+    offsets: list[int] = []
+    for queue in queues:
+        offsets.append(ends.get(queue, queue.max_offset))
+        ends[queue] = offsets[-1] + 1
+    return offsets
+
+
+def _check_topic_queues(found: Collection[tuple[str, int]], topic_queues: Collection[tuple[str, int]]) -> None:
+    for topic_queue in found:
+        if topic_queue not in topic_queues:
+            raise InvalidInput("records", f"records of {sorted(topic_queues)}", topic_queue)

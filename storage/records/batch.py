@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from raymq.storage.failpoints import failpoint
 from raymq.storage.records import compiled
 from raymq.storage.records import record as layout
 from raymq.storage.records.byte_rows import Int64s, every, rows_at
@@ -266,9 +265,9 @@ def _group_all(
         found, numbers = np.unique(rows_at(view, topic_at[chosen], length), return_inverse=True)
         topics[chosen] = numbers.reshape(-1) + len(names)
         names += found.tolist()
-    lanes = topics << 32 | queue_ids
-    order = np.argsort(lanes, kind="stable")
-    firsts = np.flatnonzero(np.append(True, lanes[order][1:] != lanes[order][:-1]))
+    topic_queues = topics << 32 | queue_ids
+    order = np.argsort(topic_queues, kind="stable")
+    firsts = np.flatnonzero(np.append(True, topic_queues[order][1:] != topic_queues[order][:-1]))
     groups = sorted(np.split(order, firsts[1:]), key=lambda members: int(members[0]))
     for members in groups:
         check_topic(names[topics[members[0]]], int(members[0]))
@@ -294,14 +293,13 @@ def stamp(
 ) -> Int64s:
     """Copy records first..last to `target` with what the store knows; their physical offsets.
 
-    The size of the first record is written last: a reader that stops at a size of 0 sees all of them or none.
+    The caller writes the size of the first one, last: a reader that stops at a size of 0 sees all of them or none.
 
     Args:
         target: writable memory of their length, zeros, at `physical_offset` of the log.
         store_host: the 8 bytes of the store's host as one number.
     """
     begin, end = batch.part(first, last)
-    size_bytes = layout.OFFSET_MAGIC
     starts = batch.starts[first:last] - begin
     physical_offsets: Int64s = starts + physical_offset
     if compiled.kernels is not None:
@@ -317,8 +315,6 @@ def stamp(
         )
     else:
         _copy_and_stamp(target, batch, first, last, queue_offsets, physical_offsets, store_timestamp_ms, store_host)
-    failpoint("append.before_size")
-    target[:size_bytes] = batch.records[begin : begin + size_bytes]
     return physical_offsets
 
 

@@ -39,6 +39,9 @@ class Kernels(Protocol):
     ) -> tuple[bytes, int, int, list[int]] | None:
         """Check one record; its topic, queue id, tags code and the index hashes of its keys."""
 
+    def record_sizes(self, content: Buffer, place: int, sizes: Int32s) -> int:
+        """The sizes of whole records, one behind the other; how many. Not in the first ones of this interface."""
+
     def derive(
         self,
         records: Buffer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +50,10 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
+#: Those that are read from the records' properties, and those from their heads.
+_OF_PROPERTIES: Final = frozenset({"topic", "message_id", "unique_key", "keys", "tags", "properties"})
+_OF_HEADS: Final = frozenset({"queue_id", "offset", "message_id", "born_timestamp", "store_timestamp"})
+
 CONTENT_TYPE: Final = "content-type"
 MSGPACK: Final = "application/msgpack"
 #: Bodies that are decompressed into one table.
@@ -81,56 +85,65 @@ def tables_from_records(
     broker: str,
     check_crc: bool = True,
     most_bytes: float = MOST_TABLE_BYTES,
+    columns: Collection[str] | None = None,
 ) -> Iterator[pa.Table]:
     """`table_from_records` in tables of at most `most_bytes` of bodies, each made when it is asked for.
+
+    With `columns` they have these alone, in the order of `SCHEMA`; without the body among them no body is looked at.
 
     Bodies of a few compressed bytes may be megabytes each. A table has at least one row; where nothing is compressed
     there is one table.
     """
     if len(sizes) == 0:
         return
+    wanted = SCHEMA if columns is None else pa.schema([field for field in SCHEMA if field.name in columns])
+    check_crc = check_crc and "body" in wanted.names
     try:
         batch = record_batch.parse(records, sizes, check_crc=check_crc and compiled.kernels is None)
+        if "body" not in wanted.names:
+            yield _table(batch, None, broker, wanted)
+            return
         bodies = gather_bodies(batch, check_crc=check_crc and compiled.kernels is not None)
     except record_batch.BadRecord as error:
         place = int(np.sum(np.asarray(sizes)[: error.index], dtype=np.int64))
         raise StoreCorrupt(broker, place, f"{error.reason}: {error.actual}") from None
-    stored = _table(batch, bodies, broker)
+    stored = _table(batch, bodies, broker, wanted)
     if not batch.any_flags & record.SYS_FLAG_COMPRESSED:
         yield stored
         return
-    first, column = 0, SCHEMA.get_field_index("body")
+    first, column = 0, wanted.get_field_index("body")
     for plain in _plain(batch, bodies, most_bytes):
-        yield stored.slice(first, len(plain)).set_column(column, SCHEMA.field(column), plain)
+        yield stored.slice(first, len(plain)).set_column(column, wanted.field(column), plain)
         first += len(plain)
 
 
-def _table(batch: record_batch.Batch, bodies: pa.Array, broker: str) -> pa.Table:
-    """`bodies` as they are stored."""
+def _table(batch: record_batch.Batch, bodies: pa.Array | None, broker: str, wanted: pa.Schema) -> pa.Table:
+    """The columns of `wanted`; `bodies` as they are stored."""
     count = len(batch)
-    parsed = alike_properties(batch) or properties_of_batch(batch)
-    heads = head_columns(batch)
-    topic = _topics(batch)
-    if parsed.has(properties.RETRY_TOPIC):
-        topic = pc.coalesce(parsed.last(properties.RETRY_TOPIC), topic)
-    ids = heads.message_id
-    if parsed.has(properties.ORIGIN_MESSAGE_ID):
-        ids = pc.coalesce(parsed.last(properties.ORIGIN_MESSAGE_ID), ids)
-    columns = [
-        topic,
-        pa.repeat(broker, count),
-        heads.queue_id,
-        heads.offset,
-        ids,
-        parsed.first(properties.UNIQ_KEY),
-        parsed.keys(),
-        parsed.last(properties.TAGS),
-        parsed.user(),
-        heads.born_timestamp,
-        heads.store_timestamp,
-        bodies,
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    needs_properties = not _OF_PROPERTIES.isdisjoint(wanted.names)
+    parsed = (alike_properties(batch) or properties_of_batch(batch)) if needs_properties else None
+    needs_heads = not _OF_HEADS.isdisjoint(wanted.names)
+    heads = head_columns(batch) if needs_heads else None
+
+    def of_original(name: str, own: pa.Array) -> pa.Array:
+        assert parsed is not None
+        return pc.coalesce(parsed.last(name), own) if parsed.has(name) else own
+
+    made: dict[str, Callable[[Any, Any], pa.Array]] = {
+        "topic": lambda _, __: of_original(properties.RETRY_TOPIC, _topics(batch)),
+        "broker": lambda _, __: pa.repeat(broker, count),
+        "queue_id": lambda heads, _: heads.queue_id,
+        "offset": lambda heads, _: heads.offset,
+        "message_id": lambda heads, _: of_original(properties.ORIGIN_MESSAGE_ID, heads.message_id),
+        "unique_key": lambda _, parsed: parsed.first(properties.UNIQ_KEY),
+        "keys": lambda _, parsed: parsed.keys(),
+        "tags": lambda _, parsed: parsed.last(properties.TAGS),
+        "properties": lambda _, parsed: parsed.user(),
+        "born_timestamp": lambda heads, _: heads.born_timestamp,
+        "store_timestamp": lambda heads, _: heads.store_timestamp,
+        "body": lambda _, __: bodies,
+    }
+    return pa.Table.from_arrays([made[name](heads, parsed) for name in wanted.names], schema=wanted)
 
 
 def records_from_table(
@@ -202,6 +215,32 @@ class Rows:
         texts = self.texts.slice(start, count) if isinstance(self.texts, pa.Array) else self.texts
         return Rows(self.bodies.slice(start, count), texts)
 
+    def take(self, indices: npt.NDArray[np.int64]) -> Rows:
+        """The rows of these numbers, in that order, copied."""
+        chosen = pa.array(indices)
+        texts = self.texts.take(chosen) if isinstance(self.texts, pa.Array) else self.texts
+        return Rows(self.bodies.take(chosen), texts)
+
+    def with_texts(self, more: pa.Array) -> Rows:
+        """The rows with these properties besides, written as they are stored; an empty text is none.
+
+        Raises:
+            InvalidInput: a row's properties are too long now.
+        """
+        before = pa.scalar(b"") if self.texts is None else self.texts
+        return Rows(self.bodies, _checked_texts(pc.binary_join_element_wise(before, more.cast(pa.binary()), b"")))
+
+    @staticmethod
+    def concatenated(parts: Sequence[Rows]) -> Rows:
+        """The rows of several tables that have the same columns, one behind the other."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        texts = first.texts
+        if isinstance(texts, pa.Array):
+            texts = pa.concat_arrays([part.texts for part in parts])
+        return Rows(pa.concat_arrays([part.bodies for part in parts]), texts)
+
     def record_sizes(self, topic: str) -> npt.NDArray[np.int64]:
         """How many bytes the record of each row will have."""
         sizes = lengths_of(self.bodies) + (record.MIN_RECORD_BYTES + len(topic) + PAIR_BYTES)
@@ -259,11 +298,15 @@ def checked_rows(
         content_type,
         None if properties is None else _column(table, "properties", properties),
     )
-    if isinstance(texts, pa.Array) and len(texts):
-        longest = int(lengths_of(texts).max()) + PAIR_BYTES
-        if longest > limits.MAX_PROPERTIES_BYTES:
-            raise InvalidInput("properties", limits.PROPERTIES, longest)
-    return Rows(bodies, texts)
+    return Rows(bodies, _checked_texts(texts) if isinstance(texts, pa.Array) else texts)
+
+
+def _checked_texts(texts: pa.Array) -> pa.Array:
+    """The properties of each row, unless those of one are too long."""
+    longest = int(lengths_of(texts).max()) + PAIR_BYTES if len(texts) else 0
+    if longest > limits.MAX_PROPERTIES_BYTES:
+        raise InvalidInput("properties", limits.PROPERTIES, longest)
+    return texts
 
 
 def _topics(batch: record_batch.Batch) -> pa.Array:
@@ -317,7 +360,21 @@ def _column(table: pa.Table, field: str, name: str) -> pa.Array:
 def _packed(structs: pa.Array) -> pa.Array:
     """Every struct as a msgpack map; what msgpack does not know (decimals, dates) as text."""
     pack = msgpack.Packer(datetime=True, default=str).pack
-    return pa.array([None if value is None else pack(value) for value in structs.to_pylist()], pa.binary())
+    try:
+        values = structs.to_pylist()
+    except (ValueError, OverflowError):  # a time beyond the years 1 to 9999
+        raise _beyond_python(structs) from None
+    return pa.array([None if value is None else pack(value) for value in values], pa.binary())
+
+
+def _beyond_python(structs: pa.Array) -> InvalidInput:
+    """Which field of the structs has a value that Python's types cannot hold."""
+    for field in structs.type:
+        try:
+            structs.field(field.name).to_pylist()
+        except (ValueError, OverflowError) as error:
+            return InvalidInput("body", "values that a message can hold", f"{field.name}: {error}")
+    return InvalidInput("body", "values that a message can hold", str(structs.type))
 
 
 def _checked_bodies(column: pa.Array, limit: int) -> pa.Array:

@@ -54,7 +54,8 @@ class UniqueKeys:
         self.prefix = self._prefix.hex().upper()
         #: The same as it begins a record's property.
         self.stored_prefix = f"{properties.UNIQ_KEY}\x01{self.prefix}".encode()
-        self._lock = threading.Lock()
+        #: A signal handler may make messages on the thread that it has interrupted here.
+        self._lock = threading.RLock()
         self._next = 0
         self._month_begins_ms = self._month_ends_ms = 0
 
@@ -64,7 +65,10 @@ class UniqueKeys:
         with self._lock:
             if now_ms >= self._month_ends_ms:
                 self._month_begins_ms, self._month_ends_ms = _month_of(now_ms)
-            first = max(self._next, (now_ms - self._month_begins_ms) << _COUNTER_BITS)
+            first = (now_ms - self._month_begins_ms) << _COUNTER_BITS
+            # No call from here on: signal handlers run between calls, and one that takes numbers must not get these.
+            if first < self._next:  # noqa: PLR1730
+                first = self._next
             self._next = first + count
         return first
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -98,7 +98,13 @@ class InFlight:
             self._journal.begin_with((_KNOWN, "", "", 0, {}))
         for kind, group, topic, queue_id, *rest in self._journal.entries:
             self._apply(kind, (group, topic, queue_id), rest)
+        for kind, group, topic, queue_id, *rest in self._journal.behind:
+            # What was given out behind damage is given out again: before it may be what the damaged frame gave out, and
+            # would be passed over. What is done is done.
+            if kind != _DELIVERED:
+                self._apply(kind, (group, topic, queue_id), rest)
         self._journal.entries.clear()
+        self._journal.behind.clear()
         unheeded = remains.deleted_later(self._forgotten)
         told = {topic for _, topic, _ in self._queues}.intersection(unheeded)
         for topic in unheeded:
@@ -123,6 +129,11 @@ class InFlight:
             }
             if not known.deliveries:
                 del self._queues[queue]
+
+    @property
+    def damage(self) -> Sequence[tuple[Path, int, int]]:
+        """What of the journal could not be read: file, offset, bytes."""
+        return self._journal.damage
 
     @property
     def queues(self) -> Mapping[GroupQueue, Outstanding]:
@@ -253,6 +264,11 @@ class InFlight:
         yield _KNOWN, "", "", 0, (self._forgotten or {}).copy()
         for queue, known in list(self._queues.items()):
             next_offset, deliveries = known.next_offset, iter(known.deliveries.copy().items())
-            while chunk := list(islice(deliveries, _STEP_DELIVERIES)):
-                yield (_DELIVERED, *queue, next_offset, [[offset, *each] for offset, each in chunk])
+            chunk = list(islice(deliveries, _STEP_DELIVERIES))
+            while chunk:
+                following = list(islice(deliveries, _STEP_DELIVERIES))
+                # A frame passes over nothing that one behind it tells of, which may be damaged.
+                behind = chunk[-1][0] + 1 if following else next_offset
+                yield (_DELIVERED, *queue, behind, [[offset, *each] for offset, each in chunk])
+                chunk = following
                 time.sleep(0)

@@ -1,26 +1,25 @@
-"""A file of frames: what is appended to it survives the death of the process at once.
+"""A file of frames (`frames`): what is appended to it survives the death of the process at once.
 
-Frame: length of the payload u4 | CRC-32 of the payload u4 | payload (msgpack). A frame is written with a single write;
-from then on the kernel has it. One that is cut off or does not match its CRC ends the journal; only the newest can be.
+A frame is written with a single write; from then on the kernel has it. One at the end that is cut off was not written
+whole, which a loss of power or a full disk may leave, and goes. One before that of which bytes have changed is damage:
+that is told, and what can be read behind it is kept apart, for the table to say what of that still holds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import struct
+import logging
 import threading
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.tables.frames import framed, read_frames
 
-_FRAME = struct.Struct(">II")
+_log = logging.getLogger(__name__)
 
 
 def ignore_failure(_: StoreError) -> None:
@@ -38,7 +37,10 @@ class Journal:
     def __init__(
         self, path: Path, *, writable: bool, on_failure: Callable[[StoreError], None] = ignore_failure
     ) -> None:
-        """Read what is there (`entries`) and, if writable, cut off a torn end.
+        """Read what is there and, if writable, cut off a torn end.
+
+        `entries` are the frames up to the first damage, `behind` those that can be read behind it, and `damage` says
+        where it is: file, offset, bytes.
 
         Args:
             on_failure: told when the disk has failed so that what is appended from then on might be lost.
@@ -63,12 +65,17 @@ class Journal:
         if writable:
             fileutil.make_folder(path.parent)
         self.entries: list[tuple[Any, ...]] = []
+        self.behind: list[tuple[Any, ...]] = []
+        self.damage: list[tuple[Path, int, int]] = []
         #: Bytes of the file that frames are appended to.
         self.length = 0
         try:
             with contextlib.suppress(FileNotFoundError):
-                self.entries += _read(fileutil.read_whole(self._base))[0]
+                base = fileutil.read_whole(self._base)
                 self._has_base = True
+                # It took its name when it was whole: no end of it can be missing.
+                if (length := self._hear(self._base, base)) < len(base):
+                    self._note_damage(self._base, length, len(base))
             self._take(path, writable=writable)
             if self._beside.exists():
                 self._before, self._fd = self._fd, -1
@@ -82,12 +89,27 @@ class Journal:
             content = fileutil.read_whole(path)
         except FileNotFoundError:
             content = b""
-        entries, self.length = _read(content)
-        self.entries += entries
+        self.length = self._hear(path, content)
         if writable:
             self._fd = fileutil.open_for_append(path)
             if self.length < len(content):
                 fileutil.truncate(self._fd, self.length, path)
+
+    def _hear(self, path: Path, content: bytes) -> int:
+        """Keep what a file says; how many of its bytes are frames, or damage before them."""
+        found = read_frames(content)
+        if self.damage:
+            self.behind += found.entries
+        else:
+            self.entries += found.entries
+        self.behind += found.behind
+        for begin, end in found.damage:
+            self._note_damage(path, begin, end)
+        return found.length
+
+    def _note_damage(self, path: Path, begin: int, end: int) -> None:
+        _log.error("%s: %d bytes at %d are not what was written, and what they said is lost", path, end - begin, begin)
+        self.damage.append((path, begin, end - begin))
 
     @property
     def empty(self) -> bool:
@@ -124,7 +146,7 @@ class Journal:
         """
         content = b""
         if entries is not None:
-            content = b"".join(map(_framed, entries))
+            content = b"".join(map(framed, entries))
             self.sync()  # After a loss of power the journal must not say less than that file.
             self._replace_base(content)
         fileutil.move(self._beside, self._path)
@@ -154,7 +176,7 @@ class Journal:
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         self.check()
-        self._write(self._preface + self._owed + _framed(entry))
+        self._write(self._preface + self._owed + framed(entry))
         self._preface = self._owed = b""
 
     def _write(self, frames: bytes) -> None:
@@ -182,13 +204,13 @@ class Journal:
         try:
             self.append(entry)
         except (StoreFull, StoreFailed):
-            self._owed += _framed(entry)
+            self._owed += framed(entry)
             return False
         return True
 
     def begin_with(self, entry: tuple[Any, ...]) -> None:
         """Of a journal without frames: have this one stand before the first, written together with it."""
-        self._preface = _framed(entry)
+        self._preface = framed(entry)
 
     def _cut(self) -> None:
         """Drop what is no whole frame, behind which no other could be found."""
@@ -214,7 +236,7 @@ class Journal:
         """
         # By a new file: after a loss of power an old page behind new ones would bring back old frames. Everything
         # that can be refused comes before the rename; frames go to the file that has the name, from then on.
-        content = b"".join(map(_framed, entries))
+        content = b"".join(map(framed, entries))
         length = len(content)
         if self._before >= 0 and self._owed:  # else those that are beside would be heard behind them
             self._write(self._owed)
@@ -239,7 +261,8 @@ class Journal:
                 names = self._names
             failpoint("journal.after_rename")
             fileutil.close(old)
-            self.entries, self.length, self._torn, self._owed = [], len(content), False, b""
+            self.entries, self.behind = [], []
+            self.length, self._torn, self._owed = len(content), False, b""
             try:
                 if before >= 0:  # Its frames are older than those that will come.
                     fileutil.close(before)
@@ -282,22 +305,3 @@ class Journal:
                 if fd >= 0:
                     fileutil.close(fd)
             self._before = self._fd = -1
-
-
-def _framed(entry: tuple[Any, ...]) -> bytes:
-    payload: bytes = msgpack.packb(entry)
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _read(content: bytes) -> tuple[list[tuple[Any, ...]], int]:
-    """The entries of a journal and how many of its bytes are whole frames."""
-    entries: list[tuple[Any, ...]] = []
-    at = 0
-    while at + _FRAME.size <= len(content):
-        length, crc = _FRAME.unpack_from(content, at)
-        payload = content[at + _FRAME.size : at + _FRAME.size + length]
-        if len(payload) < length or length == 0 or zlib.crc32(payload) != crc:
-            break
-        entries.append(tuple(msgpack.unpackb(payload)))
-        at += _FRAME.size + length
-    return entries, at

@@ -21,6 +21,7 @@ class ConsumerTable:
         forgotten: where the log ended when topics were deleted of which nothing is told here; None: nobody wrote it
             down then, or there is no file.
         is_there: whether there is a file.
+        is_foreign: a broker of RocketMQ's wrote it.
     """
 
     version: DataVersion
@@ -28,15 +29,17 @@ class ConsumerTable:
     resets: set[tuple[str, str, int]]
     forgotten: dict[str, int] | None
     is_there: bool
+    is_foreign: bool
 
 
 @dataclass(slots=True)
 class DelayTable:
-    """How far delay levels are, by level, and where the log ended then."""
+    """How far delay levels are, by level, and where the log ended then; `is_foreign` as in `ConsumerTable`."""
 
     version: DataVersion
     offsets: dict[int, int]
     log_end: int
+    is_foreign: bool
 
 
 def read_consumers(path: Path) -> ConsumerTable:
@@ -60,11 +63,12 @@ def consumers_of(raw: Mapping[str, Any]) -> ConsumerTable:
     resets = {(group, topic, int(queue_id)) for group, topic, queue_id in raw.get("raymqResets") or ()}
     told = raw.get("raymqForgottenTopics")
     forgotten = None if told is None else {str(topic): int(place) for topic, place in told.items()}
-    return ConsumerTable(DataVersion.from_json(raw.get("dataVersion")), offsets, resets, forgotten, bool(raw))
+    version, is_there = DataVersion.from_json(raw.get("dataVersion")), bool(raw)
+    return ConsumerTable(version, offsets, resets, forgotten, is_there, is_there and told is None)
 
 
 def delays_of(raw: Mapping[str, Any]) -> DelayTable:
     """What the object of the second file says."""
     offsets = {int(level): int(offset) for level, offset in (raw.get("offsetTable") or {}).items()}
     version = DataVersion.from_json(raw.get("dataVersion"))
-    return DelayTable(version, offsets, int(raw.get("raymqLogEnd") or 0))
+    return DelayTable(version, offsets, int(raw.get("raymqLogEnd") or 0), bool(raw) and "raymqLogEnd" not in raw)

@@ -2,6 +2,9 @@
 
 A commit appends one frame to `raymq/progress.journal` (see `journal`). It is folded into RocketMQ's
 config/consumerOffset.json and config/delayOffset.json when it has grown, at opening and at closing.
+
+A broker of RocketMQ's knows no journal. Where one has had the directory after a kill of ours, and has written these
+files anew, the frames are older than what they say: nothing goes back for them.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class Progress:
         self._version, self._delay_version = consumers.version, delays.version
         self.consumers, self.delays = consumers.offsets, delays.offsets
         #: The queues whose group was reset and has not gone there yet; its offset is the place.
-        self.resets = consumers.resets
+        self.resets = {each for each in consumers.resets if each[2] in self.consumers.get(each[0], {}).get(each[1], ())}
         #: Where the log ended when topics were deleted whose offsets are forgotten; None: nobody wrote it down.
         self.forgotten = consumers.forgotten
         #: The same of deletions that the journal has not taken yet. Nothing on disk may say that it knows of them: the
@@ -83,22 +86,38 @@ class Progress:
         self.consumer_offsets = ConsumerOffsets(self)
         self.delay_progress = DelayProgress(self)
         try:
-            self._recover(writable=writable, is_new=not consumers.is_there)
+            self._recover(
+                writable=writable, is_new=not consumers.is_there, foreign=(consumers.is_foreign, delays.is_foreign)
+            )
         except BaseException:
             self.journal.close()
             raise
 
-    def _recover(self, *, writable: bool, is_new: bool) -> None:
-        """Hear the journal, as far as it speaks of what is there."""
+    def _recover(self, *, writable: bool, is_new: bool, foreign: tuple[bool, bool]) -> None:
+        """Hear the journal, as far as it speaks of what is there; whether the files of both kinds are `foreign`."""
         if self.journal.empty and is_new:
             self.forgotten = {}
             self.journal.begin_with((_TELLS_DELETIONS,))
-        for entry in self.journal.entries:
-            if entry[0] != _DELAY or self._remains.has(entry[-1]):
+        # Each frame says what is so afterwards, whatever those before it said: also those behind damage hold.
+        for entry in [*self.journal.entries, *self.journal.behind]:
+            is_delay = entry[0] == _DELAY
+            if is_delay and not self._remains.has(entry[-1]):
+                continue
+            if not foreign[is_delay] or self._goes_on(entry):
                 self.apply(entry)
         clamped = self._forget_deleted(writable=writable) | self._clamp()
         if writable and (clamped or not self.journal.empty):
             self.fold()
+
+    def _goes_on(self, entry: tuple[Any, ...]) -> bool:
+        """Whether a commit goes beyond what is known of a queue, or of a level; other frames do not."""
+        kind, *rest = entry
+        if kind == _DELAY:
+            return bool(rest[1] > self.delays.get(rest[0], -1))
+        if kind != _CONSUMER:
+            return False
+        group, topic, queue_id, offset = rest
+        return bool(offset > self.consumers.get(group, {}).get(topic, {}).get(queue_id, -1))
 
     def _forget_deleted(self, *, writable: bool) -> bool:
         """Forget offsets in deleted topics where the journal was not told of the deletion; whether anything changed.
@@ -200,10 +219,7 @@ class Progress:
             self.resets.discard(tuple(rest))
         elif kind == _CONSUMER_GONE:
             group, topic = rest
-            self.consumers.get(group, {}).pop(topic, None)
-            if not self.consumers.get(group):
-                self.consumers.pop(group, None)
-            self.resets = {each for each in self.resets if each[:2] != (group, topic)}
+            self._forget(group, topic)
         elif kind == _TOPIC_GONE:
             topic, log_end = rest
             self._forget_topic(topic)
@@ -218,11 +234,13 @@ class Progress:
 
     def _forget_topic(self, topic: str) -> None:
         for group in [group for group, topics in self.consumers.items() if topic in topics]:
-            del self.consumers[group][topic]
-            if not self.consumers[group]:
-                del self.consumers[group]
-        if any(each[1] == topic for each in self.resets):
-            self.resets = {each for each in self.resets if each[1] != topic}
+            self._forget(group, topic)
+
+    def _forget(self, group: str, topic: str) -> None:
+        for queue_id in self.consumers.get(group, {}).pop(topic, ()):
+            self.resets.discard((group, topic, queue_id))
+        if not self.consumers.get(group):
+            self.consumers.pop(group, None)
 
     def forget_topic(self, topic: str, log_end: int) -> None:
         """The topic was deleted when the log ended there: no group has an offset in it, whatever the disk does.
@@ -286,7 +304,7 @@ class Progress:
         self._last_saved = content
         self._fold_at = max(_FOLD_BYTES, 2 * len(content))
         failpoint("fold.before_delays")
-        json_file.save(self._delay_path, delay_content, delays_of)
+        json_file.save_encoded(self._delay_path, json_file.sealed(json_file.encode(delay_content).encode()), delays_of)
         failpoint("fold.before_clear")
 
     def _encoded_consumers(self) -> bytes:
@@ -309,7 +327,8 @@ class Progress:
         if resets:
             content["raymqResets"] = sorted(resets)
         content["raymqForgottenTopics"] = forgotten
-        return f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'.encode()
+        told = f'{json_file.encode(content)[:-1]},"offsetTable":{{{",".join(table)}}}}}'
+        return json_file.sealed(told.encode())
 
     def close(self, *, fold: bool) -> None:
         """Let go of the journal, whose commits stay; with `fold` they go into the JSON files first, durably."""

@@ -1,7 +1,8 @@
 """Stored messages of which no copy could be made: which, for what, and why. One line of JSON each, for people too.
 
-The records stay where they are in the log until they expire; this names their places. `raymq/set_aside.jsonl` keeps
-the newest `KEPT` notes. A line that cannot be read is passed over, so that nothing in the file keeps a broker down.
+The records stay where they are in the log until they expire; this names their places. `raymq/set_aside.jsonl` and
+`set_aside.jsonl.older` keep at least the newest `KEPT` notes: a full one takes the older one's place, and none is
+written anew. A line that cannot be read is passed over, so that nothing in the files keeps a broker down.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 from raymq.storage.errors import StoreError
 from raymq.storage.files import fileutil, json_file
 
-#: So many notes are kept; the file is rewritten when it has twice as many lines.
+#: So many notes are kept in memory, and in a file.
 KEPT: Final = 10_000
 _log = logging.getLogger(__name__)
 
@@ -64,12 +65,13 @@ class SetAsideFile:
     def __init__(self, path: Path) -> None:
         """Read what is there. StoreBusy, StoreFailed: it cannot be read now."""
         self._path = path
+        self._older = path.with_name(path.name + ".older")
         self._notes: OrderedDict[tuple[Any, ...], Note] = OrderedDict()
         #: How many there were by duty: those that are kept, and all since.
         self.counts: Counter[str] = Counter()
         self._lines = 0
         self._torn = False
-        self._dirty = False
+        self._dirty = self._is_older_dirty = False
         self._writing = threading.Lock()
         self._load()
 
@@ -89,26 +91,35 @@ class SetAsideFile:
         new = {note.key: note for note in notes if note.key not in self._notes}
         if not new:
             return []
+        content = b"".join(map(_line, new.values()))
         with self._writing:
-            self._write(b"".join(map(_line, new.values())))
+            if self._lines >= KEPT:
+                self._begin_anew()
+            self._write(content)
             self._lines += len(new)
             self._dirty = True
         for note in new.values():
             self._remember(note)
-        if self._lines > 2 * KEPT:
-            self._rewrite()
         return list(new.values())
 
     def sync(self) -> None:
         """Make all notes survive the machine. StoreFailed. Any thread."""
         with self._writing:
+            if self._is_older_dirty:
+                self._sync(self._older)
+                fileutil.sync_directory(self._path.parent)
+                self._is_older_dirty = False
             if self._dirty:
-                fd = fileutil.open_for_append(self._path)
-                try:
-                    fileutil.fdatasync(fd, self._path)
-                finally:
-                    fileutil.close(fd)
+                self._sync(self._path)
                 self._dirty = False
+
+    @staticmethod
+    def _sync(path: Path) -> None:
+        fd = fileutil.open_for_append(path)
+        try:
+            fileutil.fdatasync(fd, path)
+        finally:
+            fileutil.close(fd)
 
     def _remember(self, note: Note) -> None:
         self.counts[note.duty] += 1
@@ -128,28 +139,32 @@ class SetAsideFile:
             fileutil.close(fd)
         self._torn = False
 
-    def _rewrite(self) -> None:
-        """Drop the oldest lines; if the disk does not let us, they go another time."""
-        with self._writing:
-            try:
-                fileutil.replace(self._path, b"".join(map(_line, self._notes.values())))
-            except StoreError as error:
-                _log.warning("old notes of set aside messages are not dropped yet: %s", error)
-            else:
-                self._lines, self._torn = len(self._notes), False
+    def _begin_anew(self) -> None:
+        """Let the oldest notes go; if the disk does not let us, they go another time."""
+        try:
+            fileutil.move(self._path, self._older)
+        except StoreError as error:
+            _log.warning("old notes of set aside messages are not dropped yet: %s", error)
+        else:
+            self._is_older_dirty |= self._dirty
+            self._lines, self._torn, self._dirty = 0, False, False
 
     def _load(self) -> None:
+        self._read(self._older)
+        self._lines, self._torn = self._read(self._path)
+
+    def _read(self, path: Path) -> tuple[int, bool]:
+        """Know the notes of a file; how many lines it has, and whether the last one has no end."""
         try:
-            content = fileutil.read_whole(self._path)
+            content = fileutil.read_whole(path)
         except FileNotFoundError:
-            return
+            return 0, False
         lines = content.split(b"\n")
-        self._torn = lines[-1] != b""
-        self._lines = len(lines)
         for line in lines:
             note = _read(line)
             if note is not None:
                 self._remember(note)
+        return len(lines), lines[-1] != b""
 
 
 def _line(note: Note) -> bytes:

@@ -2,11 +2,15 @@
 
 A change is one frame of a journal beside the file, so that it costs what is changed and not what there is. The file
 itself is written behind it: by whoever calls what `pending` returns, in another thread than the table's.
+
+Clients say what is in a line, so what the next start could not read is refused before it is written (`check`). Where a
+line of the journal cannot be read all the same that setting stays what it was before, and the start goes on.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,11 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
-from raymq.storage.errors import StoreCorrupt, StoreError
+from raymq.storage.errors import InvalidInput, StoreError
 from raymq.storage.files import json_file
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.tables.journal import Journal, ignore_failure
+from raymq.storage.tables.unread_changes import UnreadChange, keep
 
+_log = logging.getLogger(__name__)
 #: Kinds of frames: settings that were put, a name that was deleted, something beside the table that was replaced.
 _PUT: Final = "p"
 _DELETED: Final = "d"
@@ -29,6 +35,10 @@ _BESIDE: Final = "b"
 _STEP_LINES: Final = 200
 #: Of so many names it is known when they were changed last.
 _KNOWN_CHANGES: Final = 20_000
+#: The longest line, in characters: all of them are in memory, and in the file.
+MOST_LINE: Final = 64 << 10
+#: In the file so many objects are around a line: the table and the whole.
+_AROUND: Final = 2
 
 
 class Setting(Protocol):
@@ -71,12 +81,14 @@ class SettingsTable(Generic[S]):
         *,
         writable: bool,
         journal: Path | None = None,
+        aside: Path | None = None,
         on_failure: Callable[[StoreError], None] = ignore_failure,
     ) -> None:
         """Read the file, and the journal of what was changed since it was written.
 
         Args:
             journal: where; beside the file if None.
+            aside: the folder in which changes of the journal are kept that cannot be read.
             on_failure: as in `Journal`.
 
         Raises:
@@ -99,22 +111,25 @@ class SettingsTable(Generic[S]):
         self._syncing = threading.Lock()
         #: By name the version of the last change, the newest last; of all changes above `_changes_from`.
         self._changes: OrderedDict[str, int] = OrderedDict()
-        self._journal = Journal(
-            journal or path.with_name(path.name + ".journal"), writable=writable, on_failure=on_failure
-        )
-        try:
-            for kind, counter, timestamp_ms, *rest in self._journal.entries:
-                if counter > self.version.counter:  # else the file says it, or what became of it since
-                    self._replay(kind, rest)
-                    self.version = DataVersion(counter, timestamp_ms, self.version.state_version)
-        except json_file.ANOTHER_FORM as error:
-            self._journal.close()
-            file = str(journal or path.with_name(path.name + ".journal"))
-            raise StoreCorrupt(file, 0, f"a change of another form: {error!r}") from error
+        journal = journal or path.with_name(path.name + ".journal")
+        self._journal = Journal(journal, writable=writable, on_failure=on_failure)
+        #: Changes that the journal has and that cannot be read: they were not made.
+        self.unread: list[UnreadChange] = []
+        for entry in [*self._journal.entries, *self._journal.behind]:
+            self._hear(entry)
+        for each in self.unread:
+            kept = keep(each, aside / journal.name) if writable and aside is not None else None
+            _log.error("%s: %s, so that it stays as it was%s", journal, each, f"; kept in {kept}" if kept else "")
         self._journal.entries.clear()
+        self._journal.behind.clear()
         self._changes_from = self.version.counter
         #: The version at which the journal was diverted: frames from before then are needed until it is in the file.
         self._diverted_at = self.version.counter
+
+    @property
+    def damage(self) -> Sequence[tuple[Path, int, int]]:
+        """What of the journal could not be read: file, offset, bytes."""
+        return self._journal.damage
 
     def get(self, name: str) -> S | None:
         """The setting of that name, if there is one."""
@@ -141,14 +156,35 @@ class SettingsTable(Generic[S]):
             names.append(name)
         return names
 
+    def check(self, setting: S) -> str:
+        """The line of a setting, which can be read again as it is.
+
+        Raises:
+            InvalidInput: no start could read it, or it is too long; names what of it.
+        """
+        told, line = setting.to_json(), ""
+        try:
+            line = json_file.encode(told)
+            line.encode()
+            if len(line) <= MOST_LINE and self._read_line(setting.name, line).to_json() == told:
+                return line
+            reason = "what is read differs"
+        except json_file.ANOTHER_FORM as error:
+            reason = str(error)
+        if len(line) > MOST_LINE:
+            longest = max(told, key=lambda name: len(str(told[name])))
+            raise InvalidInput(longest, f"settings of at most {MOST_LINE} characters of JSON in all", len(line))
+        culprit = next((name for name, value in told.items() if not _is_read_again({name: value})), "settings")
+        raise InvalidInput(culprit, "JSON that a start can read again", reason)
+
     def put(self, *settings: S) -> None:
-        """Create or replace, all in one change."""
+        """Create or replace, all in one change; InvalidInput as `check`, and nothing is changed."""
         self.put_soon(*settings)
         self.sync()
 
     def put_soon(self, *settings: S) -> None:
         """`put`, but for the `sync`."""
-        self._change(_PUT, [(setting.name, json_file.encode(setting.to_json())) for setting in settings])
+        self._change(_PUT, [(setting.name, self.check(setting)) for setting in settings])
         self._table |= {setting.name: setting for setting in settings}
         self._note([setting.name for setting in settings])
 
@@ -219,13 +255,32 @@ class SettingsTable(Generic[S]):
         self._journal.append((kind, version.counter, version.timestamp_ms, *rest))
         self.version = version
 
-    def _replay(self, kind: str, rest: Sequence[Any]) -> None:
-        if kind == _PUT:
-            self._table |= {name: self.SETTING.from_json(name, json_file.parse(told)) for name, told in rest[0]}
-        elif kind == _DELETED:
-            self._table.pop(rest[0], None)
-        elif kind == _BESIDE:
-            self._beside = self._beside | {rest[0]: json.loads(rest[1])}
+    def _hear(self, entry: tuple[Any, ...]) -> None:
+        """Make a change that the journal tells, but for what of it cannot be read."""
+        try:
+            kind, counter, timestamp_ms, *rest = entry
+            version = DataVersion(int(counter), int(timestamp_ms), self.version.state_version)
+            if version.counter <= self.version.counter:
+                return  # the file says it, or what became of it since
+            self.version = version
+            if kind == _PUT:
+                for name, told in rest[0]:
+                    self._hear_line(str(name), told)
+            elif kind == _DELETED:
+                self._table.pop(rest[0], None)
+            elif kind == _BESIDE:
+                self._beside = self._beside | {rest[0]: json.loads(rest[1])}
+        except json_file.ANOTHER_FORM as error:
+            self.unread.append(UnreadChange(self.version.counter, "", repr(entry), repr(error)))
+
+    def _hear_line(self, name: str, told: str) -> None:
+        try:
+            self._table[name] = self._read_line(name, told)
+        except json_file.ANOTHER_FORM as error:
+            self.unread.append(UnreadChange(self.version.counter, name, str(told), str(error)))
+
+    def _read_line(self, name: str, told: str) -> S:
+        return self.SETTING.from_json(name, json_file.parse(told, within=_AROUND))
 
     def _read(self, raw: Mapping[str, Any]) -> tuple[DataVersion, dict[str, Any], dict[str, S]]:
         """What the file says: its version, what stands beside the table, and the table."""
@@ -269,3 +324,12 @@ class SettingsTable(Generic[S]):
         rows = ",\n".join([line for _, line in lines.values()])
         parts.append(f"{json_file.encode(self.KEY)}:{{\n{rows}\n}}")
         return ("{\n" + ",\n".join(parts) + "\n}").encode()
+
+
+def _is_read_again(told: dict[str, Any]) -> bool:
+    try:
+        line = json_file.encode(told)
+        line.encode()
+        return json_file.parse(line, within=_AROUND) == told
+    except json_file.ANOTHER_FORM:
+        return False

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from raymq.storage.files import json_file
 from raymq.storage.tables.settings_table import SettingsTable
 
 PERM_READ = 4
 PERM_WRITE = 2
+
+#: What a topic's id is called in the file, where RocketMQ has nothing of the kind and passes it over.
+_ID: Final = "raymqTopicId"
+_ID_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class TopicConfig:
         perm: a sum of PERM_READ and PERM_WRITE (and RocketMQ's 1 = inherit).
         attributes: RocketMQ's, such as "message.type": "FIFO".
         others: settings of RocketMQ's that mean nothing here and are kept as they are.
+        topic_id: which topic of this name it is: one that was deleted and made anew has another one. Given by the
+            table, and no setting: two that differ in it are equal. Empty for a topic that RocketMQ made.
     """
 
     name: str
@@ -30,6 +37,7 @@ class TopicConfig:
     order: bool = False
     attributes: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
+    topic_id: str = field(default="", compare=False)
 
     @classmethod
     def from_json(cls, name: str, raw: Mapping[str, Any]) -> Self:
@@ -41,6 +49,7 @@ class TopicConfig:
             perm=int(raw.get("perm", PERM_READ | PERM_WRITE)),
             order=bool(raw.get("order", False)),
             attributes=dict(raw.get("attributes") or {}),
+            topic_id=str(raw.get(_ID) or ""),
         )
         return replace(known, others=json_file.unknown(raw, known.to_json()))
 
@@ -55,12 +64,21 @@ class TopicConfig:
             "topicName": self.name,
             "topicSysFlag": 0,
             "writeQueueNums": self.write_queues,
+            **({_ID: self.topic_id} if self.topic_id else {}),
             **self.others,
         }
 
 
 class TopicConfigs(SettingsTable[TopicConfig]):
-    """All topics; see `SettingsTable`."""
+    """All topics; see `SettingsTable`. Gives each one that is new an id, which it keeps whatever is changed."""
 
     SETTING = TopicConfig
     KEY = "topicConfigTable"
+
+    def put_soon(self, *settings: TopicConfig) -> None:
+        """As that of `SettingsTable`; a `topic_id` counts for nothing."""
+        super().put_soon(*[replace(each, topic_id=self._id_of(each.name)) for each in settings])
+
+    def _id_of(self, name: str) -> str:
+        known = self.get(name)
+        return secrets.token_hex(_ID_BYTES) if known is None else known.topic_id

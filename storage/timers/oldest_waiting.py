@@ -15,12 +15,13 @@ from raymq.storage.timers.over import is_over
 from raymq.storage.timers.run import TimerRun
 
 
-def oldest_waiting(folder: Path, *, before: int, log_end: int) -> tuple[int, int]:
+def oldest_waiting(folder: Path, *, log_min: int, before: int, log_end: int) -> tuple[int, int]:
     """Where the oldest message lies that waits, and up to which offset of the timer queue that is told.
 
     Only what was on disk with the last checkpoint counts: what was told later may be lost. Nothing is written.
 
     Args:
+        log_min: what lay before this place went with its log file, and keeps no other one.
         before: no place at or behind this one is asked for; it is answered where nothing waits before it.
         log_end: the log is surely on disk up to there: an end whose copy lies behind it may have to come again.
 
@@ -28,12 +29,12 @@ def oldest_waiting(folder: Path, *, before: int, log_end: int) -> tuple[int, int
         StoreBusy, StoreFailed: it cannot be read now.
     """
     try:
-        return _oldest(folder, before, log_end)
+        return _oldest(folder, log_min, before, log_end)
     except StoreCorrupt:  # it is made anew from the timer queue when the store is opened
         return before, 0
 
 
-def _oldest(folder: Path, before: int, log_end: int) -> tuple[int, int]:
+def _oldest(folder: Path, log_min: int, before: int, log_end: int) -> tuple[int, int]:
     state = timer_state.peek(folder)
     if state is None:
         return before, 0
@@ -47,6 +48,7 @@ def _oldest(folder: Path, before: int, log_end: int) -> tuple[int, int]:
             parts.append(_journal(found[number], length))
     waits = [part[(part["kind"] == EntryKind.WAITS) & (part["physical_offset"] < before)] for part in parts]
     waiting = np.concatenate([NO_ENTRIES, *waits])
+    waiting = waiting[waiting["physical_offset"] >= log_min]
     offsets = np.unique(waiting["queue_offset"].astype(np.int64))
     for part in parts:
         told = part[(part["kind"] != EntryKind.WAITS) & (part["physical_offset"] < log_end)]["queue_offset"]

@@ -1,5 +1,5 @@
-"""Getting other systems for a comparison: clients into a virtual environment of their own, Kafka's jars by Maven,
-RabbitMQ and Erlang from Debian's packages, which are unpacked, not installed.
+"""Getting other systems for a comparison: clients into a virtual environment of their own, jars of Kafka and RocketMQ
+by Maven, RabbitMQ and Erlang from Debian's packages, which are unpacked, not installed.
 
 What was fetched stays in `build/bench` for the next run. A system that cannot be had becomes a row that says why.
 """
@@ -35,10 +35,10 @@ def foreign_rows(program: str, systems: Sequence[str], arguments: Sequence[str] 
     for system in systems:
         try:
             server = [_PREPARED[system]()] if system in _PREPARED else []
-            command = [_interpreter(), str(Path(__file__).with_name(program)), system, *server, *arguments]
+            command = [interpreter(), str(Path(__file__).with_name(program)), system, *server, *arguments]
             rows += json.loads(_run(command, RUN_SECONDS))
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            rows.append({"name": f"baseline: {system}", "value": 0, "unit": f"not available: {_reason(error)}"})
+            rows.append({"name": f"baseline: {system}", "value": 0, "unit": f"not available: {reason(error)}"})
     return rows
 
 
@@ -48,7 +48,7 @@ def foreign_times(program: str, system: str) -> Iterator[tuple[str, Callable[[in
     so many calls. OSError or subprocess.SubprocessError where it cannot be had.
     """
     process = subprocess.Popen(
-        [_interpreter(), str(Path(__file__).with_name(program)), system],
+        [interpreter(), str(Path(__file__).with_name(program)), system],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def foreign_times(program: str, system: str) -> Iterator[tuple[str, Callable[[in
         process.wait(RUN_SECONDS)
 
 
-def _interpreter() -> str:
+def interpreter() -> str:
     """Python with the other systems' clients."""
     python = BUILD / "venv" / "bin" / "python"
     complete = BUILD / "venv" / ".complete"
@@ -86,13 +86,28 @@ def _interpreter() -> str:
     return str(python)
 
 
-def _jars() -> str:
+def kafka_jars() -> str:
     """The directory with Kafka's jars."""
-    lib, complete = BUILD / "kafka" / "target" / "lib", BUILD / "kafka" / ".complete"
+    return _by_maven("kafka")
+
+
+def spark_kafka_jars() -> str:
+    """The directory with the jars of Spark's own source and sink of Kafka."""
+    return _by_maven("kafka_for_spark")
+
+
+def rocketmq_jars() -> str:
+    """The directory with RocketMQ's jars: name server with controller, broker, client."""
+    return _by_maven("rocketmq")
+
+
+def _by_maven(name: str) -> str:
+    """Where the jars are that the project beside this file wants."""
+    lib, complete = BUILD / name / "target" / "lib", BUILD / name / ".complete"
     if not complete.exists():
-        (BUILD / "kafka").mkdir(parents=True, exist_ok=True)
-        shutil.copy(Path(__file__).with_name("kafka") / "pom.xml", BUILD / "kafka")
-        _run(["mvn", "-q", "-B", "-f", str(BUILD / "kafka" / "pom.xml"), "package"], PREPARE_SECONDS)
+        (BUILD / name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(__file__).with_name(name) / "pom.xml", BUILD / name)
+        _run(["mvn", "-q", "-B", "-f", str(BUILD / name / "pom.xml"), "package"], PREPARE_SECONDS)
         complete.touch()
     return str(lib)
 
@@ -112,13 +127,14 @@ def _packages() -> str:
     return str(folder / "root")
 
 
-_PREPARED = {"kafka": _jars, "rabbitmq": _packages}
+_PREPARED = {"kafka": kafka_jars, "rabbitmq": _packages}
 
 
 def _run(command: list[str], seconds: float, folder: Path | None = None) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, cwd=folder).stdout
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What stopped it, in a line."""
     told = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
     return (told.strip().splitlines() or [str(error)])[-1][:200]

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 START_SECONDS = 60.0
 
@@ -26,9 +27,16 @@ def free_port() -> int:
 
 @contextmanager
 def running(
-    command: list[str], ready: Callable[[], object], environment: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """A server process, from when `ready` raises nothing any more."""
+    command: list[str],
+    ready: Callable[[], object],
+    environment: Mapping[str, str] | None = None,
+    *,
+    is_one_of_many: bool = False,
+) -> Iterator[int]:
+    """The id of a server process, from when `ready` raises nothing any more.
+
+    One of many is killed at the end: a proper stop would wait for others that are gone.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -46,9 +54,12 @@ def running(
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-        yield
+        yield process.pid
     finally:
-        process.terminate()
+        if is_one_of_many:
+            process.kill()
+        else:
+            process.terminate()
         process.wait(30)
 
 
@@ -100,6 +111,68 @@ def kafka_node(jars: str, topics: Mapping[str, int]) -> Iterator[str]:
             for future in made.values():
                 future.result(30)
             yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def kafka_cluster(
+    jars: str, places: Sequence[tuple[str, Sequence[str]]], partitions: int
+) -> Iterator[tuple[str, list[int]]]:
+    """The address of a Kafka cluster (KRaft, each node broker and controller), and the ids of its nodes' processes.
+
+    There are two topics, whose partitions the first node leads: "one" has one copy, "all" has one on each node.
+
+    Args:
+        jars: the directory of Kafka's jars.
+        places: of each node its host's address, and what a command begins with that is to run there.
+        partitions: of each topic.
+    """
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    numbers = range(1, len(places) + 1)
+    hosts = [host for host, _ in places]
+    ports, controls = [free_port() for _ in places], [free_port() for _ in places]
+    voters = ",".join(f"{n}@{host}:{port}" for n, host, port in zip(numbers, hosts, controls, strict=True))
+    java = ["java", "-Xmx1g", "-cp", f"{jars}/*"]
+    address = f"{hosts[0]}:{ports[0]}"
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        nodes: list[int] = []
+        for number, (host, inside), port, control in zip(numbers, places, ports, controls, strict=True):
+            settings = {
+                "process.roles": "broker,controller",
+                "node.id": number,
+                "controller.quorum.voters": voters,
+                "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://{host}:{control}",
+                "advertised.listeners": f"PLAINTEXT://{host}:{port}",
+                "controller.listener.names": "CONTROLLER",
+                "log.dirs": f"{directory}/log{number}",
+            }
+            file = Path(directory, f"{number}.properties")
+            file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+            storage = ["kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(file)]
+            subprocess.run([*java, *storage], check=True, capture_output=True)
+            command = [*inside, *java, "kafka.Kafka", str(file)]
+            nodes.append(stack.enter_context(running(command, lambda: None, is_one_of_many=True)))
+        admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        deadline = time.monotonic() + len(places) * START_SECONDS
+        while len(_nodes(admin)) < len(places):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Kafka has {len(_nodes(admin))} of {len(places)} nodes")
+            time.sleep(0.1)
+        topics = [
+            NewTopic("one", partitions, replica_assignment=[[1]] * partitions),
+            NewTopic("all", partitions, replica_assignment=[list(numbers)] * partitions),
+        ]
+        for future in admin.create_topics(topics).values():
+            future.result(30)
+        yield address, nodes
+
+
+def _nodes(admin: Any) -> Mapping[int, object]:
+    """The brokers that a cluster knows; none before it answers."""
+    try:
+        return dict(admin.list_topics(timeout=2).brokers)
+    except Exception:  # noqa: BLE001 - it has not started
+        return {}
 
 
 @contextmanager

@@ -7,8 +7,9 @@ and it stays so for seconds. Apart is how they run where there are more cores th
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,14 +17,24 @@ _CORES = sorted(os.sched_getaffinity(0))
 
 
 @contextmanager
-def apart(server: int) -> Iterator[None]:
-    """Meanwhile the calling thread is on the first core, and the process `server` with its threads on the last one."""
-    threads = list(map(int, os.listdir(Path("/proc", str(server), "task"))))
-    os.sched_setaffinity(0, _CORES[:1])
-    for thread in threads:
-        os.sched_setaffinity(thread, _CORES[-1:])
+def apart(server: int, others: Iterable[int] = ()) -> Iterator[None]:
+    """Meanwhile the calling thread is on the first core, and the process `server` with its threads on the last one.
+
+    Args:
+        others: processes that wait for the server as the caller does, and are on the first core, too: where one works
+            while the others wait, nobody takes anybody's time.
+    """
+    placed = {0: _CORES[:1]}
+    for process, cores in ((server, _CORES[-1:]), *((other, _CORES[:1]) for other in others)):
+        placed |= dict.fromkeys(map(int, os.listdir(Path("/proc", str(process), "task"))), cores)
     try:
+        _place(placed)
         yield
     finally:
-        for thread in (0, *threads):
-            os.sched_setaffinity(thread, _CORES)
+        _place(dict.fromkeys(placed, _CORES))
+
+
+def _place(placed: Mapping[int, Sequence[int]]) -> None:
+    for thread, cores in placed.items():
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, cores)

@@ -12,6 +12,7 @@ import pytest
 
 from raymq.actors.broker.core.appending import producer_history
 from raymq.actors.broker.core.delay.timers import TIMER_TOPIC
+from raymq.actors.broker.handlers.append import MOST_DELAYED
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import (
     InvalidInput,
@@ -172,7 +173,7 @@ def test_a_topic_that_changes_is_looked_at_anew(start: Start) -> None:
         for _ in range(2):
             assert door.ask(one(queue_id=queue_id)).code == ResponseCode.SUCCESS
         broker._loop.call_soon_threadsafe(broker.store.topic_configs.put, change)
-        poll_until(lambda: broker.core.topic("t") is change)  # noqa: B023 - called at once
+        poll_until(lambda: broker.core.topic("t") == change)  # noqa: B023 - called at once
         assert type(error_of(door.ask(one(queue_id=queue_id)))) is error
 
 
@@ -221,10 +222,10 @@ def test_a_repeated_number_gets_the_first_ones_place(start: Start, flush: str) -
     end = broker.store.max_physical_offset
     assert [read_place(door.ask(numbered(n, body=b"%d" % n)).body) for n in range(4)] == places
     for n, (status, offset, physical_offset) in enumerate(places):
-        told, placed = read_appended(door.ask(as_a_batch(numbered(n, body=b"%d" % n))))
+        told, placed = read_appended(door.ask(as_a_batch(numbered(n, body=b"%d" % n))), 1)
         assert (told, placed.queue_offsets[0], placed.physical_offsets[0]) == (status, offset, physical_offset)
     assert broker.store.max_physical_offset == end
-    read_appended(door.ask(as_a_batch(numbered(4))))
+    read_appended(door.ask(as_a_batch(numbered(4))), 1)
     assert read_place(door.ask(numbered(4)).body)[1] == 4
     assert fetched(door) == 5
     assert broker.core.admission.appends_under_way == 0
@@ -259,19 +260,37 @@ def test_a_number_is_of_a_delayed_message_or_of_one_that_is_not(start: Start) ->
     ):
         assert isinstance(error_of(door.ask(other)), SequenceGap)
     assert broker.store.max_physical_offset == end
-    assert read_appended(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)))[1].topic != "t"
+    assert read_appended(door.ask(as_a_batch(numbered(1, delay_level=1), delayed=True)), 1)[1].topic != "t"
 
 
 def test_a_repeated_message_whose_time_had_passed_gets_the_first_ones_place(start: Start) -> None:
     """It is told as delayed and was stored at once: as its producer repeats it, it is the same."""
     door, broker = start()
     late = as_a_batch(numbered(0, deliver_at=1), delayed=True)
-    first = read_appended(door.ask(late))[1]
+    first = read_appended(door.ask(late), 1)[1]
     assert first.topic == "t"
     end = broker.store.max_physical_offset
-    again = read_appended(door.ask(late))[1]
+    again = read_appended(door.ask(late), 1)[1]
     assert (again.topic, again.queue_offsets.tolist()) == ("t", first.queue_offsets.tolist())
     assert broker.store.max_physical_offset == end
+
+
+def test_so_many_records_of_one_request_may_wait(start: Start) -> None:
+    """Each is made anew: 160,000 of one frame would take seconds of the loop."""
+    door, broker = start()
+    record = bytes(one(delay_level=1).body)
+
+    def many(count: int) -> Command:
+        return append_command("t", 0, record * count, np.full(count, len(record), np.int32), delayed=True)
+
+    end = broker.store.max_physical_offset
+    refused = error_of(door.ask(many(MOST_DELAYED + 1)))
+    assert isinstance(refused, InvalidInput)
+    assert refused.field == "sizes"
+    zeros = append_command("t", 0, record, np.zeros(MOST_DELAYED, np.int32), delayed=True)
+    assert isinstance(error_of(door.ask(zeros)), InvalidInput)
+    assert broker.store.max_physical_offset == end
+    assert len(read_appended(door.ask(many(MOST_DELAYED)), MOST_DELAYED)[1].queue_offsets) == MOST_DELAYED
 
 
 def test_what_fails_when_bytes_were_written_is_an_unknown_outcome(

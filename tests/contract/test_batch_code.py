@@ -22,6 +22,7 @@ from raymq.client.message import ReceivedMessage
 from raymq.storage.errors import InvalidInput, StoreCorrupt
 from raymq.storage.log.checking import Checker
 from raymq.storage.log.index_file import IndexFile
+from raymq.storage.log.record_runs import record_sizes
 from raymq.storage.records import compiled
 from raymq.storage.records.batch import BadRecord, Batch, parse, stamp
 from raymq.storage.records.columns import join_messages, join_records
@@ -378,3 +379,16 @@ def test_values_of_other_types_are_left_to_others() -> None:
 def test_another_interface_is_refused() -> None:
     with pytest.raises(ValueError, match="interface"):
         compiled.use(SimpleNamespace(INTERFACE=compiled.INTERFACE + 1))  # type: ignore[arg-type]
+
+
+@given(st.lists(records, max_size=8), st.integers(0, 1 << 40), st.data())
+def test_records_are_found_in_the_log_alike(made: list[bytes], place: int, data: st.DataObject) -> None:
+    log, sizes = bytearray(), [len(record) for record in made]
+    for record in made:
+        log += record[:28] + (place + len(log)).to_bytes(8, "big") + record[36:]
+    for _ in range(data.draw(st.integers(0, 2), "changes") if log else 0):
+        log[data.draw(st.integers(0, len(log) - 1), "at")] = data.draw(st.integers(0, 255), "to")
+    content = memoryview(log)[: len(log) - data.draw(st.integers(0, len(log)), "cut")]
+    plain, native = both(lambda: record_sizes(content, place).tolist())
+    assert native == plain
+    assert len(plain) <= len(sizes)

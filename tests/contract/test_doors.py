@@ -68,7 +68,7 @@ def error_in(answer: Command) -> RayMQError:
 
 def test_what_is_appended_is_fetched(door: Door) -> None:
     records, sizes = encoded(*(Message("t", b"%d" % n * 100) for n in range(20)))
-    status, placed = append.read_appended(door.ask(append.append_command("t", 0, records, sizes)))
+    status, placed = append.read_appended(door.ask(append.append_command("t", 0, records, sizes)), len(sizes))
     assert status is SendStatus.SEND_OK
     assert placed.queue_offsets.tolist() == list(range(20))
     (part,) = fetch.read_fetched(door.ask(fetching(5)))
@@ -78,7 +78,7 @@ def test_what_is_appended_is_fetched(door: Door) -> None:
 
 def test_large_bodies_pass(door: Door) -> None:
     records, sizes = encoded(*(Message("t", bytes([n]) * (1 << 20)) for n in range(4)))
-    append.read_appended(door.ask(append.append_command("t", 0, records, sizes)))
+    append.read_appended(door.ask(append.append_command("t", 0, records, sizes)), len(sizes))
     (part,) = fetch.read_fetched(door.ask(fetching(0)))
     assert part.sizes.tolist() == sizes.tolist()
     assert bytes(part.records[-(1 << 20) :]).count(3) > 1_000_000
@@ -248,7 +248,7 @@ def test_requests_are_carried_out_in_order(door: Door) -> None:
     for n in range(50):
         records, sizes = encoded(Message("t", b"%d" % n))
         begun.append(door.begin(append.append_command("t", 0, records, sizes)))
-    offsets = [append.read_appended(each.result(10))[1].queue_offsets.tolist() for each in begun]
+    offsets = [append.read_appended(each.result(10), 1)[1].queue_offsets.tolist() for each in begun]
     assert offsets == [[n] for n in range(50)]
 
 

@@ -149,7 +149,7 @@ def test_nothing_tells_of_a_message_before_it_is_on_disk(bench: Bench) -> None:
     entries = json.loads(bytes(bench.ask(listed).body))
     assert (entries["maxQueueIndex"], len(entries["queueData"])) == (1, 1)
     bench.disk.release()
-    status, placed = append.read_appended(sent.result(10))
+    status, placed = append.read_appended(sent.result(10), 1)
     assert (status, placed.queue_offsets.tolist()) == (SendStatus.SEND_OK, [1])
     (part,) = fetch.read_fetched(bench.ask(fetching(1)))
     assert (part.next_offset, part.max_offset) == (2, 2)
@@ -199,7 +199,7 @@ def test_a_slow_flush_is_told_and_its_message_comes_when_it_is_done(
     parked = bench.begin(fetching(1, 20.0))
     poll_until(lambda: len(bench.broker.polls) == 1)
     sent, _ = bench.hang_with(b"1")
-    assert append.read_appended(sent.result(10))[0] is SendStatus.FLUSH_DISK_TIMEOUT
+    assert append.read_appended(sent.result(10), 1)[0] is SendStatus.FLUSH_DISK_TIMEOUT
     header = SendMessageV2("p", "t", "TBW102", 4, 0, 0, int(time.time() * 1000), 0, "KEYS\x01k\x02")
     foreign = header.command()
     foreign.body = b"2"

@@ -15,6 +15,8 @@ import pytest
 from raymq.storage.files.file_calls import replaced
 from tests.faulty_calls import UnsyncedCalls
 from tests.full_disk import small_file_system
+from tests.replica_clients import QUEUES, Clients
+from tests.replica_group import ReplicaGroup
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +54,18 @@ def open_files() -> Counter[str]:
             found[os.readlink(f"/proc/self/fd/{number}")] += 1
     del found[os.devnull]
     return found
+
+
+@pytest.fixture
+def group(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ReplicaGroup]:
+    with ReplicaGroup(tmp_path, **getattr(request, "param", {})) as made:
+        yield made
+
+
+@pytest.fixture
+def clients(group: ReplicaGroup) -> Iterator[Clients]:
+    group.begin()
+    made = Clients(group)
+    with contextlib.closing(made.mq):
+        made.admin.create_topic("t", queues=QUEUES)
+        yield made

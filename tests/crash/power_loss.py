@@ -12,6 +12,7 @@ import errno
 import os
 import random
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,11 +37,15 @@ class Disk(FileCalls):
         self.syncs = 0
         self.failed = False
         self._fail_at = fail_at
+        #: The first sync from that number on fails that is of a file below this folder; None: that very one, of any.
+        self.fails_below: Path | None = None
         self._dropped: dict[int, bytes] = {}
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
         #: Open descriptors of all that was ever synced: so no inode's number is given to another file.
         self._held: dict[int, int] = {}
+        #: Looking and keeping what was seen are one: a slower thread would put an older sight above a newer one.
+        self._looking = threading.RLock()
         self.remember_folder(root)
 
     def fsync(self, fd: int) -> None:
@@ -60,7 +65,7 @@ class Disk(FileCalls):
         if self.before_sync is not None:
             self.before_sync()
         self.syncs += 1
-        if self.syncs == self._fail_at:
+        if self._is_to_fail(fd):
             self.failed = True
             status = os.fstat(fd)
             if stat.S_ISREG(status.st_mode):
@@ -68,13 +73,20 @@ class Disk(FileCalls):
                 self._dropped[status.st_ino] = os.pread(self._held[status.st_ino], status.st_size, 0)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    def _is_to_fail(self, fd: int) -> bool:
+        if self.fails_below is None:
+            return self.syncs == self._fail_at
+        is_of_them = Path(f"/proc/self/fd/{fd}").resolve().is_relative_to(self.fails_below)
+        return is_of_them and not self.failed and self.syncs >= self._fail_at
+
     def remember_folder(self, path: Path) -> None:
         """As if it had been synced."""
         names = {}
-        for entry in os.scandir(path):
-            with contextlib.suppress(FileNotFoundError):  # another thread has just renamed it
-                names[entry.name] = self._hold(Path(entry.path))
-        self._names[self._hold(path)] = names
+        with self._looking:
+            for entry in os.scandir(path):
+                with contextlib.suppress(FileNotFoundError):  # another thread has just renamed it
+                    names[entry.name] = self._hold(Path(entry.path))
+            self._names[self._hold(path)] = names
 
     def remember_all(self) -> None:
         """As if everything had been synced: what a clean start finds."""
@@ -84,19 +96,22 @@ class Disk(FileCalls):
                 self._remember_file(self._held[self._hold(Path(folder, name))])
 
     def _remember_file(self, fd: int) -> None:
-        number = os.fstat(fd).st_ino
-        self._hold(Path(f"/proc/self/fd/{fd}"))  # Opened anew: this one may be for writing only, or be closed soon.
-        now = os.pread(self._held[number], os.fstat(fd).st_size, 0)
-        dropped = self._dropped.get(number)
-        if dropped is not None:
-            before = self._bytes.get(number, b"").ljust(len(now), b"\0")
-            pages = range(0, len(now), PAGE_BYTES)
-            kept = (
-                (before if now[at : at + PAGE_BYTES] == dropped[at : at + PAGE_BYTES] else now)[at : at + PAGE_BYTES]
-                for at in pages
-            )
-            now = b"".join(kept)
-        self._bytes[number] = now
+        with self._looking:
+            number = os.fstat(fd).st_ino
+            self._hold(Path(f"/proc/self/fd/{fd}"))  # Opened anew: this one may be for writing only, or be closed soon.
+            now = os.pread(self._held[number], os.fstat(fd).st_size, 0)
+            dropped = self._dropped.get(number)
+            if dropped is not None:
+                before = self._bytes.get(number, b"").ljust(len(now), b"\0")
+                pages = range(0, len(now), PAGE_BYTES)
+                kept = (
+                    (before if now[at : at + PAGE_BYTES] == dropped[at : at + PAGE_BYTES] else now)[
+                        at : at + PAGE_BYTES
+                    ]
+                    for at in pages
+                )
+                now = b"".join(kept)
+            self._bytes[number] = now
 
     def _hold(self, path: Path) -> int:
         number = path.stat().st_ino

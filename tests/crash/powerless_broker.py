@@ -74,6 +74,8 @@ class PowerlessBroker:
         self.directory = root / "0"
         self.directory.mkdir()
         self._epoch, self._next = 0, 0
+        #: The numbered batch whose answer was lost: it is sent again, in this life or another one.
+        self._unanswered: list[bytes] | None = None
         self._staged: dict[str, list[bytes]] = {}
 
     @contextmanager
@@ -104,11 +106,27 @@ class PowerlessBroker:
         self._producers.restore()
         for topic, queues in TOPICS.items():
             self.core.topics.create(topic, queues)
+        self.store.sync_settings()  # as before the answer to who makes a topic
+        self.check_whole()
         for group in (GROUP, POPPERS):
             if self.store.group_configs.get(group) is None:
                 self.store.group_configs.put(GroupConfig(group))
 
     # -- what clients do -----------------------------------------------------------------------------------------
+
+    def live(self, works: int) -> None:
+        """Four lives of so many works, and a last one of which all that is acknowledged has to come."""
+        for _ in range(4):
+            with self.life():
+                for flushed in (*[True] * works, *[False] * (works // 2)):
+                    self.some_work(flushed=flushed)
+        with self.life():
+            for work in (self.send, self.delay, self.set_timer, self.send_numbered, self.send):
+                work()
+                work()
+            self.flush()
+            self.settle()
+            self.check()
 
     def some_work(self, *, flushed: bool = True) -> None:
         """One thing of all that happens to a broker.
@@ -169,27 +187,34 @@ class PowerlessBroker:
         self._acknowledged(bodies)
 
     def send_numbered(self) -> None:
-        """As an idempotent producer does; sometimes the answer is lost, and it sends again."""
-        bodies = self._bodies("numbered", 4)
+        """As an idempotent producer does; sometimes an answer is lost, and it sends again, perhaps to the next life."""
+        in_doubt = self._unanswered
+        bodies = in_doubt or self._bodies("numbered", self._random.choice((4, 4, 30)))
         try:
-            self._send_numbered(bodies)
+            self._append_numbered(bodies)
         except SequenceGap:  # the broker lost what it had acknowledged: as the producer does, a new epoch
-            self._epoch, self._next = self._epoch + 1, 0
-            self._send_numbered(bodies)
+            self._epoch, self._next, self._unanswered = self._epoch + 1, 0, None
+            if in_doubt:  # the outcome is unknown
+                return
+            self._append_numbered(bodies)
+        if self._random.random() < 0.3:
+            self._unanswered = bodies
+            return
+        self._unanswered = None
+        self._next += len(bodies)
+        self._acknowledged(bodies)
 
-    def _send_numbered(self, bodies: list[bytes]) -> None:
+    def _append_numbered(self, bodies: list[bytes]) -> None:
         records, sizes = encoded(*(Message("t", body) for body in bodies), queue_id=1)
         stamped = bytearray(records)
         sizes = stamp(stamped, sizes, ProducerSequence(PRODUCER, self._epoch, self._next, len(bodies)))
         tries = [self.core.append_sequenced("t", 1, memoryview(bytes(stamped)), sizes) for _ in range(2)]
         assert tries[0].queue_offsets.tolist() == tries[1].queue_offsets.tolist()
-        found: list[bytes] = []
-        while len(found) < len(bodies):
-            with self.store.read("t", 1, int(tries[0].queue_offsets[0]) + len(found), len(bodies)) as lease:
+        found = []
+        for offset in tries[0].queue_offsets.tolist():
+            with self.store.read("t", 1, offset, 1) as lease:
                 found += [record.body for record in lease.messages()]
-        assert found[: len(bodies)] == bodies, "the answer is these messages' place, and no other's"
-        self._next += len(bodies)
-        self._acknowledged(bodies)
+        assert found == bodies, "the answer is these messages' places, and no other's"
 
     def stage(self) -> None:
         """A transaction's chunks, to be committed later, in this life or another one."""
@@ -201,10 +226,18 @@ class PowerlessBroker:
             self.core.staging.stage(name, "p", number, ("t", 0), memoryview(records), sizes)
             self._staged[name] += bodies
 
+    def check_whole(self) -> None:
+        """Of each staged write readers see all rows or none."""
+        seen = set(self.content("t", 0))
+        for name, bodies in self._staged.items():
+            part = seen.intersection(bodies)
+            assert len(part) in (0, len(bodies)), f"readers see {len(part)} of {len(bodies)} rows of {name}"
+
     def commit_half(self) -> None:
         """A commit that does not come to its end: the client asks again in another life."""
         if self._staged:
             for _ in self.core.staging.commit(self._random.choice(list(self._staged)), ["p"]):
+                self.check_whole()
                 if self._random.random() < 0.3:
                     return
 
@@ -303,6 +336,8 @@ class PowerlessBroker:
         while self._staged:
             name, bodies = self._staged.popitem()
             assert sum(self.core.staging.commit(name, ["p"])) >= 0
+            self.store.flush()
+            self.core.staging.close(name)
             self.known.acknowledged += bodies
         for topic, queues in TOPICS.items():
             for queue_id in range(queues):

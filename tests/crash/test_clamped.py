@@ -12,7 +12,7 @@ import pytest
 from raymq.actors.broker.core.appending.producer_history import ProducerHistory
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
-from raymq.storage import store as store_module
+from raymq.storage import checkpointing as checkpointing_module
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.json_file import load
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "boot_id", lambda: "an earlier boot")
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: "an earlier boot")
 
 
 class Machine:

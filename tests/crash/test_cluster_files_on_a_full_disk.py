@@ -10,7 +10,7 @@ from raymq.actors.errors import StoreFull
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import NameServerSpec
-from raymq.cluster import launching
+from raymq.cluster.placement import place
 from raymq.storage.files import json_file
 from raymq.storage.files.file_calls import replaced
 from tests.full_disk import FullDisk
@@ -18,16 +18,16 @@ from tests.polling import poll_until
 
 pytestmark = pytest.mark.crash
 
-HOSTS = [("raymq_host", "127.0.0.1")]
+HOSTS = ["raymq_host"]
 
 
 def test_the_layout_that_is_written_down_needs_no_room(tmp_path: Path) -> None:
     """Fault 13.25: the start failed here, before any broker could make room."""
-    placed = launching._place(tmp_path, 2, HOSTS)
+    placed = place(tmp_path, 2, 1, HOSTS)
     with replaced(FullDisk(0)):
-        assert launching._place(tmp_path, 2, HOSTS) == placed
+        assert place(tmp_path, 2, 1, HOSTS) == placed
         with pytest.raises(StoreFull):
-            launching._place(tmp_path, 3, HOSTS)
+            place(tmp_path, 3, 1, HOSTS)
 
 
 def test_a_name_server_comes_back_on_a_full_disk(tmp_path: Path, loop: EventLoopThread) -> None:

@@ -95,6 +95,7 @@ SILENT = {"flag", "born time", "born host", "store time", "store host", "reconsu
 PARTLY = {"properties", "sys flag", "queue offset"}
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("part", PARTS)
 def test_each_byte_of_a_record(directory: Path, part: str) -> None:
     """The damage table: all other records survive; a part that is checked is reported, the record not served."""
@@ -241,7 +242,7 @@ def test_a_settings_file_and_its_spare_copy_broken(directory: Path, name: str) -
 
 
 def test_the_journal_cut_or_changed(directory: Path) -> None:
-    """What is before the damage holds."""
+    """What is before the damage holds, and what is behind it where the journal goes on."""
     store = Store.open(directory, SMALL)
     for offset in range(31, 36):
         store.consumer_offsets.commit("g", "orders", 0, offset)
@@ -249,11 +250,12 @@ def test_the_journal_cut_or_changed(directory: Path) -> None:
     store.close()
     frame = len(journal) // 5
     for at in range(0, len(journal), 3):
-        for damaged in (journal[:at], journal[:at] + bytes([journal[at] ^ 0xFF]) + journal[at + 1 :]):
+        cut = (journal[:at], 30 + at // frame if at >= frame else None)
+        changed = (journal[:at] + bytes([journal[at] ^ 0xFF]) + journal[at + 1 :], 35 if at < 4 * frame else 34)
+        for damaged, expected in (cut, changed):
             (directory / "raymq" / "progress.journal").write_bytes(damaged)
             for name in ("consumerOffset.json", "consumerOffset.json.bak"):
                 (directory / "config" / name).unlink(missing_ok=True)
             (directory / "abort").touch()
             with Store.open(directory, SMALL) as store:
-                expected = 30 + at // frame if at >= frame else None
                 assert store.consumer_offsets.get("g", "orders", 0) == expected

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import raymq.storage.store
 from raymq.storage.failpoints import NAMES, VARIABLE, arm
 from raymq.storage.store import Store
 from tests.crash.failpoint_writer import CONFIG, main
@@ -37,6 +36,17 @@ OF_RETENTION = tuple(name for name in NAMES if name.startswith("retention."))
 #: test_start_makes_room.py dies at the first, unit/storage/test_starts_that_are_killed.py at the second one: what they
 #: are steps of is not done in such a life.
 OF_OTHERS = ("room.before_remove", "journal.after_base")
+#: test_commit_kill.py dies at these.
+OF_WRITES = tuple(name for name in NAMES if name.startswith(("write.", "staged.")))
+#: test_keepers.py dies at these.
+OF_KEEPERS = tuple(name for name in NAMES if name.startswith("keeper."))
+#: test_replica_kill.py dies at these.
+OF_REPLICAS = tuple(name for name in NAMES if name.startswith(("follow.", "cut.")))
+#: test_backup_kill.py dies at these.
+OF_BACKUPS = tuple(name for name in NAMES if name.startswith(("backup.", "restore.")))
+#: test_killed_replicas.py dies at these.
+OF_ROLES = tuple(name for name in NAMES if name.startswith(("claim.", "snapshot.", "wipe.", "office.")))
+ELSEWHERE = OF_RECOVERY + OF_RETENTION + OF_OTHERS + OF_WRITES + OF_KEEPERS + OF_REPLICAS + OF_BACKUPS + OF_ROLES
 
 
 @dataclass
@@ -132,7 +142,7 @@ def check(directory: Path, promised: Promised) -> None:
         promised.topics &= known
 
 
-@pytest.mark.parametrize("failpoint", [name for name in NAMES if name not in OF_RECOVERY + OF_RETENTION + OF_OTHERS])
+@pytest.mark.parametrize("failpoint", [name for name in NAMES if name not in ELSEWHERE])
 def test_killed_at_each_step(tmp_path: Path, failpoint: str) -> None:
     promised = Promised()
     assert run(tmp_path, f"{failpoint}:1", promised) or run(tmp_path, f"{failpoint}:1", promised)
@@ -175,8 +185,8 @@ def test_killed_at_random_steps_again_and_again(tmp_path: Path, seed: int) -> No
 
 
 def test_the_list_of_failpoints_is_that_of_the_sources() -> None:
-    folder = Path(raymq.storage.store.__file__).parent
-    texts = [path.read_text() for path in folder.rglob("*.py")]
+    folders = (ROOT / "storage", ROOT / "actors")
+    texts = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
     found = [name for text in texts for name in re.findall(r'\bfailpoint\("([^"]+)"\)', text)]
     assert sorted(found) == sorted(NAMES)
 

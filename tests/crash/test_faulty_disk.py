@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import store as store_module
+from raymq.storage import checkpointing as checkpointing_module
 from raymq.storage.errors import StoreError, StoreFailed, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.files.fileutil import write_all
@@ -114,6 +114,7 @@ def faults() -> Iterator[tuple[str, int]]:
             yield kind, errno.ENOSPC
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize(("kind", "error"), list(faults()))
 def test_each_call_fails_once(tmp_path: Path, kind: str, error: int) -> None:
     nth = 0
@@ -238,7 +239,7 @@ def test_opening_after_a_failed_sync_writes_the_pages_again(tmp_path: Path, monk
 def test_each_sync_fails_once_and_then_the_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pages of a failed sync are lost, whatever later syncs say: nobody was told that they were safe."""
     boots = [0]
-    monkeypatch.setattr(store_module, "boot_id", lambda: f"boot {boots[0]}")
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
     random_ = random.Random(1)
     fail_at = 0
     failed = True

@@ -40,7 +40,7 @@ def goes_on(directory: Path) -> None:
         assert found == list(range(found[0], 400))
         expired = replace(store.retention, hours=1e-9)
         store.retention = expired
-        store._now_ms = lambda: LATER_MS
+        store._age.now_ms = lambda: LATER_MS
         assert store.delete_expired(asked=True).log_files
         assert store.wait_for_removals(10)
         append(store, make_record(b"400"))

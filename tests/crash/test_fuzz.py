@@ -197,6 +197,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("first", range(0, 120, 30))
 def test_damaged_entries_of_a_queue_lose_no_message_that_the_log_has(many: Path, tmp_path: Path, first: int) -> None:
     """Fault 13.12: random bytes over entries of a queue whose files and log are otherwise whole."""

@@ -149,6 +149,7 @@ def no_settings(directory: Path) -> None:
     shutil.rmtree(directory / "config")
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import store as store_module
+from raymq.storage import checkpointing as checkpointing_module
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables.topic_config import TopicConfig
@@ -47,7 +47,7 @@ class Written:
 @pytest.fixture
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     boots = [0]
-    monkeypatch.setattr(store_module, "boot_id", lambda: f"boot {boots[0]}")
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
     return boots
 
 
@@ -175,6 +175,7 @@ def lives(tmp_path: Path, boots: list[int], seed: int, *, sync: bool, steps: int
     return looked
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(2))
 def test_power_loss(tmp_path: Path, another_boot: list[int], seed: int, sync: bool) -> None:

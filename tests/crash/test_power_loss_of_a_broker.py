@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import store
+from raymq.storage import checkpointing
 from raymq.storage.tables import in_flight, progress
 from tests.crash.powerless_broker import PowerlessBroker
 
@@ -23,26 +23,17 @@ def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a store writes down of its boot is not the boot's in which it is opened again."""
-    monkeypatch.setattr(store, "boot_id", lambda: "an earlier boot")
+    monkeypatch.setattr(checkpointing, "boot_id", lambda: "an earlier boot")
 
 
 def lives(root: Path, seed: int, *, sync: bool, works: int) -> None:
     """Some lives of a broker; what is acknowledged in the last one must come, whatever those before it left."""
     random.seed(seed)  # pop takes queues in any order
     broker = PowerlessBroker(root, random.Random(seed), sync=sync)
-    for _ in range(4):
-        with broker.life():
-            for flushed in (*[True] * works, *[False] * (works // 2)):
-                broker.some_work(flushed=flushed)
-    with broker.life():
-        for work in (broker.send, broker.delay, broker.set_timer, broker.send_numbered, broker.send):
-            work()
-            work()
-        broker.flush()
-        broker.settle()
-        broker.check()
+    broker.live(works)
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_acknowledged_after_a_loss_of_power_is_delivered(tmp_path: Path, seed: int, sync: bool) -> None:

@@ -120,12 +120,12 @@ class StoreMachine(RuleBasedStateMachine):
     def directory(self) -> Path:
         return self.root / str(self.lives)
 
-    lanes = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1))
+    topic_queues = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1))
 
-    @rule(lanes=st.lists(lanes, min_size=1, max_size=30), size=st.sampled_from([1, 20, 200]))
-    def append(self, lanes: list[tuple[str, int]], size: int) -> None:
+    @rule(topic_queues=st.lists(topic_queues, min_size=1, max_size=30), size=st.sampled_from([1, 20, 200]))
+    def append(self, topic_queues: list[tuple[str, int]], size: int) -> None:
         records, expected = [], []
-        for topic, queue_id in lanes:
+        for topic, queue_id in topic_queues:
             body = b"%d:" % self.number + bytes(size)
             records.append(make_record(body, topic=topic, queue_id=queue_id, keys=f"k{self.number}", tags=f"t{size}"))
             queue = self.queues.setdefault((topic, queue_id), [])
@@ -135,11 +135,16 @@ class StoreMachine(RuleBasedStateMachine):
             self.number += 1
         assert append(self.store, *records).queue_offsets.tolist() == expected
 
-    @rule(lane=lanes, at=st.integers(-2, 40), count=st.integers(1, 60), max_bytes=st.sampled_from([None, 1, 500]))
-    def read(self, lane: tuple[str, int], at: int, count: int, max_bytes: int | None) -> None:
-        expected = self.queues.get(lane)
+    @rule(
+        topic_queue=topic_queues,
+        at=st.integers(-2, 40),
+        count=st.integers(1, 60),
+        max_bytes=st.sampled_from([None, 1, 500]),
+    )
+    def read(self, topic_queue: tuple[str, int], at: int, count: int, max_bytes: int | None) -> None:
+        expected = self.queues.get(topic_queue)
         try:
-            with self.store.read(*lane, at, count, max_bytes) as lease:
+            with self.store.read(*topic_queue, at, count, max_bytes) as lease:
                 found = [record.body for record in lease.messages()]
                 assert lease.next_offset == at + len(found)
         except QueueNotFound:
@@ -165,11 +170,11 @@ class StoreMachine(RuleBasedStateMachine):
     def _is_alive(self, number: int) -> bool:
         return any(body.startswith(b"%d:" % number) for queue in self.queues.values() for body in queue)
 
-    @rule(lane=lanes, offset=st.integers(0, 50))
-    def commit(self, lane: tuple[str, int], offset: int) -> None:
-        offset = min(offset, len(self.queues.get(lane, ())))
-        self.store.consumer_offsets.commit("g", *lane, offset)
-        self.committed[lane] = offset
+    @rule(topic_queue=topic_queues, offset=st.integers(0, 50))
+    def commit(self, topic_queue: tuple[str, int], offset: int) -> None:
+        offset = min(offset, len(self.queues.get(topic_queue, ())))
+        self.store.consumer_offsets.commit("g", *topic_queue, offset)
+        self.committed[topic_queue] = offset
 
     @rule(name=st.sampled_from(["x", "y", "z"]))
     def configure(self, name: str) -> None:
@@ -212,10 +217,10 @@ class StoreMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert self.store.recovery.corruption == []
         assert {(t, q) for t in self.store.topics() for q in self.store.queues(t)} == set(self.queues)
-        for lane, expected in self.queues.items():
-            assert (self.store.min_offset(*lane), self.store.max_offset(*lane)) == (0, len(expected))
-        for lane, offset in self.committed.items():
-            assert self.store.consumer_offsets.get("g", *lane) == offset
+        for topic_queue, expected in self.queues.items():
+            assert (self.store.min_offset(*topic_queue), self.store.max_offset(*topic_queue)) == (0, len(expected))
+        for topic_queue, offset in self.committed.items():
+            assert self.store.consumer_offsets.get("g", *topic_queue) == offset
         assert set(self.store.topic_configs.all()) == self.configured
 
     def teardown(self) -> None:

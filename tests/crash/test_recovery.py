@@ -55,6 +55,7 @@ def goes_on(store: Store) -> None:
         assert numbers(again) == [*before, 77]
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("clean", [True, False])
 def test_the_log_cut_at_every_byte_of_its_last_three_records(tmp_path: Path, clean: bool) -> None:
     fill(tmp_path / "whole", clean=clean)

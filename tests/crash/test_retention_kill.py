@@ -62,6 +62,7 @@ def check(directory: Path) -> int:
         return numbers[0]
 
 
+@pytest.mark.sweep(every=5)
 @pytest.mark.parametrize("failpoint", [name for name in NAMES if name.startswith("retention.")])
 @pytest.mark.parametrize("time", [1, 2, 5, 14])
 def test_killed_while_files_are_deleted(tmp_path: Path, failpoint: str, time: int) -> None:

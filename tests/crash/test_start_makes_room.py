@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage import checkpointing as checkpointing_module
 from raymq.storage import making_room
-from raymq.storage import store as store_module
 from raymq.storage.errors import StoreCorrupt, StoreFull, StoreLocked
 from raymq.storage.failpoints import VARIABLE
 from raymq.storage.files.ballast import BALLAST_BYTES
@@ -236,7 +236,7 @@ def test_after_a_loss_of_power_the_offsets_go_on(tmp_path: Path, monkeypatch: py
     killed(tmp_path)
     monkeypatch.setattr("raymq.storage.assembly.boot_id", lambda: "another")
     monkeypatch.setattr(making_room, "boot_id", lambda: "another")
-    monkeypatch.setattr(store_module, "boot_id", lambda: "another")
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: "another")
     with replaced(FullDisk(0)), opened_full(tmp_path) as store:
         assert 0 < numbers(store)[0] <= 250
 
@@ -262,6 +262,7 @@ class FullMachine(FullDisk, PowerDisk):
             raise PowerLost
 
 
+@pytest.mark.sweep(every=6)
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("dies_at", [*range(1, 15), 20, 30, 50, 70])
 def test_a_loss_of_power_while_it_makes_room(

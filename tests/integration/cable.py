@@ -17,6 +17,8 @@ class Cable:
     _near: set[asyncio.StreamWriter] = field(default_factory=set)
     _far: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _frozen: set[asyncio.StreamWriter] = field(default_factory=set)
+    _freezes: bool = False
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -41,6 +43,15 @@ class Cable:
         for end in self._near:
             end.transport.abort()
 
+    def freeze(self, *, new_ones: bool = False) -> None:
+        """The connections of now stay open, and nothing passes them any more; nor do new ones, or those work."""
+        self._frozen = set(self._near) | set(self._far)
+        self._freezes = new_ones
+
+    def thaw(self) -> None:
+        """What passes from now on arrives."""
+        self._frozen, self._freezes = set(), False
+
     async def _connected(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -64,7 +75,7 @@ class Cable:
         """Ends with its connection; while the cable is cut, what comes is lost."""
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                if not self._is_cut:
+                if not self._is_cut and not self._freezes and writer not in self._frozen:
                     writer.write(data)
                     await writer.drain()
         if not self._is_cut:

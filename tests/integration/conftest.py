@@ -26,6 +26,7 @@ class Services:
 
     directory: Path
     flush: str = "async"
+    names: tuple[str, ...] = ("broker-a", "broker-b")
     auto_create_topics: bool = False
     loop: EventLoopThread = field(default_factory=lambda: EventLoopThread("services"))
     brokers: dict[str, BrokerService] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Services:
 
     def start(self) -> None:
         self.name_server = self.loop.run(NameServerService.start(self.name_server_spec))
-        for name in ("broker-a", "broker-b"):
+        for name in self.names:
             self.start_broker(name)
         self._clock = self.loop.submit(self._tick())
 
@@ -41,12 +42,12 @@ class Services:
     def name_server_spec(self) -> NameServerSpec:
         return NameServerSpec(0, str(self.directory), "127.0.0.1", 0)
 
-    def start_broker(self, name: str) -> None:
+    def start_broker(self, name: str, host: str = "127.0.0.1") -> None:
         spec = BrokerSpec(
             name=name,
             cluster="test",
             directory=str(self.directory / name),
-            host="127.0.0.1",
+            host=host,
             name_servers=(self.name_server.address,),
             append_wait_ms=5_000,  # the tests share two cores with whatever else runs
             auto_create_topics=self.auto_create_topics,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raymq.actors.wire.codes import RequestCode
 from raymq.client import (
     Admin,
     ClientClosed,
@@ -21,6 +24,7 @@ from raymq.client import (
     Message,
     MessageNotFound,
     MessageQueue,
+    NotStored,
     PermissionDenied,
     Producer,
     PullConsumer,
@@ -230,6 +234,11 @@ class TestAsyncio:
         asyncio.run(wait())
 
 
+def _tries(producer: Producer, timeout: float) -> None:
+    with contextlib.suppress(NotStored):
+        producer.send(Message("new", b"x"), timeout=timeout)
+
+
 class TestTopicsMadeBySending:
     def test_where_that_is_allowed(self, tmp_path: Path) -> None:
         services = Services(tmp_path, auto_create_topics=True)
@@ -245,6 +254,36 @@ class TestTopicsMadeBySending:
                 by_key = {producer.send(Message("keyed", b"x"), sharding_key="k").queue for _ in range(4)}
                 assert len(by_key) == 1
                 assert len(producer.send_batch([Message("batch", b"x")] * 3)) == 3
+        finally:
+            services.stop()
+
+    def test_who_has_a_second_waits_no_longer_for_a_broker_that_hangs_in_it(self, tmp_path: Path) -> None:
+        """Another thread has half a minute, and has asked the broker already."""
+        services = Services(tmp_path, auto_create_topics=True)
+        services.start()
+        asked = threading.Event()
+
+        async def hang(*_: Any) -> None:
+            asked.set()
+            await asyncio.sleep(3600)
+
+        try:
+            services.stop_broker("broker-b")
+            handlers = services.brokers["broker-a"]._server.handlers
+            services.brokers["broker-a"]._server.handlers = {
+                **handlers,
+                RequestCode.UPDATE_AND_CREATE_TOPIC: hang,  # type: ignore[dict-item]
+            }
+            with Connection([services.name_server.address]) as mq, Producer(mq, "p", retries=0) as producer:
+                patient = threading.Thread(target=_tries, args=(producer, 8.0))
+                patient.start()
+                assert asked.wait(10)
+                began = time.monotonic()
+                with pytest.raises(NotStored, match="not made within"):
+                    producer.send(Message("new", b"x"), timeout=1.0)
+                assert time.monotonic() - began < 5.0, "nor as long as the other one"
+                assert patient.is_alive()
+                patient.join(20)
         finally:
             services.stop()
 

@@ -91,8 +91,8 @@ def test_a_listener_may_shut_down_before_start_has_returned(
     consumer = PushConsumer(mq, "g", {"t": "*"}, listener)
     begin = consumer._begin
 
-    async def begun(runner: object) -> object:
-        consuming = await begin(runner)  # type: ignore[arg-type]
+    async def begun(*given: object) -> object:
+        consuming = await begin(*given)  # type: ignore[arg-type]
         assert await asyncio.to_thread(called.wait, 20)
         return consuming
 

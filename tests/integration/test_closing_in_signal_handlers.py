@@ -95,6 +95,46 @@ def test_a_handler_that_closes_beside_the_call_that_it_interrupted_goes_on_soon(
     assert closed == "closed"
 
 
+STARTING = """
+    import os, signal, sys, threading
+    from raymq.client import ClientClosed, Connection, ConsumeResult, PushConsumer
+
+    mq = Connection([sys.argv[1]])
+    consumer = PushConsumer(mq, "g", {{"t": "*"}}, lambda messages: ConsumeResult.SUCCESS)
+
+    def handle(*_):
+        {close}
+        print("handled", flush=True)
+
+    signal.signal(signal.SIGTERM, handle)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        consumer.start()
+    except ClientClosed:
+        pass
+    print("ended" if consumer.wait(20) else "runs", consumer.health.running)
+"""
+
+
+@pytest.mark.parametrize("close", [f"consumer.shutdown({FOREVER})", "mq.close()"])
+def test_a_handler_that_closes_a_consumer_amid_its_start_does_not_wait_for_it(
+    services: Services, admin: Admin, close: str
+) -> None:
+    """It ran on the thread that was in `start`, and waited for what that was to do."""
+    del admin
+    for broker in services.brokers.values():
+        handlers = broker._server.handlers
+        broker._server.handlers = {**handlers, RequestCode.HEART_BEAT: slow(handlers[RequestCode.HEART_BEAT])}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STARTING).format(close=close), services.name_server.address],
+        capture_output=True,
+        text=True,
+        timeout=FOREVER / 2,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["handled", "ended", "False"])
+
+
 GATHERING = """
     import os, signal, sys, threading
     from raymq.client import ClientClosed, Connection, Message, Producer

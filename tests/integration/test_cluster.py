@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import errno
@@ -37,10 +38,10 @@ from raymq.client.produce import shared_producer
 from raymq.cluster import Cluster, launching
 from raymq.cluster.cli import main_group
 from raymq.storage.store import Store
+from tests.certificates import certificates
 from tests.chaos.actors import await_restart, kill, pid_of
 from tests.polling import poll_until
 from tests.ray_cluster import own_ray
-from tests.unit.actors.test_pool import certificates
 
 pytestmark = pytest.mark.integration
 
@@ -124,7 +125,11 @@ def test_a_cluster_with_tls_is_joined_with_its_own_files(tmp_path: Path) -> None
     [
         {"brokers": 0},
         {"namespace": "a/b"},
-        {"replicas": 2},
+        {"replicas": 0},
+        {"replicas": 17},
+        {"replicas": True},
+        {"config": {"min_in_sync": 2}},
+        {"replicas": 2, "config": {"min_in_sync": 3}},
         {"port": 70_000},
         {"name_servers": 0},
         {"config": {"x": 1}},
@@ -282,11 +287,15 @@ def test_stop_and_start_again(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert [entry for entry in ray.util.list_named_actors(all_namespaces=True) if entry["namespace"] == "again"] == []
     assert not any((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
-    with cluster.start(brokers=2, root=tmp_path, namespace="again") as second:
-        assert second.name_servers == first.name_servers
-        assert Admin(second).query_by_id(sent.message_id).body == b"kept"
-        with PullConsumer(second, "g") as pull:
-            assert [message.body for message in pull.poll(sent.queue)] == [b"kept"]
+    second = cluster.start(brokers=2, root=tmp_path, namespace="again")
+    assert second.name_servers == first.name_servers
+    assert Admin(second).query_by_id(sent.message_id).body == b"kept"
+    with PullConsumer(second, "g") as pull:
+        assert [message.body for message in pull.poll(sent.queue)] == [b"kept"]
+    pids = [broker.pid for broker in Admin(second).cluster_info().brokers]
+    asyncio.run(second.astop())
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any((tmp_path / name / "abort").exists() for name in ("broker-a", "broker-b"))
 
 
 def test_many_sends_of_a_shared_producer_wait_beside_each_other(mq: Cluster) -> None:

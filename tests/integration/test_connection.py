@@ -19,9 +19,9 @@ from raymq.actors.names.service import NameServerService
 from raymq.actors.protocol import BrokerSpec, NameServerSpec
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, PushConsumer
 from raymq.client.errors import BrokerUnavailable
+from tests.certificates import certificates
 from tests.integration.conftest import Services
 from tests.polling import poll_until
-from tests.unit.actors.test_pool import certificates
 
 pytestmark = pytest.mark.integration
 

@@ -46,6 +46,7 @@ def test_the_bundled_data_with_a_broker_killed_on_the_way(tmp_path: Path) -> Non
     assert (demo.returncode, errors) == (0, ""), shown + errors
     counted = dict(re.findall(r"^\s+(\w[\w ()-]+?)\s{2,}(\d+)", shown, re.MULTILINE))
     assert int(counted["rows of the input"]) == int(counted["events read by Spark"]) == ROWS
+    assert int(counted["events streamed by Spark"]) == ROWS
     assert int(counted["in the dead-letter queue"]) == int(counted["dirty rows"]) == DIRTY
     assert int(counted["taken by the listener"]) == ROWS - DIRTY
     assert "every row accounted for" in shown

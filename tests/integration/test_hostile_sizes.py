@@ -129,6 +129,7 @@ def costs(measured: Measured, address: str, command: Command) -> tuple[int, floa
 CODES = [int(code) for code in RequestCode]
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("body", list(BODIES))
 def test_no_body_of_any_command_costs_more_than_its_bytes(servers: Servers, body: str) -> None:
     measured = Measured(servers.process.pid)
@@ -151,6 +152,7 @@ def test_no_body_of_any_command_costs_more_than_its_bytes(servers: Servers, body
     assert not told
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("number", [2**70, -(2**31), 2**31 - 1, 2**63 - 1])
 def test_no_number_in_any_field_is_met_by_an_untyped_error(servers: Servers, number: int) -> None:
     for code, header in header_classes().items():
@@ -173,6 +175,7 @@ HEADS = {
 }
 
 
+@pytest.mark.sweep(every=4)
 @pytest.mark.parametrize("head", list(HEADS))
 def test_no_header_costs_more_than_its_bytes(servers: Servers, head: str) -> None:
     form = {"binary": 1, "msgpack": 2}.get(head, 0)

@@ -107,7 +107,7 @@ def test_a_producer_without_numbers_does_store_twice(mq: Connection, proxy: Loss
 def test_a_restarted_broker_still_knows_what_it_stored(
     services: Services, mq: Connection, proxy: LossyProxy, clean: bool, quick: bool
 ) -> None:
-    with Producer(mq, "p", idempotent=True, timeout=20, retries=200) as producer, ThreadPoolExecutor(1) as other:
+    with Producer(mq, "p", idempotent=True, timeout=20, retries=1_000_000) as producer, ThreadPoolExecutor(1) as other:
         producer.send(Message("t", b"0"), queue=QUEUE)
         proxy.drop = 1.0
         message = Message("t", b"1")

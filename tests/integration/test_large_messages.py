@@ -33,6 +33,7 @@ from raymq.client import (
     PushConsumer,
     SimpleConsumer,
 )
+from raymq.client.bulk.committing import StagedWrite, Written
 from raymq.client.bulk.range_reader import RangeReader
 from raymq.client.bulk.staging import StagedWriter
 from raymq.client.errors import InvalidInput, NotStored
@@ -152,10 +153,12 @@ def in_a_table(mq: Connection, topic: str, body: bytes) -> None:
 def staged(mq: Connection, topic: str, body: bytes) -> None:
     """As Spark's tasks write."""
     record = encode(topic, 0, body, encode_properties({"n": "1"}), born_timestamp_ms=1, born_host=("127.0.0.1", 0))
+    write = StagedWrite.open(mq, topic, {"a"})
+    assert isinstance(write, StagedWrite)
     with StagedWriter(mq.name_servers) as writer:
-        transaction = f"staged-{time.monotonic_ns()}"
-        writer.stage(transaction, "part", 0, queue_of(topic), record, np.array([len(record)], np.int32))
-        assert writer.commit(transaction, topic, [("part", "a")]) == 1
+        sizes = np.array([len(record)], np.int32)
+        writer.stage(write.transaction, "part", 0, queue_of(topic), record, sizes, home=write.home)
+    assert write.commit([("part", "a", 1)]) == Written(write.transaction, 1)
 
 
 WAYS_IN: Ways = {

@@ -40,6 +40,8 @@ def count_requests(services: Services) -> dict[str, Counter[int]]:
 def test_many_queues_cost_no_more_threads_and_fetches_than_one(
     mq: Connection, services: Services, admin: Admin, topics: int
 ) -> None:
+    others = set(threading.enumerate())
+
     def consume(names: list[str], group: str) -> tuple[int, Counter[str]]:
         taker = Taker()
         counted = count_requests(services)
@@ -54,7 +56,8 @@ def test_many_queues_cost_no_more_threads_and_fetches_than_one(
             for number in range(20):
                 producer.send(Message(names[number % len(names)], b"%d" % number))
                 poll_until(lambda n=number: len(taker.taken) == n + 1, 10)  # type: ignore[misc]
-            threads = Counter(thread.name.rpartition("_")[0] or thread.name for thread in threading.enumerate())
+            own = set(threading.enumerate()) - others
+            threads = Counter(thread.name.rpartition("_")[0] or thread.name for thread in own)
             listeners = threads.pop(f"raymq-{group}")
             assert listeners <= LISTENERS
             fetches = Counter({name: counts[RequestCode.FETCH] - at_start[name] for name, counts in counted.items()})
@@ -66,7 +69,7 @@ def test_many_queues_cost_no_more_threads_and_fetches_than_one(
     few_threads, few_fetches = consume(["t"], "few")
     many_threads, many_fetches = consume(names, "many")
     print(f"1 topic: {few_threads} threads, {few_fetches}; {topics} topics: {many_threads} threads, {many_fetches}")
-    assert many_threads == few_threads == 1
+    assert many_threads == few_threads <= 1  # the connection's own, which may have been there before
     # a message ends the fetch under way and leads to the next; what else may do so does not grow with the queues
     assert many_fetches.total() <= 2 * 20 + 4
     assert few_fetches.total() <= 2 * 20 + 4

@@ -17,10 +17,12 @@ from raymq.client import (
     Message,
     MessageQueue,
     Producer,
+    PullConsumer,
     PushConsumer,
     ReceivedMessage,
     SimpleConsumer,
 )
+from raymq.client.errors import Timeout
 from raymq.client.push import engine as consuming
 from tests.broker_process import BrokerProcess
 from tests.polling import poll_until
@@ -186,3 +188,23 @@ def test_who_joins_while_one_of_two_brokers_hangs_consumes_from_the_other_one(
             poll_until(both_take_their_half, timeout=60)
         finally:
             second.shutdown()
+
+
+@pytest.mark.parametrize("position_known", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_poll_of_a_hung_broker_ends_soon_after_its_time_out(
+    brokers: list[BrokerProcess], cluster: Connection, position_known: bool, asynchronous: bool
+) -> None:
+    """Fault 8: poll(timeout=1) took 11 s. What it may take is said here in terms of what is told, not of a clock."""
+    queue = MessageQueue("t", "broker-b", 0)
+    with PullConsumer(cluster, "g") as pull:
+        if position_known:
+            pull.seek(queue, 0)
+            pull.poll(queue, timeout=0.1)
+        brokers[1].signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(Timeout, match=r"broker-b.*no answer within [23](\.\d+)? s"):
+                asyncio.run(pull.apoll(queue, timeout=1.0)) if asynchronous else pull.poll(queue, timeout=1.0)
+        finally:
+            brokers[1].signal(signal.SIGCONT)
+        assert pull.poll(queue, timeout=5.0) == []

@@ -29,7 +29,12 @@ def rows() -> Iterator[tuple[list[int], list[str], str]]:
 
 def documented(server: str) -> set[int]:
     theirs = {code for codes, _, by in rows() for code in codes if codes[0] < FIRST_OF_OURS and by.startswith(server)}
-    return theirs | {code for codes, _, _ in rows() for code in codes if code > FIRST_OF_OURS}
+    return theirs | {
+        code
+        for codes, _, by in rows()
+        for code in codes
+        if code > FIRST_OF_OURS and not by.startswith(("keeper:", "replica:"))
+    }
 
 
 def test_codes_have_their_names() -> None:
@@ -44,6 +49,11 @@ def test_a_code_stands_in_one_row() -> None:
 
 def test_what_a_broker_serves(services: Services) -> None:
     assert documented("broker") == set(services.brokers["broker-a"]._server.handlers)
+
+
+def test_what_a_keeper_serves() -> None:
+    served = {code for codes, _, by in rows() for code in codes if by.startswith("keeper:")}
+    assert served == {RequestCode.ASK_KEEPER, RequestCode.KEEPER_STATUS}
 
 
 def test_what_a_name_server_serves(services: Services) -> None:

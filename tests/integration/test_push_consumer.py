@@ -197,7 +197,7 @@ def test_old_log_files_go(mq: Connection, services: Services, admin: Admin, monk
     queue = MessageQueue("t", "broker-a", 0)
     first = producer.send_batch([Message("t", b"x" * 1_000_000) for _ in range(40)], queue=queue)[0]
     store = services.brokers["broker-a"].store
-    monkeypatch.setattr(store, "_now_ms", lambda: int((time.time() + 80 * 3_600) * 1000))
+    monkeypatch.setattr(store._age, "now_ms", lambda: int((time.time() + 80 * 3_600) * 1000))
 
     async def delete() -> int:
         return store.delete_expired(asked=True).log_files

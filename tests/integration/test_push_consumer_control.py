@@ -189,6 +189,22 @@ def test_pause_and_resume(mq: Connection, admin: Admin) -> None:
         poll_until(lambda: len(taker.taken) == 2, 10)
 
 
+def test_a_consumer_that_is_paused_before_it_starts_calls_nothing(mq: Connection, admin: Admin) -> None:
+    """It began calls before it heard of the pause."""
+    taker = Taker()
+    with Producer(mq, "p") as producer:
+        producer.send_batch([Message("t", b"x")] * 50)
+    consumer = PushConsumer(mq, "g", {"t": "*"}, taker)
+    consumer.pause()
+    with consumer:
+        consuming = consumer._consuming
+        assert consuming is not None
+        poll_until(lambda: sum(process.ready for process in list(consuming._queues.values())) == 50, 10)
+        assert not taker.taken
+        consumer.resume()
+        poll_until(lambda: len(taker.taken) == 50, 10)
+
+
 def test_the_trace_tells_every_step(mq: Connection, admin: Admin) -> None:
     events: list[TraceEvent] = []
     taker = Taker(lambda message: ConsumeResult.RECONSUME_LATER if message.body == b"bad" else None)
@@ -301,8 +317,8 @@ def test_a_shutdown_during_the_start_stops_what_the_start_makes(mq: Connection, 
     begin = consumer._begin
     shut_down = threading.Event()
 
-    async def begin_while_it_is_shut_down(runner: Any) -> Any:
-        consuming = await begin(runner)
+    async def begin_while_it_is_shut_down(*given: Any) -> Any:
+        consuming = await begin(*given)
         threading.Thread(target=lambda: (consumer.shutdown(0.1), shut_down.set())).start()
         await asyncio.to_thread(poll_until, lambda: consumer._closed)
         return consuming

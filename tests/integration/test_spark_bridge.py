@@ -24,7 +24,7 @@ import pyarrow as pa
 import pytest
 
 from tests.polling import poll_until
-from tests.ray_cluster import own_ray
+from tests.ray_cluster import own_cluster
 
 pytest.importorskip("raydp")
 
@@ -49,9 +49,7 @@ CONFIG |= {"delay_levels": demo_flow.CONFIG["delay_levels"], "max_message_bytes"
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    root = tmp_path_factory.mktemp("data")
-    namespace = f"spark-{uuid.uuid4().hex[:6]}"
-    with own_ray(), cluster.start(brokers=2, root=root, namespace=namespace, config=CONFIG) as running:
+    with own_cluster(tmp_path_factory, "spark", CONFIG) as running:
         yield running
 
 

@@ -41,9 +41,9 @@ def test_an_administrator_who_has_old_files_deleted_deletes_nothing_that_waits(
             producer.send(Message("t", b"%d" % number, deliver_at=due), queue=queue)
         while broker.store.max_physical_offset < 2 * broker.store.config.commitlog_file_bytes:
             producer.send(Message("t", bytes(1 << 20), tags="filling"), queue=queue)
-    now_ms = broker.store._now_ms
+    now_ms = broker.store._age.now_ms
     poll_until(lambda: broker.store._log.flushed_offset == broker.store.max_physical_offset)
-    monkeypatch.setattr(broker.store, "_now_ms", lambda: now_ms() + 73 * 3_600_000)
+    monkeypatch.setattr(broker.store._age, "now_ms", lambda: now_ms() + 73 * 3_600_000)
     with Foreign(broker.address) as client:
 
         def is_deleted() -> bool:

@@ -34,10 +34,10 @@ from raymq.client.pop.engine import Popping
 from raymq.client.push import engine as consuming
 from raymq.client.push import fetching
 from raymq.client.push.delivery import Delivery
+from raymq.client.push.delivery_order import AnyOrder
 from raymq.client.push.engine import Consuming
 from raymq.client.push.examining import Examining
 from raymq.client.push.fetching import Fetching
-from raymq.client.push.lanes import UnorderedLane
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.send_back import SendBack
 from raymq.client.requests.offsets import OffsetRequests
@@ -59,7 +59,7 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
     "examination of a queue": (False, Examining, "_read_singly"),
     "send-back": (False, SendBack, "__call__"),
     "listener call": (False, ListenerRunner, "call"),
-    "outcome of a call": (False, UnorderedLane, "done"),
+    "outcome of a call": (False, AnyOrder, "done"),
     "locks": (True, LockTable, "due"),
     "renewal of locks": (True, LockTable, "granted"),
     "handing over of a queue": (True, Delivery, "idle"),

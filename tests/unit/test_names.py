@@ -14,6 +14,7 @@ TWICE = {
     "Producer": "what a program sends with, and the actor of that title that producers share",
     "Corruption": "what storage finds, and what crosses to a client that has no storage",
     "Health": "a consumer's, in the public interface, and a store's disk's",
+    "Operation": "what an administrator waits for, in the public interface, and what was done to a file",
 }
 
 

@@ -27,9 +27,11 @@ NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
 #: What is imported under another name than it is installed by.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 #: Used where it is installed, never needed.
-OPTIONAL = {"uvloop", "raymq-native"}
-OPTIONAL_EXTRAS = {"uvloop", "native"}
+OPTIONAL = {"urllib3", "uvloop", "raymq-native"}
+OPTIONAL_EXTRAS = {"etcd", "uvloop", "native"}
 PYTHONS = ["3.11", "3.12", "3.13"]
+#: Each lock file and the one of the two Sparks that it is of.
+LOCKS = {"requirements.lock": "spark", "requirements-spark4.lock": "spark4"}
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +100,16 @@ def test_the_commands_exist(project: dict[str, Any]) -> None:
 # Dependencies
 
 
-def requirements(project: dict[str, Any]) -> list[Requirement]:
-    extras = [
-        wanted for name, wanted in project["project"]["optional-dependencies"].items() if name not in OPTIONAL_EXTRAS
-    ]
+def requirements(project: dict[str, Any], lock: str) -> list[Requirement]:
+    left_out = OPTIONAL_EXTRAS | set(LOCKS.values()) - {LOCKS[lock]}
+    extras = [wanted for name, wanted in project["project"]["optional-dependencies"].items() if name not in left_out]
     lists = [project["project"]["dependencies"], project["build-system"]["requires"], *extras]
     return [Requirement(text) for each in lists for text in each]
 
 
-def locked(repository: Path) -> list[tuple[Requirement, list[str]]]:
-    """Each requirement of the lock file with its hashes."""
-    text = (repository / "requirements.lock").read_text(encoding="utf-8")
+def locked(repository: Path, lock: str) -> list[tuple[Requirement, list[str]]]:
+    """Each requirement of a lock file with its hashes."""
+    text = (repository / lock).read_text(encoding="utf-8")
     found = []
     for block in re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines():
         if block.strip():
@@ -119,21 +120,24 @@ def locked(repository: Path) -> list[tuple[Requirement, list[str]]]:
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_lock_holds_every_dependency(repository: Path, project: dict[str, Any], python: str, machine: str) -> None:
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_holds_every_dependency(
+    repository: Path, project: dict[str, Any], python: str, machine: str, lock: str
+) -> None:
     environment = {
         "python_version": python, "python_full_version": f"{python}.1", "platform_machine": machine,
         "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix",
         "platform_python_implementation": "CPython", "implementation_name": "cpython",
     }  # fmt: skip
     versions: dict[str, str] = {}
-    for requirement, _ in locked(repository):
+    for requirement, _ in locked(repository, lock):
         if requirement.marker is None or requirement.marker.evaluate(environment):
             name = canonicalize_name(requirement.name)
             assert name not in versions, f"{name} twice"
             (specifier,) = requirement.specifier
             assert specifier.operator == "=="
             versions[name] = specifier.version
-    for requirement in requirements(project):
+    for requirement in requirements(project, lock):
         if requirement.marker is None or requirement.marker.evaluate(environment):
             name = canonicalize_name(requirement.name)
             assert name in versions, f"{name} is missing: make lock"
@@ -142,12 +146,13 @@ def test_the_lock_holds_every_dependency(repository: Path, project: dict[str, An
             )
 
 
-def test_the_lock_has_hashes_and_names_no_host(repository: Path) -> None:
-    for requirement, hashes in locked(repository):
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_has_hashes_and_names_no_host(repository: Path, lock: str) -> None:
+    for requirement, hashes in locked(repository, lock):
         assert hashes, requirement
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in hashes), requirement
         assert requirement.url is None
-    text = (repository / "requirements.lock").read_text(encoding="utf-8")
+    text = (repository / lock).read_text(encoding="utf-8")
     assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host|file:|@", text)
 
 
@@ -228,7 +233,7 @@ def test_the_wheel_has_every_module_and_data_file_and_imports(
 
 
 def make_targets(repository: Path) -> set[str]:
-    return set(re.findall(r"^([a-z][a-z-]*):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    return set(re.findall(r"^([a-z][a-z0-9-]*):", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def test_every_target_is_phony(repository: Path) -> None:
@@ -242,7 +247,7 @@ def test_the_make_commands_of_the_documents_exist(repository: Path) -> None:
         (path.name, target)
         for path in documents
         for target in re.findall(
-            r"(?:^[ \t]*(?:\$ )?|`)make ([a-z][a-z-]*)", path.read_text(encoding="utf-8"), re.MULTILINE
+            r"(?:^[ \t]*(?:\$ )?|`)make ([a-z][a-z0-9-]*)", path.read_text(encoding="utf-8"), re.MULTILINE
         )
     }
     assert {target for _, target in named} >= {"env", "demo", "test"}

@@ -10,17 +10,20 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from raymq.actors.broker.core.appending.admission import Admission, AdmissionLimits
+from raymq.actors.broker.core.appending.cut_batch import physical_offsets, placed_at, rest_of, stored_batch
 from raymq.actors.broker.core.appending.foreign_send import Accepting
 from raymq.actors.broker.core.appending.idempotence import Lane as ProducerLane
 from raymq.actors.broker.core.appending.idempotence import ProducerTable, StoredBatch
 from raymq.actors.broker.core.appending.inbound_message import MessageKind
 from raymq.actors.broker.core.appending.staging import Staging
+from raymq.actors.broker.core.backups import Backups
 from raymq.actors.broker.core.copies.copying import Copying
 from raymq.actors.broker.core.delay.recall import Recall
 from raymq.actors.broker.core.delay.rescue import Rescue
@@ -29,15 +32,18 @@ from raymq.actors.broker.core.delay.timers import Timers
 from raymq.actors.broker.core.groups.locks import QueueLocks
 from raymq.actors.broker.core.groups.offsets import GroupOffsets
 from raymq.actors.broker.core.groups.settings import GroupSettings
+from raymq.actors.broker.core.known_homes import KnownHomes
 from raymq.actors.broker.core.pop.pop import Pop
 from raymq.actors.broker.core.redelivery.dead_letters import DeadLetters
 from raymq.actors.broker.core.redelivery.redelivery import Redelivery
 from raymq.actors.broker.core.system_topics import install, system_topics
 from raymq.actors.broker.core.topics import Topics
+from raymq.actors.broker.core.writes.deciding import WriteHome
 from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied, QueueNotFound, SequenceGap, StoreCorrupt
 from raymq.actors.naming import AUTO_CREATED_QUEUES, UNSENDABLE_TOPICS, check_group, check_topic, retry_topic
 from raymq.actors.protocol import PERM_WRITE, DueReport, Placed
 from raymq.storage.clock import boottime
+from raymq.storage.counted_time import CountedTime
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.log.checking import Single
 from raymq.storage.log.retention import Deleted
@@ -46,12 +52,18 @@ from raymq.storage.records import producer_sequence
 from raymq.storage.records import property_names as names
 from raymq.storage.records.producer_sequence import ProducerSequence
 from raymq.storage.records.record import Buffer, Record, decode
-from raymq.storage.steps import Steps, finish
+from raymq.storage.steps import Steps, finish, mapped
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.tables.group_config import GroupConfig
+from raymq.storage.tables.homes import Homes
+from raymq.storage.tables.members import Members
 from raymq.storage.tables.set_aside import SetAsideFile
+from raymq.storage.tables.stream_plans import StreamPlans
 from raymq.storage.tables.topic_config import TopicConfig
+from raymq.storage.tables.write_records import WriteRecords
 
+#: So many queues are looked at in a step, of each its newest message.
+_RANGES_AT_ONCE: Final = 20
 _log = logging.getLogger(__name__)
 
 
@@ -89,9 +101,11 @@ class BrokerCore:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
+        self.cluster = cluster
         self.store = store
         self.clock = clock
         self._steady = steady or clock
+        self._veils = store.veils
         self._auto_create_topics = auto_create_topics
         #: Called with the (topic, queue id) pairs that got messages, which need not be confirmed yet; the service wakes
         #: parked fetches by it, once they can read them.
@@ -110,9 +124,14 @@ class BrokerCore:
         own = system_topics(cluster, name, delay_levels=self.schedule.levels, auto_create=auto_create_topics)
         self.topics = Topics(name, store, {config.name for config in own}, self._forget_topic)
         self.redelivery = Redelivery(store, self.group_settings, self.schedule, self.locks, self._append, copying)
-        self.staging = Staging(store, self._append, copying)
+        self.staging = Staging(store, self._append, copying, self._unveiled, elapsed)
+        self.counted_time = CountedTime(store.directory, elapsed)
+        self.writes = WriteHome(WriteRecords(store.directory), self.counted_time)
+        self.homes = KnownHomes(name, Homes(store.directory), Members(store.directory))
+        self.stream_plans = StreamPlans(store.directory)
         self.pop = Pop(store, self._steady, self.redelivery.bury, copying)
         self.producers = ProducerTable(self._steady)
+        self.backups = Backups(store, elapsed)
         self.admission = Admission(monotonic, limits)
         self._monotonic = monotonic
         self.accepting = Accepting(
@@ -125,7 +144,7 @@ class BrokerCore:
             self.timers.log.close()
             raise
         #: The queues that are found to be writable, as long as the topics are of that version.
-        self._open_lanes: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
+        self._open_topic_queues: tuple[DataVersion, set[tuple[str, int]]] = store.topic_configs.version, set()
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -133,9 +152,10 @@ class BrokerCore:
         """A topic's settings; TopicNotFound."""
         return self.topics.get(name)
 
-    def ranges(self, topic: str) -> dict[int, QueueRange]:
-        """What each of a topic's queues holds, written or not."""
-        return {queue_id: self.range(topic, queue_id) for queue_id in range(_queues(self.topic(topic)))}
+    def reading_ranges(self, topic: str) -> Steps[dict[int, QueueRange]]:
+        """What each of a topic's queues holds, written or not, in steps; TopicNotFound, also between two of them."""
+        ranges = yield from mapped(partial(self.range, topic), range(_queues(self.topic(topic))), _RANGES_AT_ONCE)
+        return dict(enumerate(ranges))
 
     def range(self, topic: str, queue_id: int) -> QueueRange:
         """What one queue holds; QueueNotFound if the topic has no such queue."""
@@ -195,11 +215,18 @@ class BrokerCore:
         """
         self.check_writable(topic, queue_id)
         if delayed:
-            keeper = self.schedule if names.DELAY in decode(records).properties else self.timers
+            self._check_records(records, sizes, (topic, queue_id))
+            keeper = self.schedule if names.DELAY in decode(records, check_crc=False).properties else self.timers
             return keeper.defer(records, sizes, (topic, queue_id))
         result = self._append(records, sizes, (topic, queue_id))
         queue_ids = np.full(len(sizes), queue_id, np.int32)
         return Placed(topic, queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def _check_records(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> None:
+        """What an append looks at, of records that are not appended as they are; InvalidInput: they are not sound."""
+        if sizes.tolist() == [len(records)] and self.store.check_one(records).topic_queue == topic_queue:
+            return  # as nearly always, for a tenth of the time
+        self.store.check(records, sizes, topic_queue)
 
     def append_one(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
         """`append` for one record that comes at once and that `Store.check_one` has taken apart.
@@ -210,13 +237,14 @@ class BrokerCore:
         Returns:
             its queue offset and its physical offset.
         """
-        lane = single.lane
-        if not self.is_open(lane):
-            self.check_writable(*lane)
+        topic_queue = single.topic_queue
+        if not self.is_open(topic_queue):
+            self.check_writable(*topic_queue)
         began = self._monotonic()
         place = self.store.append_one(single, stored)
         self.admission.appended(began)
-        self.on_arrival((lane,))
+        if not self._veils.are_down or not self._veils.is_down(topic_queue):
+            self.on_arrival((topic_queue,))
         return place
 
     def append_sequenced(
@@ -224,18 +252,23 @@ class BrokerCore:
     ) -> Placed:
         """`append` for an idempotent producer: a batch that is here already is answered with the places it has.
 
+        Of one that a death has cut what is missing is stored first; then its places are two runs, or more.
+
         Raises:
-            SequenceGap: the batch does not follow the last one of its producer in this queue. As `append` besides.
+            SequenceGap: the batch does not follow the last one of its producer in this queue, or what is missing of it
+                cannot be stored by itself. As `append` besides.
         """
         lane, sequence, known = self._numbered(records, len(sizes), (topic, queue_id), delayed=delayed)
-        if known is not None:
-            queue_ids = np.full(known.count, known.queue_id, np.int32)
-            queue_offsets = known.offset + np.arange(known.count)
-            return Placed(known.topic, queue_ids, queue_offsets, self._physical_offsets(known))
-        placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
-        first = StoredBatch(placed.topic, int(placed.queue_ids[0]), int(placed.queue_offsets[0]), len(sizes))
-        self.producers.remember(lane, sequence, first)
-        return placed
+        if known is None:
+            placed = self.append(topic, queue_id, records, sizes, delayed=delayed)
+            self.producers.remember(lane, sequence, stored_batch(placed))
+            return placed
+        here = known.total
+        if here < len(sizes):
+            rest, rest_sizes = rest_of(records, sizes, sequence, here)
+            placed = self.append(topic, queue_id, rest, rest_sizes, delayed=delayed)
+            known = self.producers.complete(lane, stored_batch(placed))
+        return placed_at(known, partial(physical_offsets, self.store))
 
     def append_one_sequenced(self, single: Single, stored: Stored | None = None) -> tuple[int, int]:
         """`append_one` for an idempotent producer, as `append_sequenced`.
@@ -243,13 +276,13 @@ class BrokerCore:
         Args:
             stored: told the place also of a record that is here already.
         """
-        lane, sequence, known = self._numbered(single.record, 1, single.lane, delayed=False)
+        lane, sequence, known = self._numbered(single.record, 1, single.topic_queue, delayed=False)
         if known is not None:
-            place = known.offset, int(self._physical_offsets(known)[0])
+            place = known.offset, int(physical_offsets(self.store, known)[0])
             if stored is not None:
                 stored(*place)
             return place
-        topic, queue_id = single.lane
+        topic, queue_id = single.topic_queue
 
         def told(queue_offset: int, physical_offset: int) -> None:
             try:
@@ -269,12 +302,14 @@ class BrokerCore:
         """The lane and the number of a batch of an idempotent producer, and where it lies if it is here already.
 
         Raises:
-            InvalidInput: its number is none, or of another count.
+            InvalidInput: its number is none, or of another count; or it is more than one message, and delayed.
             SequenceGap: it does not follow the last one, or it waits its delay and the one of that number did not.
         """
         sequence = producer_sequence.read(records)
         if sequence.count != count:
             raise InvalidInput("records", f"the {sequence.count} of their sequence", count)
+        if delayed and count > 1:  # they may wait in several queues, and a death may leave some
+            raise InvalidInput("records", "one at a time from an idempotent producer where it is delayed", count)
         lane = (sequence.producer, *queue)
         known = self.producers.check(lane, sequence)
         if known is not None and ((known.topic, known.queue_id) != queue) is not delayed:
@@ -285,19 +320,16 @@ class BrokerCore:
             raise SequenceGap(f"producer {lane[0]}: message {sequence.first} is {was}, this one {this}")
         return lane, sequence, known
 
-    def _physical_offsets(self, batch: StoredBatch) -> npt.NDArray[np.int64]:
-        """Where a batch's messages lie in the log."""
-        return self.store.entries(batch.topic, batch.queue_id, batch.offset, batch.count, written=True)[0]
-
     def _forget_topic(self, topic: str) -> None:
         """The topic was deleted, and with it what the store has of it."""
         for owner in (self.pop, self.producers, self.dead_letters):
             owner.forget_topic(topic)
 
-    def is_open(self, lane: tuple[str, int]) -> bool:
-        """Whether `check_writable` has let that queue pass since topics were changed last."""
-        topics, lanes = self._open_lanes
-        return lane in lanes and topics is self.store.topic_configs.version
+    def is_open(self, topic_queue: tuple[str, int]) -> bool:
+        """Whether `check_writable` has let that queue pass since topics were changed last, and would now."""
+        topics, topic_queues = self._open_topic_queues
+        is_known = topic_queue in topic_queues and topics is self.store.topic_configs.version
+        return is_known and self.topics.permission & PERM_WRITE != 0
 
     def check_writable(self, topic: str, queue_id: int) -> None:
         """Raise what an append to that queue would raise, the records apart."""
@@ -311,30 +343,48 @@ class BrokerCore:
                 self.topics.check_room(topic)
                 self.topics.create(topic, AUTO_CREATED_QUEUES)
             config = self.topic(topic)
-        if not config.perm & PERM_WRITE:
+        if not config.perm & self.topics.permission & PERM_WRITE:
             raise PermissionDenied(f"topic {topic} may not be written on {self.name}")
         self._check_queue(topic, queue_id, config.write_queues)
-        if self._open_lanes[0] is not self.store.topic_configs.version:
-            self._open_lanes = self.store.topic_configs.version, set()
-        self._open_lanes[1].add((topic, queue_id))
+        if self._open_topic_queues[0] is not self.store.topic_configs.version:
+            self._open_topic_queues = self.store.topic_configs.version, set()
+        self._open_topic_queues[1].add((topic, queue_id))
 
     def _append(
         self,
         records: bytes | memoryview,
         sizes: npt.NDArray[np.int32],
-        *lanes: tuple[str, int],
+        *topic_queues: tuple[str, int],
         check_crc: bool = True,
         again: bool = False,
     ) -> AppendResult:
-        """Append records that belong to `lanes`, and wake who waits for them."""
+        """Append records that belong to `topic_queues`, and wake who waits for them."""
         began = self._monotonic()
-        result = self.store.append(records, sizes, lanes=lanes, check_crc=check_crc, again=again)
+        result = self.store.append(records, sizes, topic_queues=topic_queues, check_crc=check_crc, again=again)
         self.admission.appended(began)
         try:
-            self.on_arrival(lanes)
+            if self._veils.are_down:  # what is behind a veil arrives when that is lifted
+                topic_queues = tuple(
+                    topic_queue for topic_queue in topic_queues if not self._veils.is_down(topic_queue)
+                )
+            self.on_arrival(topic_queues)
         except Exception:  # noqa: BLE001 - it is stored, whatever becomes of those who wait for it
-            _log.exception("arrivals in %s could not be told", lanes)
+            _log.exception("arrivals in %s could not be told", topic_queues)
         return result
+
+    def home_of_write(self, transaction: str) -> str | None:
+        """The broker that decides about a staged write, if it is known here.
+
+        Raises:
+            InvalidInput: no write can be called so. StoreCorrupt: what is known of it cannot be read.
+        """
+        if self.writes.look(transaction).decision is not None:
+            return self.name
+        return self.staging.home_of(transaction)
+
+    def _unveiled(self, topic_queues: Sequence[tuple[str, int]]) -> None:
+        """What a commit has appended to these queues may be read from now on."""
+        self.on_arrival(topic_queues)
 
     def _check_queue(self, topic: str, queue_id: int, queues: int) -> None:
         if not 0 <= queue_id < queues:
@@ -370,10 +420,11 @@ class BrokerCore:
     def delete_expired(self, *, asked: bool = False) -> Deleted:
         """`Store.delete_expired`: no file goes in which somebody still waits for his time, whoever asks for it.
 
-        What waits is stored anew in small steps, so files may go some runs later than they might.
+        What waits is stored anew in small steps, so files may go some runs later than they might; and while a backup
+        reads them.
         """
         self.rescue.want(self.store.leaving_before())
-        return self.store.delete_expired(asked=asked, rescue=self.rescue.up_to)
+        return self.store.delete_expired(asked=asked, rescue=lambda end: self.rescue.up_to(self.backups.limit(end)))
 
     # -- groups --------------------------------------------------------------------------------------------------
 

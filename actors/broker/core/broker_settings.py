@@ -10,14 +10,18 @@ from typing import Protocol
 
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.server_settings import Settings
-from raymq.storage.config import MOST_HOURS, StoreConfig
+from raymq.storage.config import StoreConfig
 from raymq.storage.log.retention import Retention
+from raymq.storage.paths import Paths
+from raymq.storage.tables.kept_settings import delete_hour_of, hours_of, kept_of_broker, permission_of
 
 
 def broker_settings(
     core: BrokerCore, *, cluster: str, address: str, name_servers: Sequence[str], auto_create_topics: bool
 ) -> Settings:
-    """What can be read, and what can be changed while the broker runs: when log files are deleted."""
+    """What can be read, and what can be changed while the broker runs: when log files are deleted, and whether it
+    takes messages.
+    """
     store = core.store
     config = store.config
     host, _, port = address.rpartition(":")
@@ -27,7 +31,6 @@ def broker_settings(
         "brokerClusterName": cluster,
         "brokerId": "0",
         "brokerRole": "ASYNC_MASTER",
-        "brokerPermission": "6",
         "brokerIP1": host,
         "brokerIP2": host,
         "listenPort": port,
@@ -47,7 +50,8 @@ def broker_settings(
         "diskMaxUsedSpaceRatio": "75",
         "clientCallbackExecutorThreads": str(os.cpu_count()),
     }
-    return Settings(_path(store.directory), fixed, _changeable(store))
+    permission = {"brokerPermission": ("6", lambda value: core.topics.permit(permission_of(value)))}
+    return Settings(Paths(store.directory).settings, fixed, _changeable(store) | permission, read=kept_of_broker)
 
 
 def kept_retention(directory: Path, config: StoreConfig) -> Retention:
@@ -57,7 +61,7 @@ def kept_retention(directory: Path, config: StoreConfig) -> Retention:
         StoreCorrupt: it cannot be read.
     """
     rules = _Rules(Retention(config.retention_hours, config.delete_at_hour))
-    Settings(_path(directory), {}, _changeable(rules))
+    Settings(Paths(directory).settings, {}, _changeable(rules), read=kept_of_broker)
     return rules.retention
 
 
@@ -78,21 +82,12 @@ def _changeable(of: _Ruled) -> dict[str, tuple[str, Callable[[str], None]]]:
     """The settings by which the rules are changed."""
 
     def keep_hours(value: str) -> None:
-        hours = float(value)
-        if not 0 < hours < float("inf"):
-            raise ValueError("hours, more than 0")
-        of.retention = replace(of.retention, hours=min(hours, MOST_HOURS))
+        of.retention = replace(of.retention, hours=hours_of(value))
 
     def delete_at(value: str) -> None:
-        if value != "*" and not (value.isdecimal() and value.isascii() and int(value) < 24):
-            raise ValueError('"00" to "23" or "*"')
-        of.retention = replace(of.retention, delete_at_hour=value)
+        of.retention = replace(of.retention, delete_at_hour=delete_hour_of(value))
 
     return {
         "fileReservedTime": (f"{of.retention.hours:g}", keep_hours),
         "deleteWhen": (of.retention.delete_at_hour, delete_at),
     }
-
-
-def _path(directory: Path) -> Path:
-    return directory / "raymq" / "settings.json"

@@ -24,6 +24,7 @@ def runtime_figures(core: BrokerCore, statistics: Statistics) -> dict[str, str]:
         "brokerActive": True,
         "brokerVersion": VERSION,
         "brokerVersionDesc": VERSION_NAME,
+        "currentTimeMillis": int(core.clock() * 1000),
         **_traffic(statistics),
         **{f"refusedAppends_{cause}": count for cause, count in statistics.refusals.items()},
         **{f"setAside_{duty}": core.set_aside.counts[duty] for duty in DUTIES},

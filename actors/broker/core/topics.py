@@ -12,7 +12,7 @@ from typing import Final
 
 from raymq.actors.errors import InvalidInput, PermissionDenied, TopicExists, TopicNotFound, UnknownAttribute
 from raymq.actors.naming import MAX_QUEUES, SYSTEM_PREFIX, SYSTEM_TOPICS, check_topic
-from raymq.actors.protocol import PERM_READ, PERM_WRITE, QueueData
+from raymq.actors.protocol import PERM_INHERIT, PERM_READ, PERM_WRITE, QueueData
 from raymq.storage.errors import StoreError
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.steps import Steps, finish
@@ -61,11 +61,15 @@ class Topics:
 
     Attributes:
         system: the names of the topics that the broker makes for itself.
+        permission: what clients may do with any of them, whatever their own settings say.
+        on_permission: called when that has changed: name servers are to be told of each topic.
     """
 
     def __init__(self, broker: str, store: Store, system: Collection[str], on_delete: Callable[[str], None]) -> None:
         """`on_delete` is called with the name of a topic that was deleted."""
         self.system = frozenset(system)
+        self.permission = PERM_READ | PERM_WRITE
+        self.on_permission: Callable[[], None] = lambda: None
         self._broker = broker
         self._store = store
         self._on_delete = on_delete
@@ -91,6 +95,11 @@ class Topics:
         """Of all topics; another one after each change."""
         return self._store.topic_configs.version
 
+    def permit(self, permission: int) -> None:
+        """From now on clients may do this with all topics here, a sum of read and write, as far as each allows it."""
+        self.permission = permission
+        self.on_permission()
+
     def announced(self) -> dict[str, QueueData]:
         """What the name servers are told of every topic."""
         return {name: self._queues(config) for name, config in self.all().items()}
@@ -107,7 +116,8 @@ class Topics:
         return {name: None if config is None else self._queues(config) for name, config in configs.items()}
 
     def _queues(self, config: TopicConfig) -> QueueData:
-        return QueueData(self._broker, config.read_queues, config.write_queues, config.perm)
+        allowed = config.perm & (self.permission | PERM_INHERIT)
+        return QueueData(self._broker, config.read_queues, config.write_queues, allowed)
 
     def create(self, name: str, queues: int, *, ordered: bool = False, exclusive: bool = False) -> bool:
         """Make a topic of `queues` queues; False if it was there already.

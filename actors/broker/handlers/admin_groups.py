@@ -13,8 +13,9 @@ from raymq.actors.wire.headers.admin import (
     GetSubscriptionGroupConfig,
     UpdateAndGetGroupForbidden,
 )
+from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server_connection import Handler, ServerConnection
-from raymq.actors.wire.stepwise import question
+from raymq.actors.wire.stepwise import question, stepwise
 from raymq.storage.steps import Steps
 
 
@@ -30,12 +31,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS)
 
     async def update_many(_: ServerConnection, request: Command) -> Command:
-        told = json_body.read_object(request.body).get("groupConfigList")
+        told = (await stepwise(reading_object(request.body))).get("groupConfigList")
         if not isinstance(told, list) or not all(isinstance(item, dict) for item in told):
             raise InvalidInput("groupConfigList", "a list of JSON objects", told)
         if len(told) > MAX_LISTED:
             raise InvalidInput("groupConfigList", f"at most {MAX_LISTED} groups", len(told))
-        new_topics = groups.change(told)
+        new_topics = await stepwise(groups.changing(told))
         await context.settings_durable()
         if new_topics:
             await context.announce()
@@ -44,6 +45,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     async def delete(_: ServerConnection, request: Command) -> Command:
         header = DeleteSubscriptionGroup.read(request)
         groups.delete(header.group_name, with_offsets=header.clean_offset)
+        if header.clean_offset:
+            context.core.pop.forget_group(header.group_name)
         context.statistics.forget_group(header.group_name)
         await context.settings_durable()
         return request.response(ResponseCode.SUCCESS)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from raymq.actors.broker.context import BrokerContext
-from raymq.actors.broker.core.groups.consumption import ConsumedQueue, Consumption
+from raymq.actors.broker.core.groups.consumption import ConsumedQueue, Consumption, TimeSpan
 from raymq.actors.errors import GroupNotFound, TopicNotFound
 from raymq.actors.filter.subscription import Subscription
 from raymq.actors.protocol import MessageQueue
@@ -26,7 +26,7 @@ from raymq.actors.wire.headers.admin import (
 )
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question
-from raymq.storage.steps import Steps
+from raymq.storage.steps import Steps, mapped
 
 #: So much is one step of work: groups, and queues of one of them.
 _GROUPS_AT_ONCE = 20
@@ -99,24 +99,16 @@ def _progress(context: BrokerContext, consumption: Consumption) -> dict[int, Han
         told = {"consumeTps": [json_body.bytes_of(rate)], "offsetTable": offsets}
         return told, sum(each.behind for each in table.values())
 
-    def time_spans(_: ServerConnection, request: Command) -> Command:
+    def time_spans(_: ServerConnection, request: Command) -> Steps[Command]:
         header = QueryConsumeTimeSpan.read(request)
-        spans = [
-            {
-                "consumeTimeStamp": span.consumed_ms,
-                "delayTime": span.delay_ms,
-                "maxTimeStamp": span.last_ms,
-                "messageQueue": json_body.queue_object(queue),
-                "minTimeStamp": span.first_ms,
-            }
-            for queue, span in consumption.time_spans(header.group, header.topic).items()
-        ]
+        found = yield from consumption.reading_time_spans(header.group, header.topic)
+        spans = yield from mapped(lambda each: _span_object(*each), found.items(), _QUEUES_AT_ONCE)
         return json_body.answer(request, {"consumeTimeSpanSet": spans})
 
     return {
         RequestCode.GET_CONSUME_STATS: question(of_group),
         RequestCode.GET_BROKER_CONSUME_STATS: question(of_broker),
-        RequestCode.QUERY_CONSUME_TIME_SPAN: time_spans,
+        RequestCode.QUERY_CONSUME_TIME_SPAN: question(time_spans),
     }
 
 
@@ -163,14 +155,25 @@ def _changes(context: BrokerContext, consumption: Consumption) -> dict[int, Hand
         )
         return json_body.answer(request, {"offsetTable": _offset_table(targets)})
 
-    def clone(_: ServerConnection, request: Command) -> Command:
+    def clone(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         header = CloneGroupOffset.read(request)
-        consumption.copy(header.src_group, header.dest_group, header.topic or None)
+        yield from consumption.copying(header.src_group, header.dest_group, header.topic or None)
         return request.response(ResponseCode.SUCCESS)
 
     return {
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: context.in_order.claim(reset),
-        RequestCode.CLONE_GROUP_OFFSET: clone,
+        RequestCode.CLONE_GROUP_OFFSET: context.in_order.release(clone),  # else a group would have half of them
+    }
+
+
+def _span_object(queue: MessageQueue, span: TimeSpan) -> dict[str, Any]:
+    """RocketMQ's object."""
+    return {
+        "consumeTimeStamp": span.consumed_ms,
+        "delayTime": span.delay_ms,
+        "maxTimeStamp": span.last_ms,
+        "messageQueue": json_body.queue_object(queue),
+        "minTimeStamp": span.first_ms,
     }
 
 

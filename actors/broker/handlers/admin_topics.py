@@ -14,6 +14,7 @@ from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import DeleteTopicInBroker, GetTopicConfig, GetTopicStats, UpdateAndCreateTopic
+from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question, stepwise
 from raymq.storage.steps import Steps
@@ -44,7 +45,7 @@ def _changes(context: BrokerContext) -> dict[int, Handler]:
         return request.response(ResponseCode.SUCCESS, {"created": made})
 
     async def create_many(_: ServerConnection, request: Command) -> Command:
-        told = json_body.read_object(request.body).get("topicConfigList")
+        told = (await stepwise(reading_object(request.body))).get("topicConfigList")
         if not isinstance(told, list):
             raise InvalidInput("topicConfigList", "a list of topics", told)
         if len(told) > MAX_LISTED:
@@ -89,25 +90,30 @@ def _lists(context: BrokerContext) -> dict[int, Handler]:
     def system(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, {"topicList": sorted(core.topics.system)})
 
-    def stats(_: ServerConnection, request: Command) -> Command:
+    def stats(_: ServerConnection, request: Command) -> Steps[Command]:
         topic = GetTopicStats.read(request).topic
-        table = {
-            json_body.queue_key(MessageQueue(topic, core.name, queue_id)): {
-                "minOffset": bounds.min_offset,
-                "maxOffset": bounds.max_offset,
-                "lastUpdateTimestamp": bounds.last_store_timestamp_ms,
-            }
-            for queue_id, bounds in core.ranges(topic).items()
-        }
+        ranges = yield from core.reading_ranges(topic)
+        objects = (
+            (
+                json_body.queue_key(MessageQueue(topic, core.name, queue_id)),
+                {
+                    "minOffset": bounds.min_offset,
+                    "maxOffset": bounds.max_offset,
+                    "lastUpdateTimestamp": bounds.last_store_timestamp_ms,
+                },
+            )
+            for queue_id, bounds in ranges.items()
+        )
+        table = yield from json_body.written(objects, AT_ONCE)
         counter = context.statistics.put_of(topic)
         rate = counter.sums(context.statistics.clock(), MINUTE).messages_per_second if counter else 0.0
-        return json_body.answer(request, {"offsetTable": table, "topicPutTps": rate})
+        return json_body.answer_of(request, {"offsetTable": table, "topicPutTps": [json_body.bytes_of(rate)]})
 
     return {
         RequestCode.GET_ALL_TOPIC_CONFIG: question(all_configs),
         RequestCode.GET_TOPIC_CONFIG: config,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: system,
-        RequestCode.GET_TOPIC_STATS_INFO: stats,
+        RequestCode.GET_TOPIC_STATS_INFO: question(stats),
     }
 
 

@@ -10,17 +10,19 @@ from raymq.actors.request_limits import MAX_REDRIVEN, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.actors.wire.stepwise import in_steps
+from raymq.storage.steps import Steps
 
 
 def handlers(context: BrokerContext) -> dict[int, Handler]:
     """What a broker serves of this family."""
 
-    def redrive(_: ServerConnection, request: Command) -> Command | Awaitable[Command]:
+    def redrive(_: ServerConnection, request: Command) -> Steps[Command | Awaitable[Command]]:
         offsets = request.fields.get("offsets")
         if not isinstance(offsets, list) or not all(isinstance(offset, int) for offset in offsets):
             raise InvalidInput("offsets", "a list of queue offsets", offsets)
         check_count("offsets", "dead letters", len(offsets), MAX_REDRIVEN)
-        told = context.core.dead_letters.redrive(
+        told = yield from context.core.dead_letters.redriving(
             text(request, "group"),
             offsets,
             force=bool(request.fields.get("force")),
@@ -29,4 +31,4 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         fields = {"told": [each.value for each in told]}
         return context.when_settled(lambda _: request.response(ResponseCode.SUCCESS, fields))
 
-    return {RequestCode.REDRIVE_DEAD_LETTERS: redrive}
+    return {RequestCode.REDRIVE_DEAD_LETTERS: in_steps(redrive)}

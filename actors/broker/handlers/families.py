@@ -8,19 +8,23 @@ from raymq.actors.broker.handlers import (
     append,
     append_one,
     assignment,
+    backup,
     dead_letters,
     fetch,
     group,
+    homes,
     lock,
     offset,
     pop,
     pull,
     query,
     recall,
+    remains,
     reply,
     send,
     send_back,
     staging,
+    streams,
 )
 from raymq.actors.wire.server_connection import Handler
 
@@ -28,6 +32,7 @@ _FAMILIES = (
     append,
     append_one,
     staging,
+    homes,
     send,
     send_back,
     reply,
@@ -42,6 +47,9 @@ _FAMILIES = (
     admin,
     recall,
     dead_letters,
+    streams,
+    backup,
+    remains,
 )
 
 

@@ -20,6 +20,7 @@ from raymq.actors.wire.frame import FLAG_EARLY, Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection, without_body
 from raymq.actors.wire.stepwise import in_steps
 from raymq.actors.wire.wakeups import Turns, settle
+from raymq.storage.records.without_bodies import without_bodies
 from raymq.storage.steps import Steps
 
 #: A fetch is parked at most this long, whatever it asks for.
@@ -49,7 +50,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         fetch = Fetch(context.core, wanted, *limits, group, check_crc=check_crc)
         asked = _Asked(context, turns, connection, request, fetch, group, [want.topic for want in wanted])
         goes_on = bool(request.fields.get("goes_on")) and connection.takes_early_answers
-        return asked.begin(session, wait, goes_on=goes_on, singly=goes_on and bool(request.fields.get("singly")))
+        return asked.begin(session, wait, goes_on=goes_on, singly=goes_on and _may_come_singly(request))
 
     return {RequestCode.FETCH: without_body(in_steps(fetch_queues))}
 
@@ -143,6 +144,9 @@ class _Asked:
             self._woken()
 
     def _answer(self, parts: list[QueuePart]) -> Command:
+        if self._request.fields.get("bodies") is False:
+            for part in parts:
+                part.pieces, part.sizes = without_bodies(part.pieces, part.sizes)
         if self._group is not None:
             for part in parts:
                 if len(part.sizes):
@@ -151,6 +155,11 @@ class _Asked:
         fields = {"parts": [_packed(part) for part in parts], "epoch": self._context.core.store.epoch}
         pieces = [piece for part in parts for piece in part.pieces]
         return self._request.response(ResponseCode.SUCCESS, fields, pieces=pieces)
+
+
+def _may_come_singly(request: Command) -> bool:
+    """Whether a message that comes alone may be answered as it is."""
+    return bool(request.fields.get("singly")) and request.fields.get("bodies") is not False
 
 
 def _group(request: Command) -> str | None:

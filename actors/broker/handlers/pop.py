@@ -88,12 +88,16 @@ def _taking(context: BrokerContext) -> dict[int, Handler]:
             elif not await _arrival(context, asked.group, asked.topic, asked.queue_ids, deadline):
                 break
             await turns.take()
+            if connection.is_gone:  # nobody would get what is lent
+                break
+            core.group_settings.check_may_consume(asked.group, asked.topic)  # it waited, and may be stopped by now
             popped = pop.receive(asked)
         return _popped(context, request, header, popped)
 
     async def notification(connection: ServerConnection, request: Command) -> Command:
         header = Notification.read(request)
         group, topic = check_group(header.consumer_group), header.topic
+        core.group_settings.check_may_consume(group, topic)
         queue_ids = _queue_ids(context, topic, header.queue_id)
         deadline = _deadline(context, connection, header.poll_time)
         full = False
@@ -177,10 +181,7 @@ def _ending(context: BrokerContext) -> dict[int, Handler]:
 
 def _pop_request(context: BrokerContext, header: PopMessage, wanted: Filter) -> PopRequest:
     config = context.core.group(header.consumer_group)
-    if not config.consume_enable:
-        raise PermissionDenied(f"group {header.consumer_group} may not consume")
-    if not context.core.group_settings.may_read(config.name, header.topic):
-        raise PermissionDenied(f"group {header.consumer_group} is forbidden topic {header.topic}")
+    context.core.group_settings.check_may_consume(config.name, header.topic)
     if header.max_msg_nums < 1:
         raise InvalidInput("maxMsgNums", "at least 1", header.max_msg_nums)
     limit = header.max_reconsume_times

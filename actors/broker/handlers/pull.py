@@ -125,6 +125,8 @@ class _Pull:
         settle(self._future, self._attempt_again)
 
     def _attempt_again(self) -> None:
+        header = self._header
+        self._context.core.group_settings.check_may_consume(header.consumer_group, header.topic)
         found = self.attempt()
         idle = found.status in (PullStatus.NOTHING_NEW, PullStatus.NOTHING_MATCHED)
         polls = self._context.polls
@@ -142,10 +144,7 @@ def _subscription(context: BrokerContext, header: PullMessage) -> tuple[Response
         PermissionDenied: the group may not consume, or not so.
     """
     config = context.core.group(header.consumer_group)
-    if not config.consume_enable:
-        raise PermissionDenied(f"subscription group no permission, {config.name}")
-    if not context.core.group_settings.may_read(config.name, header.topic):
-        raise PermissionDenied(f"the consumer group[{config.name}] is forbidden for topic[{header.topic}]")
+    context.core.group_settings.check_may_consume(config.name, header.topic)
     told = Subscription(header.topic, header.subscription or ALL, header.expression_type or TAG, header.sub_version)
     if header.sys_flag & HAS_SUBSCRIPTION:
         return None, told

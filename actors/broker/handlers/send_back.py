@@ -26,7 +26,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         decision = core.redelivery.send_back(
             header.group, header.offset, header.delay_level, None if limit is None or limit < 0 else limit
         )
-        context.statistics.sent_back(header.group, header.origin_topic)
+        if header.origin_topic in core.topics:  # it is what the client says: a text of any length
+            context.statistics.sent_back(header.group, header.origin_topic)
 
         def answer(status: SendStatus) -> Command:
             if status is not SendStatus.SEND_OK:  # who takes it for done commits the original

@@ -63,7 +63,7 @@ class LatencyIsolation:
         if until is None:
             return 0
         if self.clock() >= until:
-            self._available_from.pop(broker)
+            self._available_from.pop(broker, None)
             return 0
         return 2 if broker in self._failed else 1
 

@@ -40,7 +40,7 @@ class LeastFailures:
         while failures and failures[0] <= oldest:
             failures.popleft()
         if not failures:
-            self._failed_at.pop(broker)
+            self._failed_at.pop(broker, None)
         return len(failures)
 
     def suspects(self) -> list[str]:

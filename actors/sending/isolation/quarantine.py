@@ -28,7 +28,7 @@ class QuarantineIsolation:
             return 0
         if self.clock() < failed[0] + self.clean_seconds:
             return 1
-        self._failed_at.pop(broker)
+        self._failed_at.pop(broker, None)
         return 0
 
     def suspects(self) -> list[str]:

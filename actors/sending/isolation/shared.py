@@ -8,11 +8,11 @@ from raymq.actors.sending.isolation.base import Isolation, Outcome
 
 
 class Shared:
-    """As the strategy that it is given, under a lock."""
+    """As the strategy that it is given, under a lock that a signal handler amid a send may take, too."""
 
     def __init__(self, inner: Isolation) -> None:
         self._inner = inner
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def report(self, broker: str, outcome: Outcome, latency_ms: float) -> None:
         """As `Isolation.report`."""

@@ -17,7 +17,7 @@ from raymq.actors.wire.headers.admin import (
     UpdateAndCreateTopic,
 )
 from raymq.actors.wire.headers.route import DeleteTopicInNameServer
-from raymq.actors.wire.told import number, reader, table, text, told_in
+from raymq.actors.wire.told import listed, number, reader, table, text, told_in
 
 #: What a group has committed in a queue, the queue's end, and its owner; None where a broker does not know it.
 Progress = tuple[int | None, int, str | None]
@@ -142,4 +142,9 @@ def read_status(answer: Command) -> BrokerInfo:
         text(getattr(status, field))
     for field in ("replica", "epoch", "pid"):
         number(getattr(status, field), -1)
+    for field in ("confirmed_offset", "end_offset", "lag_bytes"):
+        if (told := getattr(status, field)) is not None:
+            number(told)
+    if status.in_sync is not None:
+        listed(status.in_sync, number)
     return status

@@ -12,6 +12,7 @@ from raymq.actors.protocol import Numbers, Placed, SendStatus
 from raymq.actors.request_limits import MAX_MESSAGES, check_count
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Buffer, Command, Serialization
+from raymq.actors.wire.told import reader, text
 
 #: How numbers are written in fields.
 INT32: Final = np.dtype("<i4")
@@ -38,15 +39,20 @@ def append_command(
     return Command(RequestCode.APPEND_RECORDS, fields, records, serialization=Serialization.MSGPACK)
 
 
-def read_appended(answer: Command) -> tuple[SendStatus, Placed]:
-    """The status and the places in an answer."""
+@reader
+def read_appended(answer: Command, records: int) -> tuple[SendStatus, Placed]:
+    """The status and the places in an answer, as many as there were `records`; ProtocolError."""
     fields = answer.fields
-    return SendStatus(fields["status"]), Placed(
-        fields["topic"],
+    placed = Placed(
+        text(fields["topic"]),
         np.frombuffer(fields["queue_ids"], INT32),
         np.frombuffer(fields["queue_offsets"], INT64),
         np.frombuffer(fields["physical_offsets"], INT64),
     )
+    told = {len(placed.queue_ids), len(placed.queue_offsets), len(placed.physical_offsets)}
+    if told != {records}:
+        raise ValueError(f"{sorted(told)} places of {records} records")
+    return SendStatus(fields["status"]), placed
 
 
 def appended_answer(request: Command, status: SendStatus, placed: Placed) -> Command:

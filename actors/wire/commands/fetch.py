@@ -63,6 +63,7 @@ def fetch_command(
     *,
     check_crc: bool = True,
     goes_on: bool = False,
+    bodies: bool = True,
 ) -> Command:
     """FETCH. `session` names the caller: a newer fetch of the same session ends a parked one at once.
 
@@ -71,6 +72,8 @@ def fetch_command(
 
     Without `check_crc` the broker does not compare the bodies' checksums: the caller has to. One that `goes_on` may
     have early answers; they and the last one together keep within the limits.
+
+    Without `bodies` the records come with empty ones; the limits count them as they are stored.
     """
     queues = [
         [w.topic, w.queue_id, w.offset, _packed_filter(w)]
@@ -92,6 +95,8 @@ def fetch_command(
         fields["incarnations"] = [w.incarnation for w in wanted]
     if goes_on:
         fields["goes_on"] = fields["singly"] = True
+    if not bodies:
+        fields["bodies"] = False
     return Command(RequestCode.FETCH, fields, serialization=Serialization.MSGPACK)
 
 

@@ -6,6 +6,9 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.group import QueryConsumerOffset, UpdateConsumerOffset
 from raymq.actors.wire.told import number, number_in, reader
 
+#: As `since`: the consumer knows that its group has no offset, and is told of one that it has by now.
+NOWHERE = -1
+
 
 def query_offset_command(group: str, topic: str, queue_id: int) -> Command:
     """QUERY_CONSUMER_OFFSET; "never committed" is answered with QUERY_NOT_FOUND."""
@@ -27,7 +30,8 @@ def update_offset_command(
 
     Args:
         overrules_reset: the program itself chose this offset, and means it whatever an administrator did before.
-        since: the group's offset as the consumer knows it; answered with OffsetReset if the group is before it.
+        since: the group's offset as the consumer knows it, or NOWHERE; answered with OffsetReset if the group is before
+            it, or has begun.
         incarnation: of the topic as the consumer knows it; answered with OffsetReset if it was made anew.
         epoch: the recovery epoch under which all below `offset` was read; answered with OffsetReset if the broker's log
             has lost some of that. None or 0: it is not known.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from raymq.actors.errors import InvalidInput, ProtocolError
-from raymq.actors.protocol import ClusterView, QueueData, TopicRoute
+from raymq.actors.protocol import MASTER_ID, AwayQueues, ClusterView, QueueData, TopicRoute
 from raymq.actors.wire import json_body
 from raymq.actors.wire.frame import Buffer
 
@@ -20,6 +20,9 @@ MAX_ROUTE_BROKERS: Final = 10_000
 MAX_ROUTE_PERM: Final = 15
 #: Ours, of each broker in a route whose asker wants to know: the longest body that it takes.
 BODY_LIMIT: Final = "raymqMaxMessageBytes"
+#: Ours, of a topic's brokers that have left the routes, for whoever wants to know: as in queueDatas, and for how long.
+AWAY: Final = "raymqAway"
+AWAY_FOR: Final = "awaySeconds"
 #: A body's length is an i4 in its record.
 _MAX_BODY_LIMIT: Final = 0x7FFFFFFF
 #: Of a broker's name and address, in characters.
@@ -31,7 +34,8 @@ _MAX_ID_DIGITS: Final = 18
 def read_route(topic: str, body: Buffer) -> TopicRoute:
     """The route in an answer to GET_ROUTEINFO_BY_TOPIC.
 
-    Queues of a broker that has no address are left out, as by RocketMQ's clients: nobody could ask for them.
+    Queues of a broker that has no address are left out, as by RocketMQ's clients: nobody could ask for them. A group
+    that has no master now, but other replicas, is away: it is about to have one.
 
     Raises:
         ProtocolError: it is none, or has more queues or brokers than a client takes.
@@ -39,15 +43,37 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
     told = _object(body)
     addresses: dict[str, str] = {}
     limits: dict[str, int] = {}
+    without_master: set[str] = set()
     for broker in _brokers(told, "brokerDatas", list):
         if replicas := _replicas(broker):
             name = _text(broker, "brokerName")
-            addresses[name] = replicas[min(replicas)]
+            if MASTER_ID not in replicas:
+                without_master.add(name)
+                continue
+            addresses[name] = replicas[MASTER_ID]
             if BODY_LIMIT in broker:
                 limits[name] = _number(broker, BODY_LIMIT, _MAX_BODY_LIMIT)
+    there = _brokers(told, "queueDatas", list)
+    away = _brokers(told, AWAY, list) if AWAY in told else []
+    queues = _queues(topic, [*there, *away])
+    if there and not addresses and not without_master:
+        raise ProtocolError(f"no broker in the route of {topic} has an address")
+    since = {_text(data, "brokerName"): _number(data, AWAY_FOR, _MAX_BODY_LIMIT) for data in away}
+    since |= dict.fromkeys(without_master & queues.keys() - since.keys(), 0)
+    return TopicRoute(
+        topic,
+        tuple(data for name, data in queues.items() if name in addresses and name not in since),
+        addresses,
+        limits,
+        tuple(AwayQueues(queues[name], seconds) for name, seconds in since.items() if name not in addresses),
+    )
+
+
+def _queues(topic: str, told: list[dict[str, Any]]) -> dict[str, QueueData]:
+    """What is told of the queues on each broker."""
     queues: dict[str, QueueData] = {}
     reads = writes = 0
-    for data in _brokers(told, "queueDatas", list):
+    for data in told:
         name = _text(data, "brokerName")
         if name in queues:
             raise ProtocolError(f"the route of {topic} has the queues of {name} twice")
@@ -56,9 +82,7 @@ def read_route(topic: str, body: Buffer) -> TopicRoute:
         if max(reads, writes) > MAX_ROUTE_QUEUES:
             raise ProtocolError(f"the route of {topic} has more than {MAX_ROUTE_QUEUES} queues")
         queues[name] = QueueData(name, read, write, _number(data, "perm", MAX_ROUTE_PERM))
-    if queues and not addresses:
-        raise ProtocolError(f"no broker in the route of {topic} has an address")
-    return TopicRoute(topic, tuple(data for name, data in queues.items() if name in addresses), addresses, limits)
+    return queues
 
 
 def read_view(body: Buffer) -> ClusterView:

@@ -52,8 +52,8 @@ class UpdateConsumerOffset(Header):
     """Everything below `commit_offset` is done.
 
     Ours: `forward_only`, a lower offset changes nothing; `overrules_reset`, a waiting reset is over; `since`, refuse it
-    if the group was sent back before that offset; `incarnation`, refuse it if the topic was made anew since; `epoch`,
-    refuse it if the log has lost what was read under that.
+    if the group was sent back before that offset, or, where it is negative, has one at all; `incarnation`, refuse it if
+    the topic was made anew since; `epoch`, refuse it if the log has lost what was read under that.
     """
 
     consumer_group: str

@@ -10,7 +10,8 @@ from raymq.actors.wire.headers.base import Header, Long, header
 class RegisterBroker(Header):
     """All topics of a broker; with `raymq_since` (a DataVersion) only what changed after it.
 
-    `raymq_max_message_bytes` is the longest body that the broker takes.
+    `broker_id` is 0 for a group's master, else the replica's number. `raymq_max_message_bytes` is the longest body that
+    the broker takes.
     """
 
     cluster_name: str
@@ -45,11 +46,22 @@ class QueryDataVersion(Header):
 
 @header(RequestCode.GET_ROUTEINFO_BY_TOPIC)
 class GetRouteInfo(Header):
-    """Where a topic lives; with `raymq_limits` also the longest body that each of its brokers takes."""
+    """Where a topic lives; with `raymq_limits` also the longest body that each of its brokers takes, with `raymq_away`
+    what those of its brokers had that have left the routes.
+    """
 
     topic: str
     accept_standard_json_only: bool = False
     raymq_limits: bool = False
+    raymq_away: bool = False
+
+
+@header(RequestCode.GET_BROKER_MEMBER_GROUP)
+class GetBrokerMemberGroup(Header):
+    """The replicas of a broker group, by their ids."""
+
+    cluster_name: str
+    broker_name: str
 
 
 @header(RequestCode.GET_TOPICS_BY_CLUSTER)

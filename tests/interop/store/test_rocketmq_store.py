@@ -35,7 +35,7 @@ CONFIG = replace(
     index_entries=400,
     store_host="127.0.0.1:10911",
 )
-LANES = [
+TOPIC_QUEUES = [
     ("orders", 0),
     ("orders", 1),
     ("orders", 2),
@@ -117,7 +117,7 @@ def fill(store: Store, first: int, count: int) -> None:
     while number < first + count:
         batch = []
         for _ in range(1 if number % 5 else 60):
-            topic, queue_id = LANES[number % len(LANES)]
+            topic, queue_id = TOPIC_QUEUES[number % len(TOPIC_QUEUES)]
             batch.append(
                 make_record(
                     bytes([number % 251]) * (1 + number * 7 % 900),
@@ -160,22 +160,22 @@ def shown(record: Record) -> Answer:
 def compare(store: Store, rocketmq: RocketMQ, copy: Path) -> None:
     """Everything that both can say about the same bytes."""
     records = list(store.walk(0))
-    lanes = {(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)}
+    topic_queues = {(topic, queue_id) for topic in store.topics() for queue_id in store.queues(topic)}
     times = sorted({record.store_timestamp_ms for record in records})
     moments = [0, times[0] - 1, *times[:: max(1, len(times) // 20)], times[-1], times[-1] + 1]
-    by_time = [[topic, queue_id, moment] for topic, queue_id in sorted(lanes) for moment in moments]
+    by_time = [[topic, queue_id, moment] for topic, queue_id in sorted(topic_queues) for moment in moments]
     keys = sorted({(record.topic, key) for record in records[::9] for key in [*record.keys, record.unique_key] if key})
     by_key = [[topic, key, 0, FOREVER_MS, 64] for topic, key in [*keys, ("orders", "nothing")]]
     get = [
         [topic, queue_id, offset, 8]
-        for topic, queue_id in sorted(lanes)
+        for topic, queue_id in sorted(topic_queues)
         for offset in (-1, 0, 13, store.max_offset(topic, queue_id), store.max_offset(topic, queue_id) + 1)
     ]
     theirs = rocketmq.read(copy, by_time=by_time, by_key=by_key, get=get)
 
     assert theirs["min_physical_offset"] == store.min_physical_offset
     assert theirs["max_physical_offset"] == store.max_physical_offset
-    assert {(queue["topic"], queue["queue"]) for queue in theirs["queues"]} == lanes
+    assert {(queue["topic"], queue["queue"]) for queue in theirs["queues"]} == topic_queues
     for queue in theirs["queues"]:
         at = queue["topic"], queue["queue"]
         assert (queue["min"], queue["max"]) == (store.min_offset(*at), store.max_offset(*at))
@@ -244,7 +244,7 @@ def write_and_be_killed(directory: Path) -> None:
 
 def message(number: int) -> Answer:
     """One for RocketMQ to put."""
-    topic, queue_id = LANES[number % 4]
+    topic, queue_id = TOPIC_QUEUES[number % 4]
     return {
         "topic": topic,
         "queue": queue_id,
@@ -280,7 +280,7 @@ def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, ro
 
     # RocketMQ goes on with what we wrote ...
     with Store.open(directory, CONFIG) as store:
-        maxima = {at: store.max_offset(*at) for at in LANES}
+        maxima = {at: store.max_offset(*at) for at in TOPIC_QUEUES}
         end = store.max_physical_offset
     added = [message(number) for number in range(300)]
     results = rocketmq.append(directory, added)
@@ -293,7 +293,7 @@ def test_rocketmq_reads_what_we_wrote_and_we_what_it_appended(tmp_path: Path, ro
         assert store.recovery.clean
         assert (store.recovery.truncated_bytes, store.recovery.corruption) == (0, [])
         assert store.max_physical_offset > end
-        assert {at: store.max_offset(*at) for at in LANES} == maxima
+        assert {at: store.max_offset(*at) for at in TOPIC_QUEUES} == maxima
         for put, result in zip(added, results, strict=True):
             record = store.read_at(result["physical_offset"])
             assert (record.body.decode(), record.properties) == (put["body"], put["properties"])
@@ -324,7 +324,7 @@ def test_rocketmq_reads_a_store_whose_oldest_files_were_deleted(tmp_path: Path, 
             assert store.wait_for_removals(60)
         assert 0 < store.min_physical_offset < store.max_physical_offset
         assert store.min_offset("idle", 0) == store.max_offset("idle", 0) == 70
-        assert {store.min_offset(*at) for at in LANES[:3]} != {0}
+        assert {store.min_offset(*at) for at in TOPIC_QUEUES[:3]} != {0}
     shutil.copytree(directory, copy)
     with Store.open(directory, CONFIG, read_only=True) as store:
         compare(store, rocketmq, copy)

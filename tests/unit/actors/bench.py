@@ -32,11 +32,12 @@ class Bench:
         self.directory = directory
         self.config = config
         self.clock = FakeClock(1_700_000_000.0)
+        self.elapsed = FakeClock(1_000.0)
         self.open()
 
     def open(self) -> None:
         self.store = Store.open(self.directory, self.config, now_ms=lambda: int(self.clock.now * 1000))
-        self.core = BrokerCore("broker-a", self.store, clock=self.clock)
+        self.core = BrokerCore("broker-a", self.store, clock=self.clock, elapsed=self.elapsed)
         self.arrivals: list[tuple[str, int]] = []
         self.core.on_arrival = self.arrivals.extend
 

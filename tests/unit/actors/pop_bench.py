@@ -70,11 +70,12 @@ class PopBench:
         from_end: bool = False,
         ordered: bool = False,
         attempt_id: str | None = None,
+        topic: str = "t",
     ) -> list[Handle]:
         popped = self.pop.receive(
             PopRequest(
                 group=group,
-                topic="t",
+                topic=topic,
                 queue_ids=range(self.queues) if queue_id is None else range(queue_id, queue_id + 1),
                 max_messages=count,
                 max_bytes=max_bytes,

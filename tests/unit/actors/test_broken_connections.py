@@ -21,9 +21,9 @@ from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection, without_body
 from raymq.actors.wire.tls import client_context, server_context
+from tests.certificates import certificates
 from tests.polling import poll_until
 from tests.served import Peer, encoded, serving
-from tests.unit.actors.test_pool import certificates
 
 NOTE, SLOW, WAIT, POP = 1, 2, 3, 4
 

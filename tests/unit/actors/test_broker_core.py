@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from raymq.actors.protocol import Redriven
 from raymq.client import Message
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import decode
-from raymq.storage.tables.staging import ABANDONED_SECONDS
+from raymq.storage.tables.staging import OVER_SECONDS
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.unit.actors.bench import Bench, encoded
 
@@ -194,22 +193,36 @@ def test_a_commit_that_died_half_way_is_finished_without_duplicates(
     with pytest.raises(KeyboardInterrupt):
         list(bench.core.staging.commit("tx-1", ["p"]))
     bench.crash()
+    assert bench.bodies("t") == []
     assert sum(bench.core.staging.commit("tx-1", ["p"])) == 20
+    assert bench.bodies("t") == []
+    bench.core.staging.close("tx-1")
     assert bench.bodies("t") == [b"%d" % n for n in range(60)]
 
 
-def test_staged_writes_that_nobody_commits_are_swept_while_the_broker_runs(bench: Bench) -> None:
-    """Fault 13.18: they were only when it started."""
+def test_the_marks_of_staged_writes_that_are_over_go_after_a_while(bench: Bench) -> None:
+    """Until then they refuse who stages late; what is not over stays for ever, until its home has decided."""
     records, sizes = encoded(Message("t", b"x"))
-    folder = bench.directory / "raymq" / "staged"
-    bench.core.staging.stage("old", "p", 0, ("t", 0), memoryview(records), sizes)
-    assert bench.core.staging.sweep(time.time() + ABANDONED_SECONDS - 60) is None
-    remove = bench.core.staging.sweep(time.time() + ABANDONED_SECONDS + 60)
-    bench.core.staging.stage("old", "p", 1, ("t", 0), memoryview(records), sizes)  # one of the same name, meanwhile
-    assert remove is not None
-    remove()
-    assert [path.name for path in folder.iterdir()] == ["old"]
-    assert sum(bench.core.staging.commit("old", ["p"])) == 1
+    staging, folder = bench.core.staging, bench.directory / "raymq" / "staged"
+    for name in ("open", "given-up", "done"):
+        staging.stage(name, "p", 0, ("t", 0), memoryview(records), sizes, "home")
+    staging.abort("given-up")
+    assert sum(staging.commit("done", ["p"])) == 1
+    staging.close("done")
+    assert not [path for path in folder.rglob("*.chunk") if path.parent.name != "open"]
+    for name in ("given-up", "done"):
+        with pytest.raises(InvalidInput, match="decided"):
+            staging.stage(name, "p", 1, ("t", 0), memoryview(records), sizes, "home")
+    assert staging.sweep() is None
+    bench.elapsed.advance(OVER_SECONDS + 1)
+    for gone in ("given-up", "done"):  # whose home has to be told first
+        remove = staging.sweep()
+        assert remove is not None
+        remove()
+        assert not (folder / gone).exists()
+        staging.following.told("done")
+    assert [path.name for path in folder.iterdir()] == ["open"]
+    assert sum(staging.commit("open", ["p"])) == 1
 
 
 def test_nothing_is_staged_on_a_disk_that_is_too_full(tmp_path: Path) -> None:

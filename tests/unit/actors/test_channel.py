@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError, ServerBusy, Timeout
+from raymq.actors.wire import frame
 from raymq.actors.wire.channel import CHANNELS_PER_ADDRESS, ChannelPool
 from raymq.actors.wire.frame import Buffer, Command
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.server_connection import ServerConnection, without_body
 from raymq.actors.wire.tls import client_context, server_context
+from tests.certificates import certificates
 from tests.polling import poll_until
 from tests.served import serving
-from tests.unit.actors.test_pool import certificates
 
 ECHO, BUSY, SILENT = 1, 2, 3
 
@@ -109,6 +112,49 @@ async def test_an_answer_that_does_not_come_costs_its_time_and_the_channel() -> 
         assert connections(pool) == 0
         assert await asyncio.to_thread(pool.request, address, Command(ECHO), 5)
         pool.close()
+
+
+@pytest.fixture
+def talker() -> Iterator[tuple[str, threading.Event]]:
+    """The address of somebody who talks for 15 s and never answers; whether he has talked so long, or was cut short."""
+    exhausted = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    unasked = bytes(frame.encode(Command(0, flag=1, opaque=12345678), 1 << 20)) * 200
+
+    def talk() -> None:
+        near, _ = listener.accept()
+        with near, contextlib.suppress(OSError):
+            near.recv(1 << 16)
+            until = time.monotonic() + 15
+            while time.monotonic() < until:
+                near.sendall(unasked)
+            exhausted.set()
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}", exhausted
+    thread.join(20)
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda pool, address: pool.request(address, Command(ECHO), 0.3),
+        lambda pool, address: pool.ask(address, ECHO, b"x", 0.3),
+    ],
+    ids=["request", "ask"],
+)
+def test_whoever_talks_without_answering_holds_nobody_beyond_his_time(
+    talker: tuple[str, threading.Event], ask: Callable[[ChannelPool, str], object]
+) -> None:
+    address, exhausted = talker
+    pool = ChannelPool()
+    with pytest.raises(Timeout):
+        ask(pool, address)
+    assert not exhausted.is_set(), "it was not he who ended it"
+    assert connections(pool) == 0
+    pool.close()
 
 
 async def test_a_channel_that_the_server_closed_is_not_written_to() -> None:

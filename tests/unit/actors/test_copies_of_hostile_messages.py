@@ -309,6 +309,7 @@ def test_a_staged_write(several: list[Hostile], damaged: bool) -> None:
             content[at] ^= 1
             chunk.path.write_bytes(content)
         added = sum(broker.core.staging.commit("tx", ["part"]))
+        broker.core.staging.close("tx")
         came = [record.body for record in broker.all_of("t")]
         assert added == len(records) - damaged
         assert came == [body for body, _ in mixed(several)][damaged:]
@@ -337,24 +338,42 @@ def test_an_outcome_is_told_once_and_counted(tmp_path: Path, caplog: pytest.LogC
     broker.store.close()
 
 
-def test_a_staged_chunk_that_cannot_be_read_is_a_typed_error_until_it_is_staged_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda c: c[:3], lambda c: c[:-1], lambda c: b"\xff" * len(c)])
+def test_a_staged_chunk_that_cannot_be_read_is_told_and_the_others_come(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    """Its tasks are gone, and the commit is decided: nobody could stage it again."""
     broker = Broker(tmp_path)
     record = SOUND.record("t", 0, b"sound", {"UNIQ_KEY": "k"})
     sizes = np.array([len(record)], np.int32)
-
-    def stage() -> None:
-        broker.core.staging.stage("tx", "part", 0, ("t", 0), memoryview(record), sizes)
-
-    stage()
-    (chunk,) = StagedRecords(broker.directory).chunks("tx", "part")
-    content = chunk.path.read_bytes()
-    for damaged in (b"", content[:3], content[:-1], b"\xff" * len(content)):
-        chunk.path.write_bytes(damaged)
-        with pytest.raises(StoreCorrupt, match="chunk"):
-            sum(broker.core.staging.commit("tx", ["part"]))
-    stage()
-    assert sum(broker.core.staging.commit("tx", ["part"])) == 1
+    for number in range(3):
+        broker.core.staging.stage("tx", "part", number, ("t", 0), memoryview(record), sizes)
+    path = StagedRecords(broker.directory).chunks("tx", "part")[1].path
+    path.write_bytes(damage(path.read_bytes()))
+    assert list(broker.core.staging.commit("tx", ["part"], 3)) == [1, 0, 1]
+    broker.core.staging.close("tx")
+    assert len(list(broker.all_of("t"))) == 2
+    assert any(path.name in note.owner for note in broker.core.set_aside.notes())
     broker.store.close()
+
+
+def test_rows_of_a_topic_that_was_deleted_since_they_were_staged_are_set_aside(tmp_path: Path) -> None:
+    """Also where one of the same name was made since."""
+    for again in (False, True):
+        broker = Broker(tmp_path / str(again))
+        broker.core.topics.create("old", 1)
+        record = SOUND.record("old", 0, b"sound", {"UNIQ_KEY": "k"})
+        broker.put(SOUND, "old", 0, b"there", {})
+        sizes = np.array([len(record)], np.int32)
+        broker.core.staging.stage("tx", "part", 0, ("old", 0), memoryview(record), sizes)
+        broker.core.topics.delete("old")
+        if again:
+            broker.core.topics.create("old", 1)
+        assert list(broker.core.staging.commit("tx", ["part"], 1)) == [0]
+        broker.core.staging.close("tx")
+        assert [record.body for record in broker.all_of("old")] == []
+        assert "deleted" in broker.core.set_aside.notes()[0].reason
+        broker.store.close()
 
 
 def test_a_damaged_last_message_does_not_hide_its_topic(tmp_path: Path) -> None:

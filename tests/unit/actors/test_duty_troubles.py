@@ -106,11 +106,11 @@ def test_a_delay_level_that_fails_fills_no_log_and_holds_up_no_other(
     bench.append(Message("t", b"2", delay_level=2), delayed=True)
     deliver, tries = bench.core.schedule._deliver_level, []
 
-    def failing(level: int, now_ms: int) -> tuple[int, int, int | None]:
+    def failing(level: int, now_ms: int, most: int) -> tuple[int, int, int | None]:
         if level == 1:
             tries.append(now_ms)
             raise KeyError("nobody expected that")
-        return deliver(level, now_ms)
+        return deliver(level, now_ms, most)
 
     monkeypatch.setattr(bench.core.schedule, "_deliver_level", failing)
     for _ in range(1_200):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -28,6 +28,14 @@ LANE: Lane = ("p", "t", 0)
 def table(clock: FakeClock) -> Iterator[ProducerTable]:
     with validated(ProducerTable(clock, max_lanes=3)) as made:
         yield made
+
+
+def up_to(log_end: int) -> Callable[[StoredBatch], int]:
+    """A queue that ends there."""
+    return lambda stored: min(stored.count, log_end - stored.offset)
+
+
+ALL = up_to(1 << 60)
 
 
 def sequence(first: int, count: int = 1, epoch: int = 0) -> ProducerSequence:
@@ -118,7 +126,7 @@ def test_a_snapshot_brings_everything_back(table: ProducerTable, clock: FakeCloc
     for first in range(0, 14, 2):
         store(table, first, 2)
     again = ProducerTable(clock)
-    again.load(json.loads(json.dumps(table.rows(table.lanes()))), lambda _: True)
+    again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
     again.validate()
     assert again.rows(again.lanes()) == table.rows(table.lanes())
     assert again.check(LANE, sequence(12, 2)) == StoredBatch("t", 0, 112, 2)
@@ -128,10 +136,91 @@ def test_what_the_log_lost_never_was(table: ProducerTable, clock: FakeClock) -> 
     for first in range(4):
         store(table, first)
     again = ProducerTable(clock)
-    again.load(table.rows(table.lanes()), lambda stored: stored.offset < 102)
+    again.load(table.rows(table.lanes()), up_to(102))
     again.validate()
     assert again.check(LANE, sequence(1)) is not None
     assert again.check(LANE, sequence(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("log_end", "here"), [(110, 10), (109, 9), (101, 1), pytest.param(100, None, id="nothing of it")]
+)
+def test_of_a_batch_that_was_cut_it_is_known_what_is_here(
+    table: ProducerTable, clock: FakeClock, log_end: int, here: int | None
+) -> None:
+    """By the journal and what the log has left of it; as a row, too, that a later start reads."""
+    store(table, 0, 10)
+    for _ in range(2):
+        again = ProducerTable(clock)
+        again.load(json.loads(json.dumps(table.rows(table.lanes()))), up_to(log_end))
+        again.validate()
+        assert again.check(LANE, sequence(0, 10)) == (None if here is None else StoredBatch("t", 0, 100, here))
+        table = again
+
+
+def test_what_is_missing_of_a_cut_batch_is_all_that_may_follow_it(table: ProducerTable) -> None:
+    table.replay(LANE, sequence(0, 10), StoredBatch("t", 0, 100, 4), 1_000.0)
+    for wrong in (sequence(4), sequence(4, 6), sequence(10), sequence(0, 4), sequence(0, 9), sequence(4, 10)):
+        with pytest.raises(SequenceGap):
+            table.check(LANE, wrong)
+    known = table.check(LANE, sequence(0, 10))
+    assert known is not None
+    assert known.total == 4
+    whole = table.complete(LANE, StoredBatch("t", 0, 200, 6))
+    assert table.check(LANE, sequence(0, 10)) == whole
+    assert [(place.offset, place.count) for place in whole.places] == [(100, 4), (200, 6)]
+    assert table.check(LANE, sequence(10)) is None
+    assert table.check(LANE, sequence(0, 1, epoch=1)) is None
+
+
+#: What a log has of a lane, in its order: first number, count that the first record tells, offset, messages there.
+#: What is known then: which message comes next, how many are missing before it, and the places of the last batch.
+REPLAYED = {
+    "whole": ([(0, 10, 100, 10)], 10, 0, [(100, 10)]),
+    "cut": ([(0, 10, 100, 4)], 4, 6, [(100, 4)]),
+    "cut and completed": ([(0, 10, 100, 4), (4, 6, 200, 6)], 10, 0, [(100, 4), (200, 6)]),
+    "cut twice": ([(0, 10, 100, 4), (4, 6, 200, 1)], 5, 5, [(100, 4), (200, 1)]),
+    "cut twice and completed": (
+        [(0, 10, 100, 4), (4, 6, 200, 1), (5, 5, 300, 5)], 10, 0, [(100, 4), (200, 1), (300, 5)]
+    ),
+    "a copy of a cut one": ([(0, 10, 100, 4), (0, 10, 500, 1)], 4, 6, [(100, 4)]),
+    "cut, and its rest was lost": ([(0, 10, 100, 4), (10, 2, 200, 2)], 12, 0, [(200, 2)]),
+    "cut, and another one follows": ([(0, 10, 100, 4), (4, 2, 200, 2)], 6, 0, [(200, 2)]),
+    "completed, and the next one": ([(0, 10, 100, 4), (4, 6, 200, 6), (10, 1, 300, 1)], 11, 0, [(300, 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REPLAYED)
+def test_what_the_log_says_of_batches_that_were_cut(table: ProducerTable, clock: FakeClock, case: str) -> None:
+    found, following, missing, places = REPLAYED[case]
+    for first, count, offset, there in found:
+        table.replay(LANE, sequence(first, count), StoredBatch("t", 0, offset, there), 1_000.0)
+        table.validate()
+    again = ProducerTable(clock)
+    again.load(json.loads(json.dumps(table.rows(table.lanes()))), ALL)
+    again.validate()
+    for each in (table, again):
+        ((_, _, _, _, told_next, _, results, told_missing),) = each.rows([LANE])
+        assert (told_next, told_missing) == (following, missing)
+        assert [tuple(results[-1][at : at + 2]) for at in range(3, len(results[-1]), 4)] == places
+
+
+def test_of_a_completed_batch_the_log_may_lose_the_end_again(table: ProducerTable, clock: FakeClock) -> None:
+    table.replay(LANE, sequence(0, 10), StoredBatch("t", 0, 100, 4), 1_000.0)
+    table.complete(LANE, StoredBatch("t", 0, 200, 6))
+    for log_end, here in ((206, 10), (203, 7), (200, 4), (150, 4), (102, 2)):
+        again = ProducerTable(clock)
+        again.load(table.rows(table.lanes()), up_to(log_end))
+        again.validate()
+        known = again.check(LANE, sequence(0, 10))
+        assert known is not None
+        assert known.total == here
+
+
+def test_rows_of_an_older_journal_are_read(table: ProducerTable) -> None:
+    table.load([["p", "t", 0, 3, 12, 1_000.0, [[10, "t", 0, 100, 2]]]], ALL)
+    assert table.check(LANE, sequence(10, 2, epoch=3)) == StoredBatch("t", 0, 100, 2)
+    assert table.check(LANE, sequence(12, epoch=3)) is None
 
 
 def test_the_log_is_believed_and_its_copies_are_not(table: ProducerTable) -> None:

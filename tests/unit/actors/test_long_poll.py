@@ -162,3 +162,141 @@ def test_who_waits_for_all_queues_of_a_topic_is_woken_by_any_of_them(
     polls.expire()
     assert woken[3:] == ["d"]
     assert len(polls) == 0
+
+
+class Turns:
+    """Turns of a loop that a test gives."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def later(self, call: Callable[[], None]) -> None:
+        self._waiting.append(call)
+
+    def give(self) -> bool:
+        """One turn; False if nobody wants any."""
+        calls, self._waiting = self._waiting, []
+        for call in calls:
+            call()
+        return bool(calls)
+
+
+@pytest.fixture
+def turns() -> Turns:
+    return Turns()
+
+
+@pytest.fixture
+def many(clock: FakeClock, turns: Turns) -> Iterator[LongPolls]:
+    with validated(LongPolls(clock, turns.later)) as made:
+        yield made
+
+
+MOST_A_TURN = 4_000
+
+
+def test_very_many_are_woken_in_several_turns(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+    """100,000 that waited for one queue held the loop up for 0.2 s with each message."""
+    woken: list[int] = []
+    for number in range(20_000):
+        many.park([("t", 0)], clock.now + 15, lambda number=number: woken.append(number))  # type: ignore[misc]
+    many.arrived([("t", 0)])
+    most = [len(woken)]
+    while turns.give():
+        most.append(len(woken) - sum(most))
+    assert sorted(woken) == list(range(20_000))
+    assert max(most) <= MOST_A_TURN
+    assert len(many) == 0
+
+
+def test_who_parks_again_meanwhile_is_woken_by_what_arrives_then(
+    many: LongPolls, clock: FakeClock, turns: Turns
+) -> None:
+    """Once, however much arrives: what waits to be woken does not grow with the arrivals."""
+    woken = [0] * 10_000
+
+    def park(number: int) -> None:
+        many.park([("t", 0)], clock.now + 15, lambda: wake(number))
+
+    def wake(number: int) -> None:
+        woken[number] += 1
+        park(number)
+
+    for number in range(len(woken)):
+        park(number)
+    for _ in range(50):
+        many.arrived([("t", 0)])
+    while turns.give():
+        pass
+    assert set(woken) == {2}
+    many.arrived([("t", 0), ("u", 0)])
+    while turns.give():
+        pass
+    assert set(woken) == {3}
+    assert not many._waking
+    assert not many._again
+
+
+def test_of_other_queues_nobody_waits_for_them(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+    woken: list[str] = []
+    for _ in range(10_000):
+        many.park([("t", 0)], clock.now + 15, lambda: None)
+    many.park([("u", 0)], clock.now + 15, lambda: woken.append("u"))
+    many.arrived([("t", 0)])
+    many.arrived([("u", 0)])
+    assert woken == ["u"]
+    while turns.give():
+        pass
+
+
+def test_those_whose_time_is_over_are_woken_in_several_turns(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+    woken: list[int] = []
+    queues = [("t", number) for number in range(100)]
+    for number in range(500):
+        many.park(queues, clock.now + 15, lambda number=number: woken.append(number))  # type: ignore[misc]
+    clock.advance(16)
+    many.expire()
+    first = len(woken)
+    many.expire()  # the next sweep comes before it is done
+    assert first == len(woken) <= MOST_A_TURN // 100
+    while turns.give():
+        pass
+    assert sorted(woken) == list(range(500))
+
+
+def test_a_message_is_offered_to_some_of_those_who_wait(polls: LongPolls, clock: FakeClock) -> None:
+    asked: list[int] = []
+
+    def refuse(_: QueueKey, offset: int, __: int, ___: int) -> bool:
+        asked.append(offset)
+        return False
+
+    for _ in range(1_000):
+        polls.park([("t", 0)], clock.now + 15, lambda: None, standing=True, take_next=refuse)
+    polls.offer(("t", 0), 7, 0, 100)
+    assert 1 <= len(asked) <= 100
+
+
+def test_one_that_cannot_be_woken_holds_up_no_other(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+    woken: list[int] = []
+
+    def wake(number: int) -> None:
+        woken.append(number)
+        if number == 0:
+            raise MemoryError
+
+    for number in range(10_000):
+        many.park([("t", 0)], clock.now + 15, lambda number=number: wake(number))  # type: ignore[misc]
+    failures = 0
+    try:
+        many.arrived([("t", 0)])
+    except MemoryError:
+        failures += 1
+    while True:
+        try:
+            if not turns.give():
+                break
+        except MemoryError:
+            failures += 1
+    assert failures == 1
+    assert sorted(woken) == list(range(10_000))

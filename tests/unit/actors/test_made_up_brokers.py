@@ -31,8 +31,18 @@ def topics(broker: str, count: int, first: int = 0) -> dict[str, QueueData]:
 
 
 def register(table: RouteTable, broker: str, connection: str, count: int = 1, replica: int = 0) -> None:
-    table.register("c", broker, replica, "h:1", topics(broker, count), ONE, connection)
+    table.register("c", broker, replica, f"h:{replica + 1}", topics(broker, count), ONE, connection)
     table.validate()
+
+
+@pytest.mark.parametrize("replica", [-1, -(1 << 63)])
+def test_nobody_comes_before_a_master(table: RouteTable, replica: int) -> None:
+    """The lowest replica is taken for the master: one of -1 had all that clients send."""
+    register(table, "a", "c1")
+    with pytest.raises(InvalidInput, match="brokerId"):
+        register(table, "a", "c2", replica=replica)
+    assert set(table.route("t0").addresses.values()) == {"h:1"}
+    register(table, "a", "c2", replica=1)
 
 
 def test_one_connection_registers_few_brokers(table: RouteTable) -> None:

@@ -306,7 +306,7 @@ async def test_of_many_pops_that_a_message_wakes_one_looks_in_each_turn(
     statistics = Statistics()
     told = SimpleNamespace(core=bench.core, polls=polls, announce=nothing, statistics=statistics)
     handle = pop.handlers(cast("BrokerContext", told))[RequestCode.POP_MESSAGE]
-    connection = cast("ServerConnection", SimpleNamespace(park_seconds=60.0))
+    connection = cast("ServerConnection", SimpleNamespace(park_seconds=60.0, is_gone=False))
     asked = PopMessage("g", "t", -1, 1, 30_000, 30_000, 0, 0)
     bench.core.ensure_group("g")
     parked = [asyncio.ensure_future(cast("Awaitable[Command]", handle(connection, asked.command()))) for _ in range(40)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raymq.actors.errors import ServerBusy, TopicNotFound
+from raymq.actors.errors import ServerBusy, TopicNotFound, TopicUnavailable
 from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
 from raymq.actors.protocol import MessageQueue, QueueData
 from raymq.storage.files.json_file import DataVersion
@@ -49,7 +49,8 @@ def test_a_silent_broker_leaves_the_routes(table: RouteTable, clock: FakeClock) 
     assert list(table.route("t").addresses) == ["b"]
     clock.advance(EXPIRY_SECONDS)
     assert table.expire() == ["b"]
-    with pytest.raises(TopicNotFound):
+    assert table.topics() == []
+    with pytest.raises(TopicUnavailable):
         table.route("t")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from raymq.actors.wire.frame import FLAG_EARLY, Command, Serialization
 from raymq.actors.wire.server import Server, bind
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
+from tests.certificates import certificates
 from tests.served import Peer, serving
 
 ECHO = 1
@@ -129,25 +129,6 @@ async def test_the_second_door_is_for_addresses_that_no_way_leads_to(monkeypatch
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------
-
-
-def certificates(directory: Path) -> tuple[Tls, Tls]:
-    """A CA, and a server's and a client's certificate signed by it: (server, client)."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test CA")
-    for who in ("server", "client"):
-        openssl("req", *key, "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj", f"/CN={who}")
-        (directory / "san").write_text("subjectAltName=IP:127.0.0.1,IP:127.0.0.2")
-        openssl(
-            *("x509", "-req", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-            *("-out", f"{who}.pem", "-days", "2", "-extfile", "san"),
-        )
-    files = [Tls(*(str(directory / name) for name in ("ca.pem", f"{w}.pem", f"{w}.key"))) for w in ("server", "client")]
-    return files[0], files[1]
 
 
 @pytest.fixture(scope="module")

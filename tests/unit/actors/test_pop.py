@@ -13,6 +13,7 @@ from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.filter.subscription import filter_of
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import encode
+from raymq.storage.tables.topic_config import TopicConfig
 from tests.stored import append, flip, log_file, make_record
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
 
@@ -208,6 +209,12 @@ def test_a_new_group_begins_where_it_wants(bench: PopBench) -> None:
     bench.send(b"new")
     assert bodies(bench.receive(from_end=True, group="late")) == [b"new"]
     assert bodies(bench.receive()) == [b"old", b"new"]
+
+
+def test_what_is_retried_is_popped_from_its_beginning(bench: PopBench) -> None:
+    bench.store.topic_configs.put(TopicConfig("%RETRY%g", 1, 1))
+    append(bench.store, make_record(b"failed", topic="%RETRY%g"))
+    assert bodies(bench.receive(from_end=True, topic="%RETRY%g")) == [b"failed"]
 
 
 def test_limits_of_one_pop(bench: PopBench) -> None:

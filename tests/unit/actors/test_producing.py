@@ -11,6 +11,7 @@ from raymq.actors.errors import (
     BrokerUnavailable,
     ConnectionLost,
     InvalidInput,
+    NotMaster,
     NotStored,
     OutcomeUnknown,
     PermissionDenied,
@@ -19,6 +20,7 @@ from raymq.actors.errors import (
     StoreFailed,
     Timeout,
     TopicNotFound,
+    TopicUnavailable,
     WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
@@ -35,6 +37,19 @@ def coded(error: RayMQError, code: str) -> RayMQError:
 
 def plan(clock: FakeClock, timeout: float = 3.0, retries: int = 2) -> SendPlan:
     return SendPlan(clock, timeout, retries, Backoff(rng=random.Random(1)))
+
+
+def test_a_broker_that_is_not_the_master_any_more_costs_time_and_no_try(clock: FakeClock) -> None:
+    """Its group is about to have another one: three refusals within a millisecond would end the send."""
+    made, queue = plan(clock), MessageQueue("t", "a", 0)
+    waited = 0
+    while (wait := made.failed(queue, NotMaster("a"), 0.0)) is not None and made.remaining > 0.5:
+        assert wait == LOOK_AGAIN_SECONDS
+        clock.advance(wait)
+        waited += 1
+    assert waited > 10
+    assert made.attempts == []
+    assert not made.in_doubt
 
 
 @pytest.mark.parametrize(
@@ -106,6 +121,18 @@ def test_a_name_server_that_has_just_started_costs_no_try() -> None:
     assert tried.failed(None, learning, 0.0) is None, "the budget is over"
     assert type(tried.outcome()) is NotStored
     assert [attempt.broker for attempt in tried.outcome().attempts] == [None]
+
+
+def test_a_topic_whose_brokers_are_away_costs_no_try() -> None:
+    clock = FakeClock()
+    tried = plan(clock, timeout=3.0, retries=0)
+    away = coded(TopicUnavailable("t", ["broker-a"]), "TOPIC_NOT_EXIST")
+    assert tried.failed(None, away, 0.0) == LOOK_AGAIN_SECONDS
+    assert tried.attempts == []
+    clock.advance(3.0)
+    assert tried.failed(None, away, 0.0) is None
+    assert not is_final_refusal(away, tried.attempts), "it may be there later"
+    assert type(tried.outcome()) is NotStored
 
 
 def test_a_try_may_use_its_share_of_what_is_left() -> None:

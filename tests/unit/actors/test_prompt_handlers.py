@@ -14,6 +14,7 @@ from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
+from raymq.actors.wire.prompt_future import PromptFuture
 from raymq.actors.wire.server_connection import ServerConnection, without_body
 from tests.served import Peer, encoded, serving
 
@@ -206,3 +207,98 @@ async def test_threads_that_ask_at_the_same_time_get_their_own_answers() -> None
             assert all(await asyncio.gather(*(asyncio.to_thread(ask, thread) for thread in range(threads))))
         assert pool._asking == []
         pool.close()
+
+
+class Later(Prompt):
+    """Answers when it is told to, both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[PromptFuture[bytes]] = []
+
+    def __call__(self, _: ServerConnection, request: Command) -> PromptFuture[Command]:  # type: ignore[override]
+        self.ways.append("usual")
+        made: PromptFuture[Command] = PromptFuture(loop=asyncio.get_running_loop())
+        self.waiting.append(PromptFuture(loop=asyncio.get_running_loop()))
+        self.waiting[-1].when_done(lambda body: made.set_result(request.response(0, body=body.result())))
+        return made
+
+    def promptly(self, body: memoryview, answer: Callable[[bytes], None]) -> PromptFuture[bytes]:  # type: ignore[override]
+        self.ways.append("prompt")
+        self.waiting.append(PromptFuture(loop=asyncio.get_running_loop()))
+        return self.waiting[-1]
+
+
+async def asked_for(handler: Later, count: int) -> None:
+    while len(handler.waiting) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_what_others_have_to_be_waited_for_is_answered_in_the_turn_in_which_they_have_it() -> None:
+    handler = Later()
+    async with serving({PROMPT: handler}) as (server, address):
+        peer = await Peer.connect(address)
+        peer.writer.write(asked(1, b"a"))
+        await asked_for(handler, 1)
+        peer.writer.write(asked(2, b"b"))  # it does not come alone: the usual way
+        await asked_for(handler, 2)
+        (connection,) = server.connections
+        assert len(connection.tasks) == 2
+        assert server.room.held_bytes == connection._request_bytes > 0
+        for number, body in ((1, b"second"), (0, b"first")):
+            handler.waiting[number].set_result(body)
+            assert len(connection.tasks) == number, "it is answered when `set_result` returns"
+        assert [(await peer.hear()).body for _ in range(2)] == [b"second", b"first"]
+        assert handler.ways == ["prompt", "usual"]
+        assert server.room.held_bytes == connection._request_bytes == 0
+        peer.writer.write(asked(3, b"c"))
+        await asked_for(handler, 3)
+        handler.waiting[2].set_exception(InvalidInput("body", "good", "bad"))
+        assert (await peer.hear()).code != ResponseCode.SUCCESS
+        peer.close()
+
+
+async def test_a_connection_that_ends_meanwhile_keeps_its_server_until_it_would_be_answered() -> None:
+    handler = Later()
+    async with serving({PROMPT: handler}) as (server, address):
+        peer = await Peer.connect(address)
+        peer.writer.write(asked(1, b"a"))
+        await asked_for(handler, 1)
+        (connection,) = server.connections
+        peer.close()
+        while not connection.is_gone:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert server.connections == {connection}
+        handler.waiting[0].set_result(b"nobody reads it")
+        assert not server.connections
+        assert server.room.held_bytes == 0
+
+
+async def test_a_server_that_stops_gives_what_is_waited_for_its_time() -> None:
+    handler = Later()
+    async with serving({PROMPT: handler}) as (server, address):
+        peer = await Peer.connect(address)
+        peer.writer.write(asked(1, b"a"))
+        await asked_for(handler, 1)
+        stopping = asyncio.ensure_future(server.stop())
+        await asyncio.sleep(0)
+        handler.waiting[0].set_result(b"in time")
+        assert (await peer.hear()).body == b"in time"
+        peer.close()
+        await stopping
+
+
+async def test_answers_that_come_later_and_nobody_reads_do_not_pile_up() -> None:
+    handler = Later()
+    async with serving({PROMPT: handler}) as (server, address):
+        peer = await Peer.connect(address)
+        peer.writer.write(asked(1, b"a"))
+        await asked_for(handler, 1)
+        (connection,) = server.connections
+        connection._writable.clear()
+        handler.waiting[0].set_result(b"x")
+        await asyncio.sleep(0)
+        assert len(connection.tasks) == 1, "it waits for its peer"
+        connection._writable.set()
+        assert (await peer.hear()).body == b"x"
+        peer.close()

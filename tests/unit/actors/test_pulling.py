@@ -182,6 +182,15 @@ def test_a_commit_from_before_a_reset_does_not_undo_it(bench: Bench) -> None:
     assert offsets.get("g", "t", 0) == 8
 
 
+def test_of_two_members_that_begin_a_group_the_first_one_counts(bench: Bench) -> None:
+    offsets = offsets_in_ten(bench)
+    assert offsets.commit("g", "t", 0, 3, since=-1)
+    for offset in (2, 7):
+        with pytest.raises(OffsetReset, match="3"):
+            offsets.commit("g", "t", 0, offset, since=-1)
+    assert offsets.get("g", "t", 0) == 3
+
+
 def test_a_commit_behind_a_reset_forward_is_told_where_the_group_is(bench: Bench) -> None:
     """Also where its consumer has fetched up to the reset's place already, and so has heeded it unknowingly."""
     offsets = offsets_in_ten(bench)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -76,6 +77,23 @@ def test_no_more_is_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> N
     clock.advance(UNDER_WAY_SECONDS + 1)
     what.add("t", "new")
     assert len(what._at) == 1
+
+
+def test_a_long_unique_key_takes_no_more_memory_than_a_short_one() -> None:
+    """A hundred thousand calls back of messages that never were, each of 150,000 characters, were 14 GiB."""
+    what = Recalled(FakeClock())
+    tracemalloc.start()
+    for number in range(300):
+        what.add("t", f"{number:08d}" + "x" * 150_000)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 300 * 1_000
+    with pytest.raises(MessageIllegal):
+        what.check("t", f"{7:08d}" + "x" * 150_000, 0)
+    what.check("t", f"{7:08d}" + "x" * 149_999, 0)
+    what.add("t", "\ud800")
+    with pytest.raises(MessageIllegal):
+        what.check("t", "\ud800", 0)
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -72,3 +72,19 @@ async def test_a_name_server_that_knows_another_version_is_told_everything(bench
         await registration.announce()
         assert server.table.topics() == sorted(bench.core.topics.all())
         assert topics.all == 2
+
+
+async def test_what_has_become_true_of_all_topics_is_told_of_all(bench: Bench, tmp_path: Path) -> None:
+    bench.core.topics.create("t", 1)
+    async with registered(bench, tmp_path) as (server, registration, topics):
+        bench.core.topics.on_permission = registration.tell_all_again
+        await registration.announce()
+        bench.core.topics.permit(4)
+        await registration.announce()
+        assert (server.table.route("t").queues, topics.all) == ((QueueData("broker-a", 1, 1, 4),), 2)
+        server.table.unregister("broker-a", 0)
+        telling = registration.announce()
+        bench.core.topics.permit(6)
+        await telling
+        await registration.announce()
+        assert server.table.route("t").queues == (QueueData("broker-a", 1, 1, 6),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,9 +16,11 @@ from raymq.actors.errors import StoreFull
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.client import Message
+from raymq.storage.files.file_calls import replaced
 from raymq.storage.records.record import OFFSET_BODY
 from raymq.storage.store import Store
 from raymq.storage.timers import timer_log
+from tests.crash.power_loss import Disk
 from tests.unit.actors.timer_bench import CONFIG, DAY, HOST, HOUR, TimerBench
 
 
@@ -63,8 +66,7 @@ def test_nothing_that_waits_goes_with_its_file_when_somebody_asks_for_old_files_
     bench.send(*(b"%04d" % n for n in range(50)), after=30 * HOUR)
     fill(bench, 5)
     bench.clock.advance(2 * HOUR)
-    while bench.core.rescue.step() or bench.core.delete_expired(asked=True).log_files:
-        pass
+    bench.let_go()
     assert bench.store.min_physical_offset > 0
     come(bench, 50)
 
@@ -96,6 +98,7 @@ def test_a_step_is_bounded_and_many_of_them_are_made(bench: TimerBench, monkeypa
         grown.append(after - before)
         before = after
     assert (max(grown), sum(grown)) == (20, 1_000)
+    bench.store.flush()
     assert bench.core.rescue.up_to(end) == end
     assert not bench.core.rescue.step(), "there is nothing to do until more files go"
     come(bench, 1_000)
@@ -228,6 +231,41 @@ def test_a_full_disk_puts_it_off(bench: TimerBench, monkeypatch: pytest.MonkeyPa
     come(bench, 30)
 
 
+@pytest.mark.parametrize("luck", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["timer", "level", "delivered"])
+def test_no_file_goes_before_it_is_on_disk_why_nothing_waits_in_it(tmp_path: Path, kind: str, luck: float) -> None:
+    """A loss of power took what was stored anew, and what was delivered, with files that were gone already."""
+    (tmp_path / "0").mkdir()
+    disk = Disk(tmp_path / "0")
+    config = replace(CONFIG, flush="sync", flush_interval_ms=3_600_000)
+    with replaced(disk):
+        bench = TimerBench(tmp_path / "0", config)
+        bodies = [b"%04d" % n for n in range(50)]
+        if kind == "level":
+            bench.append(*(Message("t", body, delay_level=18) for body in bodies))
+        else:
+            bench.send(*bodies, after=30.0 if kind == "delivered" else 30 * HOUR)
+        fill(bench, 5)
+        bench.store._save_checkpoint()
+        bench.checkpoint()
+        bench.clock.advance(1.5 * HOUR)
+        if kind == "delivered":
+            bench.core.deliver_due()
+        for _ in range(9):
+            bench.core.delete_expired(asked=True)
+        assert bench.store.wait_for_removals(30)
+        disk.after_power_loss(tmp_path / "1", random.Random(luck), luck)
+        bench.close()
+    disk.close()
+    with closing(TimerBench(tmp_path / "1", config)) as again:
+        again.clock.now = bench.clock.now + 40 * DAY
+        again.core.deliver_due()
+        again.store.flush()
+        assert sorted(record.body for record in again.delivered() if len(record.body) == 4) == bodies
+        again.let_go()
+        assert again.store.min_physical_offset > 0
+
+
 @pytest.mark.parametrize("kind", ["level", "timer"])
 def test_on_a_full_disk_the_files_before_what_waits_go(
     bench: TimerBench, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -250,6 +288,7 @@ def test_on_a_full_disk_the_files_before_what_waits_go(
     assert 0 < bench.store.min_physical_offset <= place < bench.store.min_physical_offset + 2 * file_bytes
     for _ in range(3):
         bench.store.delete_expired(asked=True, rescue=bench.core.rescue.up_to)
+        bench.store.flush()
     assert bench.store.min_physical_offset > place
     come(bench, 1)
 
@@ -297,8 +336,7 @@ def test_what_waits_a_level_outlives_its_log_files_and_comes_at_its_time(levels:
     send_levels(levels, 50, level=2)
     fill(levels, 5)
     levels.clock.advance(3 * HOUR)
-    while levels.core.rescue.step() or levels.core.delete_expired(asked=True).log_files:
-        pass
+    levels.let_go()
     assert levels.store.min_physical_offset > 0
     if end == "killed":
         levels.kill()

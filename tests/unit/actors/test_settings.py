@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from raymq.actors.broker.core.broker import BrokerCore
-from raymq.actors.broker.core.broker_settings import broker_settings
+from raymq.actors.broker.core.broker_settings import broker_settings, kept_retention
 from raymq.actors.errors import InvalidInput, MessageNotFound, StoreCorrupt
 from raymq.actors.names.key_values import KeyValues
 from raymq.actors.server_settings import MAX_SETTINGS, Settings, truth
 from raymq.actors.wire import java_properties as properties
+from raymq.storage.config import StoreConfig
+from raymq.storage.files.json_file import spare_of
+from raymq.storage.log.retention import Retention
+from raymq.storage.paths import Paths
 from raymq.storage.store import Store
+from raymq.storage.table_repair import find_broken, repair
 
 
 class Bench:
@@ -125,3 +130,27 @@ def test_files_may_be_kept_for_ever(tmp_path: Path) -> None:
                 settings.update({"fileReservedTime": bad})
         with pytest.raises(InvalidInput, match="deleteWhen"):
             settings.update({"deleteWhen": "\u0663"})
+
+
+def test_a_value_that_cannot_be_is_no_value_of_a_broker(tmp_path: Path) -> None:
+    """One flipped bit in it kept the broker down, and the error named no file."""
+    path = Paths(tmp_path).settings
+    with Store.open(tmp_path) as store:
+        core = BrokerCore("broker-a", store)
+        for hours in ("48", "96", "480"):
+            settings = broker_settings(
+                core, cluster="c", address="127.0.0.1:1", name_servers=(), auto_create_topics=False
+            )
+            settings.update({"fileReservedTime": hours, "deleteWhen": "05"})
+    assert kept_retention(tmp_path, StoreConfig()) == Retention(480, "05")
+    path.write_text(path.read_text().replace('"480"', '"4x0"'))
+    assert kept_retention(tmp_path, StoreConfig()) == Retention(96, "05"), "as before the last change"
+    spare_of(path).write_text(spare_of(path).read_text().replace('"05"', '"0u"'))
+    with pytest.raises(StoreCorrupt, match="raymq store repair") as caught:
+        kept_retention(tmp_path, StoreConfig())
+    assert caught.value.file == str(path)
+    [told] = find_broken(tmp_path)
+    assert told.file == str(path)
+    assert "fileReservedTime" in told.lost
+    repair(tmp_path)
+    assert kept_retention(tmp_path, StoreConfig()) == Retention(72, "04")

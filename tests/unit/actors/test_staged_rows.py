@@ -39,6 +39,7 @@ def test_rows_without_keys_of_their_own_are_neither_lost_nor_doubled(
     bench.core.append("t", 0, memoryview(b"".join(others)), np.array([len(each) for each in others], np.int32))
     bench.crash()
     assert list(bench.core.staging.commit("write", ["part"])) == [10 - stored]
+    bench.core.staging.close("write")
     assert sorted(bench.bodies("t")) == sorted([b"somebody else's", *(b"%d" % (number // 2) for number in range(10))])
     bench.store.close()
 
@@ -72,6 +73,8 @@ def test_alike_rows_of_another_transaction_are_not_taken_for_those_of_a_repeated
         break
     assert list(bench.core.staging.commit("mine", ["part"])) == [10 - stored]
     assert list(bench.core.staging.commit("other", ["part"])) == []
+    bench.core.staging.close("other")
+    bench.core.staging.close("mine")
     assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % (number // 2) for number in range(10)])
     bench.store.close()
 
@@ -89,6 +92,7 @@ def test_a_commit_that_was_interrupted_more_than_once_stores_each_row_once(tmp_p
         bench.crash()
         bench.core.append("t", 0, memoryview(rows[9]), np.array([len(rows[9])], np.int32))  # nobody's, and alike
     assert list(bench.core.staging.commit("mine", ["part"])) == [3]
+    bench.core.staging.close("mine")
     assert sorted(bench.bodies("t")) == sorted([*(b"%d" % (number // 2) for number in range(10)), b"4", b"4", b"4"])
     bench.store.close()
 
@@ -106,6 +110,7 @@ def test_an_append_that_is_refused_is_an_attempt_that_has_ended(tmp_path: Path) 
     bench.store._writer._disk_checked_at = float("-inf")
     bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
     assert list(bench.core.staging.commit("mine", ["part"])) == [3]
+    bench.core.staging.close("mine")
     assert len(bench.bodies("t")) == 6
     bench.store.close()
 
@@ -128,9 +133,9 @@ def test_where_an_attempt_ended_is_noted_on_a_full_disk_too(tmp_path: Path, monk
     staging, append = bench.core.staging, bench.core.staging._append
     full = NoNewFiles()
 
-    def half(records: memoryview, sizes: npt.NDArray[np.int32], *lanes: tuple[str, int]) -> object:
+    def half(records: memoryview, sizes: npt.NDArray[np.int32], *topic_queues: tuple[str, int]) -> object:
         length = int(sizes[:5].sum())
-        append(records[:length], sizes[:5], *lanes)
+        append(records[:length], sizes[:5], *topic_queues)
         context.enter_context(replaced(full))
         raise StoreFull("no room")
 
@@ -141,6 +146,7 @@ def test_where_an_attempt_ended_is_noted_on_a_full_disk_too(tmp_path: Path, monk
         patch.undo()
         bench.core.append("t", 0, memoryview(b"".join(rows)), np.array([*map(len, rows)], np.int32))
     assert list(staging.commit("mine", ["part"])) == [5]
+    staging.close("mine")
     assert sorted(bench.bodies("t")) == sorted(2 * [b"%d" % number for number in range(10)])
     bench.store.close()
 
@@ -160,4 +166,73 @@ def test_an_attempt_that_an_older_version_has_begun_is_open(tmp_path: Path) -> N
     assert files.attempts(chunk) == [(7, 9), (9, None)]
     files.interrupt(chunk, 11)
     assert files.attempts(chunk) == [(7, 9), (9, 11)]
+    bench.store.close()
+
+
+@pytest.mark.parametrize("dies_behind", [None, 0, 1, 2, 3])
+def test_readers_see_all_rows_of_a_commit_or_none_also_after_a_crash_behind_any_chunk(
+    tmp_path: Path, dies_behind: int | None
+) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    before = row(b"before", None)
+    bench.core.append("t", 0, memoryview(before), np.array([len(before)], np.int32))
+    for number in range(4):
+        rows = [row(b"%d %d" % (number, n), None) for n in range(5)]
+        sizes = np.array([*map(len, rows)], np.int32)
+        bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+    bench.arrivals.clear()
+    for number, _ in enumerate(bench.core.staging.commit("mine", ["part"], 20)):
+        assert bench.bodies("t") == [b"before"]
+        assert bench.core.bounds("t", 0) == (0, 1)
+        if number == dies_behind:
+            bench.crash()
+            break
+    assert bench.bodies("t") == [b"before"]
+    others = row(b"somebody else's", None)
+    bench.core.append("t", 0, memoryview(others), np.array([len(others)], np.int32))
+    assert bench.bodies("t") == [b"before"]
+    assert bench.arrivals == []
+    assert sum(bench.core.staging.commit("mine", ["part"], 20)) == (0 if dies_behind is None else 5 * (3 - dies_behind))
+    bench.core.staging.close("mine")
+    assert len(bench.bodies("t")) == len(set(bench.bodies("t"))) == 22
+    assert bench.arrivals == [("t", 0)]
+    bench.crash()
+    assert len(bench.bodies("t")) == 22
+    assert list(bench.core.staging.following.to_tell()) == ["home"]
+    bench.store.close()
+
+
+def test_without_its_veil_a_reader_would_see_a_part_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above looks for is there to be seen."""
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    for number in range(2):
+        rows = [row(b"%d %d" % (number, n), None) for n in range(5)]
+        sizes = np.array([*map(len, rows)], np.int32)
+        bench.core.staging.stage("mine", "part", number, ("t", 0), memoryview(b"".join(rows)), sizes)
+    monkeypatch.setattr(bench.store.veils, "lower", lambda *_, **__: {})
+    assert [len(bench.bodies("t")) for _ in bench.core.staging.commit("mine", ["part"])] == [5, 10]
+    bench.store.close()
+
+
+def test_a_bit_that_flips_in_what_is_committed_leaves_no_row_out(tmp_path: Path) -> None:
+    """It named another part then: half of the rows were gone, and the commit said that it had all of them."""
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    for part in ("part1", "part2"):
+        rows = [row(b"%s %d" % (part.encode(), number), None) for number in range(5)]
+        sizes = np.array([len(each) for each in rows], np.int32)
+        bench.core.staging.stage("write", part, 0, ("t", 0), memoryview(b"".join(rows)), sizes)
+    assert next(bench.core.staging.commit("write", ["part1", "part2"], 10)) == 5
+    path = bench.directory / "raymq" / "staged" / "write" / "commit"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"part2") + 4] ^= 1
+    path.write_bytes(content)
+    bench.crash()
+    list(bench.core.staging.commit("write", ["part1", "part2"], 10))
+    bench.core.staging.close("write")
+    assert len(bench.bodies("t")) == 10
     bench.store.close()

@@ -14,8 +14,9 @@ from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context, server_context
+from tests.certificates import certificates
 from tests.served import serving
-from tests.unit.actors.test_pool import ECHO, certificates, echo
+from tests.unit.actors.test_pool import ECHO, echo
 
 
 @pytest.fixture(autouse=True)

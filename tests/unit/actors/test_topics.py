@@ -245,10 +245,10 @@ def test_time_spans(bench: Bench, consumption: Consumption) -> None:
     filled(bench, 5)
     bench.core.offsets.commit("g", "t", 0, 3)
     start_ms = 1_700_000_000_000
-    span = consumption.time_spans("g", "t")[queue(0)]
+    span = finish(consumption.reading_time_spans("g", "t"))[queue(0)]
     assert (span.first_ms, span.last_ms, span.consumed_ms) == (start_ms, start_ms + 4000, start_ms + 2000)
     assert span.delay_ms == 2000
-    empty = consumption.time_spans("g", "t")[queue(1)]
+    empty = finish(consumption.reading_time_spans("g", "t"))[queue(1)]
     assert (empty.first_ms, empty.last_ms, empty.consumed_ms, empty.delay_ms) == (0, 0, 0, 0)
 
 
@@ -327,11 +327,28 @@ def test_offsets_are_copied_from_group_to_group(bench: Bench, consumption: Consu
     filled(bench, 5)
     bench.core.ensure_group("h")
     bench.core.offsets.commit("g", "t", 0, 3)
-    consumption.copy("g", "h", None)
+    finish(consumption.copying("g", "h", None))
     assert bench.core.offsets.get("h", "t", 0) == 3
     assert bench.core.offsets.get("h", "%RETRY%g", 0) is None
     with pytest.raises(GroupNotFound):
-        consumption.copy("g", "none", "t")
+        finish(consumption.copying("g", "none", "t"))
+
+
+def test_offsets_of_queues_that_are_gone_do_not_keep_others_from_being_copied(
+    bench: Bench, consumption: Consumption
+) -> None:
+    """The target was left with those of some topics, however often it was tried."""
+    filled(bench, 5)
+    bench.core.ensure_group("h")
+    for topic in ("a", "z"):
+        bench.core.topics.create(topic, 4)
+        for queue_id in range(4):
+            bench.append(Message(topic, b"x"), queue_id=queue_id)
+            bench.core.offsets.commit("g", topic, queue_id, 1)
+    bench.core.topics.change([TopicChange("a", 2, 2)])
+    finish(consumption.copying("g", "h", None))
+    assert bench.store.consumer_offsets.of("h", "a") == {0: 1, 1: 1}
+    assert bench.store.consumer_offsets.of("h", "z") == dict.fromkeys(range(4), 1)
 
 
 def test_a_fetch_is_told_of_a_reset_until_it_is_there(bench: Bench) -> None:

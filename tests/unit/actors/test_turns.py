@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from raymq.actors.wire.wakeups import Turns
+from raymq.actors.wire.wakeups import Turns, cancel_in_slices
 
 
 def given(*calls: Callable[[Turns, list[int]], None]) -> list[int]:
@@ -74,3 +74,17 @@ def test_a_turn_that_takes_long_lets_the_loop_do_its_other_work() -> None:
         return done
 
     assert asyncio.run(scenario())[:2] == ["turn", "other"]
+
+
+async def test_very_many_tasks_are_cancelled_in_several_turns() -> None:
+    """60,000 requests that were parked on a connection held the loop up when that was closed."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(asyncio.sleep(60)) for _ in range(2_000)]
+    await asyncio.sleep(0)
+    cancel_in_slices(loop, tasks)
+    ended = []
+    while not all(task.done() for task in tasks):
+        ended.append(sum(task.done() for task in tasks))
+        await asyncio.sleep(0)
+    assert len(ended) >= 10
+    assert all(task.cancelled() for task in tasks)

@@ -71,7 +71,7 @@ def test_channels_to_servers_that_are_gone_are_let_go(port: int) -> None:
         pool._give_back(channel)
         poll_until(lambda channel=channel: not channel.is_quiet, 10)  # type: ignore[misc]
     assert list(pool._idle) == met[-1:]
-    assert (len(pool._open), dict(pool._places)) == (1, {met[-1]: 1})
+    assert (len(pool._open), {at: len(each) for at, each in pool._shared.items()}) == (1, {met[-1]: 1})
     assert pool._take("127.0.0.1:1", 1.0) is None
     assert "127.0.0.1:1" not in pool._idle
     pool.close()
@@ -89,7 +89,7 @@ def test_brokers_that_left_long_ago_are_not_missed(monkeypatch: pytest.MonkeyPat
     routes = Routes(ConnectionPool(), ["n:1"])
     for number in range(1_000):
         routes._misses(route(f"broker-{number}"), clock())
-        clock.advance(routing._MISSED_SECONDS / 4)
+        clock.advance(routing.AWAY_SECONDS / 4)
     assert len(routes._seen_at["t"]) <= 5
 
 

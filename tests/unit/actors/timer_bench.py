@@ -71,10 +71,20 @@ class TimerBench:
             self.checkpoint()
 
     def rescue(self, log_min: int) -> int:
-        """All steps towards that; up to where nothing waits then."""
+        """All steps towards that, each of which is on disk before the next one; up to where nothing waits then."""
         while self.core.rescue.up_to(log_min) < log_min:
             self.core.timers._wheel.validate()
+            self.store.flush()
         return self.core.rescue.up_to(log_min)
+
+    def let_go(self) -> None:
+        """Runs of retention until no file goes any more; what one has stored is on disk before the next one."""
+        while (
+            self.core.rescue.step()
+            or self.core.delete_expired(asked=True).log_files
+            or self.store.flushed_offset < self.store.max_physical_offset
+        ):
+            self.store.flush()
 
     def send(self, *bodies: bytes, after: float, queue_id: int = 0) -> list[Message]:
         """Messages that are due `after` seconds from now."""

@@ -286,12 +286,12 @@ def test_a_slow_listener_is_called_on_after_thousands_of_slow_calls() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_messages_of_a_call_that_cannot_be_judged_are_done_or_given_back(ordered: bool) -> None:
     async def scenario(bench: Bench) -> None:
-        lane = bench.delivery._lanes[QUEUE]
+        order = bench.delivery._orders[QUEUE]
 
         def fails(*_: object) -> None:
             raise ValueError("a message that cannot be decoded")
 
-        kind = type(lane)
+        kind = type(order)
         done, kind.done = kind.done, fails  # type: ignore[method-assign]
         try:
             bench.add(0)

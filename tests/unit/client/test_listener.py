@@ -51,6 +51,26 @@ def test_whatever_returns_an_awaitable_is_awaited(listener: Any) -> None:
         runner.close()
 
 
+def test_a_listener_may_take_its_messages_out_of_its_list() -> None:
+    """They were never finished: its queues stood still at 1,000 of them, and nothing was committed."""
+    messages: list[Any] = [1, 2, 3]
+
+    def all_done(mine: list[Any]) -> ConsumeResult:
+        while mine:
+            mine.pop()
+        return OK
+
+    def each_done(mine: list[Any]) -> list[ConsumeResult]:
+        results = []
+        while mine:
+            results.append(ConsumeResult.RECONSUME_LATER if mine.pop(0) == 2 else OK)
+        return results
+
+    assert ListenerRunner(all_done).call(messages) == [None, None, None]
+    assert ListenerRunner(each_done).call(messages) == [None, 0, None]
+    assert messages == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "error", [ValueError(), SystemExit(1), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()], ids=repr
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -26,11 +27,20 @@ class Cluster:
     def __init__(self, **met: Exception | None) -> None:
         self.met = met
         self.routes = self.pool = self
+        #: Who was told that the member leaves.
+        self.left: list[str] = []
 
-    async def get(self, name: str, timeout: float | None = None) -> Any:
-        if timeout is None:
-            return TopicRoute(name, (), {f"broker-{address}": address for address in self.met})
-        return Peer(self, name)
+    async def get_all(self, topics: Iterable[str]) -> dict[str, TopicRoute]:
+        addresses = {f"broker-{address}": address for address in self.met}
+        return {topic: TopicRoute(topic, (), addresses) for topic in topics}
+
+    async def get(self, address: str, _: float) -> Peer:
+        if self.met[address] is AWAY:
+            raise AWAY
+        return Peer(self, address)
+
+    async def request(self, address: str, *_: Any) -> None:
+        self.left.append(address)
 
 
 class Peer:
@@ -45,6 +55,17 @@ class Peer:
 
 def membership(cluster: Cluster) -> Membership:
     return Membership(cluster, Member("me", "g", {"t": Subscription("t")}), clock=lambda: 0.0)  # type: ignore[arg-type]
+
+
+def test_who_leaves_tells_brokers_too_that_have_not_answered_a_greeting() -> None:
+    """They had the member of a start that was given up for as long as its connection lived, with its share of the
+    queues, which nobody consumed.
+    """
+    cluster = Cluster(a=None, b=HANGS, c=AWAY, d=MISMATCH)
+    mine = membership(cluster)
+    asyncio.run(mine.heartbeat())
+    asyncio.run(mine.leave())
+    assert cluster.left == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize("error", [HANGS, GONE, AWAY], ids=repr)

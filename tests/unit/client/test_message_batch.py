@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from raymq.actors.errors import NotStored
+from raymq.actors.errors import NotStored, OutcomeUnknown
 from raymq.actors.sending.sender import Terms
 from raymq.client import MessageQueue, SendResult, SendStatus
 from raymq.client.produce.message_batch import MessageBatch, PendingResult
@@ -100,6 +100,29 @@ def test_each_message_has_its_own_outcome(batch: MessageBatch) -> None:
     assert seen == [None, error]
     with pytest.raises(NotStored):
         PendingResult(batch, 1).result()
+
+
+def test_a_message_without_an_outcome_is_told_so_and_the_others_get_theirs(batch: MessageBatch) -> None:
+    deliveries = [PendingResult(batch, index) for index in range(3)]
+    seen: list[int] = []
+    for delivery in deliveries[:2]:
+        delivery.add_done_callback(lambda done: seen.append(done.index))  # type: ignore[attr-defined]
+    batch.finish(lambda: results(1))
+    assert seen == [0, 1]
+    assert deliveries[0].result(0) == results(1)[0]
+    for delivery in deliveries[1:]:
+        with pytest.raises(OutcomeUnknown):
+            delivery.result(0)
+
+
+def test_outcomes_that_cannot_be_made_are_told_to_all(batch: MessageBatch) -> None:
+    waiting = [PendingResult(batch, index) for index in range(2)]
+    seen: list[BaseException | None] = []
+    for delivery in waiting:
+        delivery.add_done_callback(lambda done: seen.append(done.exception()))
+    batch.finish(lambda: [results(1)[5]])
+    assert [type(error) for error in seen] == [OutcomeUnknown] * 2
+    assert isinstance(PendingResult(batch, 1).exception(0), OutcomeUnknown)
 
 
 def test_looking_from_many_threads_at_once(batch: MessageBatch) -> None:

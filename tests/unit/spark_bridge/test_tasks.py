@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from raymq.client import MessageQueue, RayMQError
+from raymq.client.bulk.wish import Lived, Wish
 from raymq.spark_bridge import tasks
-from raymq.spark_bridge.envelope import ENVELOPE, envelope_columns
+from raymq.spark_bridge.envelope import ENVELOPE, envelope_column
 from raymq.spark_bridge.ranges import Range, cut
 from raymq.spark_bridge.tasks import FetchRanges, StageRows
 from raymq.storage.records import record
@@ -46,7 +47,7 @@ class FakeReader:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def table(self, queue: MessageQueue, start: int, end: int) -> Iterator[pa.Table]:
+    def table(self, queue: MessageQueue, start: int, end: int, wish: Wish, _: Lived) -> Iterator[pa.Table]:
         for at in range(start, end, 3):
             if at != self.missing:
                 yield stored(queue, at, min(3, end - at))
@@ -55,7 +56,7 @@ class FakeReader:
 def fetch(monkeypatch: pytest.MonkeyPatch, reader: type[FakeReader], numbers: list[int]) -> list[dict[str, Any]]:
     monkeypatch.setattr(tasks, "RangeReader", reader)
     names = (*ENVELOPE, "body")
-    columns = [column.type for column in envelope_columns(stored(A, 0, 1))]
+    columns = [envelope_column(stored(A, 0, 1), name).type for name in ENVELOPE]
     schema = pa.schema(list(zip(names, [*columns, pa.binary()], strict=True)))
     task = FetchRanges(("host:1",), (Range(A, 5, 12), Range(B, 0, 2)), schema, None)
     task = pickle.loads(pickle.dumps(task))
@@ -94,27 +95,43 @@ class FakeWriter:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def stage(self, transaction: str, part: str, number: int, queue: MessageQueue, records: Any, sizes: Any) -> None:
+    def settle(self) -> None: ...
+
+    def begin(
+        self,
+        transaction: str,
+        part: str,
+        number: int,
+        queue: MessageQueue,
+        records: Any,
+        sizes: Any,
+        *,
+        home: str,
+        delayed: bool,
+    ) -> None:
+        assert not delayed
+        assert home == "home"
         assert len(records) <= 8 << 20
         starts = (np.cumsum(sizes) - sizes).tolist()
         bodies = [record.decode(records, start).body for start in starts]
         self.staged.append((transaction, part, number, queue, bodies))
 
 
-def test_rows_are_staged_in_chunks_over_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_staged_and_counted_by_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
     monkeypatch.setattr(tasks, "StagedWriter", Writer)
     bodies = [bytes([n]) * (1 << 20) for n in range(10)]
     batch = pa.RecordBatch.from_arrays([pa.array(bodies)], names=["body"])
-    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",))))
+    task = pickle.loads(pickle.dumps(StageRows(("host:1",), "tx", (A, B), ("body",), home="home")))
     (result,) = task(iter([batch, batch.slice(9)]))
     assert [body for *_, chunk in Writer.staged for body in chunk] == [*bodies, bodies[9]]
-    assert [(transaction, number) for transaction, _, number, *_ in Writer.staged] == [("tx", n) for n in range(5)]
-    assert [queue for *_, queue, _ in Writer.staged] == [A, B, A, B, A]
+    assert [(transaction, number) for transaction, _, number, *_ in Writer.staged] == [("tx", n) for n in range(4)]
+    queues = [queue for *_, queue, _ in Writer.staged]
+    assert queues in ([A, B, A, B], [B, A, B, A])
     (part,) = {part for _, part, *_ in Writer.staged}
-    rows = {each.broker: sum(len(chunk) for *_, queue, chunk in Writer.staged if queue == each) for each in (A, B)}
+    rows = {each.broker: sum(len(chunk) for *_, queue, chunk in Writer.staged if queue == each) for each in queues}
     assert result.to_pylist() == [{"part": part, "broker": broker, "rows": count} for broker, count in rows.items()]
     assert sum(result.column("rows").to_pylist()) == 11
 
@@ -145,17 +162,16 @@ def test_rows_of_any_sizes_are_staged_in_chunks_that_brokers_take(
     class Writer(FakeWriter):
         staged: ClassVar[list[Any]] = []
 
-        def stage(
-            self, transaction: str, part: str, number: int, queue: MessageQueue, records: Any, sizes: Any
-        ) -> None:
-            super().stage(transaction, part, number, queue, records, sizes)
+        def begin(self, *chunk: Any, **told: Any) -> None:
+            super().begin(*chunk, **told)
+            *_, records, sizes = chunk
             assert len(records) == int(sizes.sum())
             assert len(records) <= 4 << 20 or len(sizes) == 1
             sizes_of_chunks.append(len(records))
 
     monkeypatch.setattr(tasks, "StagedWriter", Writer)
     rows = pa.RecordBatch.from_pydict(batch)
-    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch))(iter([rows]))
+    (result,) = StageRows(("host:1",), "tx", (A,), tuple(batch), home="home")(iter([rows]))
     bodies = [body for *_, chunk in Writer.staged for body in chunk]
     assert bodies == [msgpack.packb(row) if isinstance(row, dict) else row for row in batch["body"].to_pylist()]
     assert result.column("rows").to_pylist() == [rows.num_rows]
@@ -168,7 +184,7 @@ def test_no_rows_stage_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         staged: ClassVar[list[Any]] = []
 
     monkeypatch.setattr(tasks, "StagedWriter", Writer)
-    (result,) = StageRows(("host:1",), "tx", (A,), ("body",))(iter([]))
+    (result,) = StageRows(("host:1",), "tx", (A,), ("body",), home="home")(iter([]))
     assert (result.num_rows, Writer.staged) == (0, [])
 
 

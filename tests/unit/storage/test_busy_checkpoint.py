@@ -67,7 +67,7 @@ def test_keys_are_found_after_a_loss_of_power(tmp_path: Path, monkeypatch: pytes
         disk.fails_once(store._save_checkpoint, "/index/")
         store.close()
     disk.close()
-    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
+    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.checkpointing.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
     with Store.open(tmp_path / "lost", CONFIG) as store:
         assert len(bodies(store)) == 100

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raymq.storage import store as store_module
+from raymq.storage import topic_deletions as deletions_module
 from raymq.storage.errors import StoreFailed, StoreFull
 from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.store import Store
@@ -141,7 +141,7 @@ def losing_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float) -
         disk.after_power_loss(tmp_path / "lost", random.Random(7), luck)
         store.close()
     disk.close()
-    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.store.boot_id"):
+    for module in ("raymq.storage.assembly.boot_id", "raymq.storage.checkpointing.boot_id"):
         monkeypatch.setattr(module, lambda: "another")
 
 
@@ -307,9 +307,9 @@ def test_a_deletion_that_fails_leaves_the_topic_as_it_was(tmp_path: Path, kind: 
 
 
 def test_what_is_written_of_deletions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_LEAST_DELETIONS_BYTES", 500)
+    monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 500)
     store = Store.open(tmp_path / "s", CONFIG)
-    store._shorten_at = 500
+    store._deletions._shorten_at = 500
     with replaced(UnsyncedCalls()):
         for number in range(300):
             append(store, make_record(b"%d" % number, topic="gone"))
@@ -329,9 +329,9 @@ def test_a_deletion_waits_for_no_disk_though_what_is_written_of_them_is_shortene
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal of deletions was rewritten, with two fsyncs, by the deletion that made it too long."""
-    monkeypatch.setattr(store_module, "_LEAST_DELETIONS_BYTES", 500)
+    monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 500)
     store, disk = Store.open(tmp_path / "s", CONFIG), OwnCalls()
-    store._shorten_at = 500
+    store._deletions._shorten_at = 500
     with replaced(disk):
         for number in range(300):
             append(store, make_record(b"%d" % number, topic=f"gone{number % 7}"))

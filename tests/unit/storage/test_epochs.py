@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from raymq.storage import checkpointing as checkpointing_module
 from raymq.storage import store as store_module
 from raymq.storage.store import Store
 from raymq.storage.tables.epochs import Epochs
@@ -150,7 +151,8 @@ def test_the_epoch_is_written_before_the_state_says_that_this_boot_has_seen_the_
             raise Died
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "failpoint", die)
+        for module in (store_module, checkpointing_module):
+            patch.setattr(module, "failpoint", die)
         with pytest.raises(Died):
             Store.open(tmp_path / "s", SMALL)
     with Store.open(tmp_path / "s", SMALL) as store:

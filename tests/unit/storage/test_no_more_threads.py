@@ -11,6 +11,7 @@ import pytest
 from raymq.storage.errors import StoreBusy, StoreFailed
 from raymq.storage.files import health as health_module
 from raymq.storage.files.health import Health
+from raymq.storage.files.room import ROOM
 from raymq.storage.log.retention import Remover
 from raymq.storage.store import Store
 from raymq.storage.tables import in_flight as in_flight_module
@@ -20,6 +21,8 @@ from tests.polling import poll_until
 from tests.stored import SMALL, append, make_record
 
 CONFIG = replace(SMALL, flush_interval_ms=3_600_000)
+#: Whose log files are large enough for a thread that prepares them.
+LARGE = replace(CONFIG, commitlog_file_bytes=16 << 20)
 
 
 def test_a_commit_is_done_whether_or_not_a_thread_can_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +131,41 @@ def test_a_marker_that_cannot_be_looked_at_is_a_failure_of_the_disk(
 
 def _no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
+
+
+def test_an_opening_that_made_room_and_then_finds_no_thread_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept the lock, and the thread that prepares files counted as one that runs."""
+    start, opening = threading.Thread.start, Store.__init__
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "raymq-allocate":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def opened_by_who_needs_the_room(store: Store, *arguments: object) -> None:
+        with monkeypatch.context() as needed:
+            needed.setattr(type(ROOM), "was_given", lambda *_: True)
+            opening(store, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", started)
+        patch.setattr(Store, "__init__", opened_by_who_needs_the_room)
+        with pytest.raises(StoreBusy):
+            Store.open(tmp_path / "s", LARGE)
+    with Store.open(tmp_path / "s", LARGE) as store:
+        assert store._log._ahead is not None
+
+
+def test_a_log_that_found_no_thread_to_prepare_its_files_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(tmp_path / "s", LARGE) as store:
+        store._log._ahead = None
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_thread)
+            with pytest.raises(StoreBusy):
+                store.keep_ballast()
+        store.keep_ballast()
+        assert store._log._ahead is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from raymq.storage.files import json_file
@@ -81,3 +82,31 @@ def test_deleted_offsets_stay_deleted(tmp_path: Path) -> None:
     progress.consumer_offsets.commit("g", "t", 0, 1)
     progress.consumer_offsets.delete("g", "t")
     assert opened(tmp_path).consumer_offsets.groups() == []
+
+
+def test_nothing_goes_back_behind_what_rocketmq_has_written_since(tmp_path: Path) -> None:
+    """It had the directory after a kill: the journal of before set groups back, and levels delivered again."""
+    progress = opened(tmp_path)
+    progress.consumer_offsets.commit("g", "orders", 0, 5)
+    progress.consumer_offsets.commit("g", "orders", 1, 7)
+    progress.consumer_offsets.reset("g", "orders", 2, 1)
+    progress.consumer_offsets.commit("g", "mine", 0, 3)
+    progress.delay_progress.commit(1, 4, 100)
+    progress.delay_progress.commit(2, 9, 100)
+    progress.journal.close()  # as a kill leaves it
+    version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
+    told = {"orders@g": {"0": 15, "1": 6, "2": 30}}
+    for name, table in (("consumerOffset", told), ("delayOffset", {"1": 8, "2": 1})):
+        path = tmp_path / "config" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"dataVersion": version, "offsetTable": table}))
+    for _ in range(2):
+        again = opened(tmp_path)
+        assert again.consumer_offsets.of("g", "orders") == {0: 15, 1: 7, 2: 30}
+        assert again.consumer_offsets.of("g", "mine") == {0: 3}
+        assert not again.consumer_offsets.awaits("g", "orders", 2)
+        assert again.delays == {1: 8, 2: 9}
+        again.consumer_offsets.commit("g", "orders", 1, 2)  # ours may go back again
+        assert opened(tmp_path, writable=False).consumer_offsets.get("g", "orders", 1) == 2
+        again.consumer_offsets.commit("g", "orders", 1, 7)
+        again.close(fold=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from raymq.storage import store as store_module
+from raymq.storage import topic_deletions as deletions_module
 from raymq.storage.errors import MessageExpired, OffsetOutOfRange, StoreError, StoreFull
 from raymq.storage.log import retention as retention_of
 from raymq.storage.log.retention import Decision, Disk, Remover, Retention
+from raymq.storage.records.record import OFFSET_STORE_TIMESTAMP
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, make_record
 
@@ -198,6 +202,24 @@ def test_a_damaged_entry_takes_no_file_of_messages_that_are_there(tmp_path: Path
             assert [record.body for record in lease.messages()] == [b"%03d" % i for i in range(15)]
 
 
+@pytest.mark.parametrize("nth", [0, 1, 2])
+def test_a_flipped_bit_in_a_store_time_takes_no_file_before_its_time(tmp_path: Path, nth: int) -> None:
+    """That of the record with which the next file begins said how old a file was."""
+    clock = Clock()
+    filled(tmp_path, clock).close()
+    path = tmp_path / "commitlog" / names(tmp_path / "commitlog")[nth]
+    content = bytearray(path.read_bytes())
+    content[OFFSET_STORE_TIMESTAMP + 4] ^= 0x80  # 24 days earlier
+    path.write_bytes(content)
+    with filled(tmp_path, clock, 0) as store:
+        append(store, make_record(b"later"))
+        store.flush()
+        assert store.delete_expired(asked=True) == retention_of.Deleted()
+        clock.now_ms += 73 * HOUR
+        finish(store)
+        assert store.min_physical_offset > 0
+
+
 def test_never_the_newest_file_and_never_what_is_not_on_disk(tmp_path: Path) -> None:
     clock = Clock()
     with filled(tmp_path, clock, flush_interval_ms=600_000) as store:
@@ -284,6 +306,42 @@ def test_files_that_a_crash_left_go_the_next_time(tmp_path: Path, monkeypatch: p
         assert store.min_physical_offset >= minimum
 
 
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """The process may open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_run_that_cannot_open_the_files_of_queues_leaves_no_gap_in_the_log(tmp_path: Path) -> None:
+    """The log's files of that run were never removed, those of later runs were, and the store did not open any more."""
+    clock = Clock()
+    filled(tmp_path, clock, 900).close()
+    with filled(tmp_path, clock, 0) as store:  # what its queues had before is in files
+        clock.now_ms += 73 * HOUR
+        append(store, make_record(b"later"))
+        store.flush()
+        assert store.delete_expired().log_files == retention_of.FILES_A_RUN
+        assert store._log.expirable(retention_of.FILES_A_RUN), "they are mapped"
+        queues = len(names(tmp_path / "consumequeue" / "orders" / "0"))
+        with no_descriptors():
+            assert store.delete_expired().log_files == retention_of.FILES_A_RUN
+        append(store, *(make_record(b"x" * 500) for _ in range(20)))
+        store.flush()
+        clock.now_ms += 73 * HOUR
+        finish(store)
+        left = [int(name) for name in names(tmp_path / "commitlog")]
+        assert left[0] == store.min_physical_offset
+        assert left == list(range(left[0], left[-1] + 1, SMALL.commitlog_file_bytes))
+        assert len(names(tmp_path / "consumequeue" / "orders" / "0")) < queues, "they are looked at again"
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.recovery.clean
+
+
 def test_appends_and_flushes_go_on_meanwhile(tmp_path: Path) -> None:
     clock = Clock()
     with filled(tmp_path, clock, retention_hours=0.001, flush_interval_ms=1) as store:
@@ -338,6 +396,32 @@ def test_a_removal_that_fails_is_tried_again_before_the_next(tmp_path: Path, mon
     remover.add([(tmp_path / "4", None)])
 
 
+class Unclosed:
+    """An open file whose closing fails at first, as where there is no memory."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def close(self) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise MemoryError
+
+
+def test_a_removal_that_fails_with_no_error_of_the_disk_is_tried_again_too(tmp_path: Path) -> None:
+    """Its thread died: nothing was removed any more, and the store's stop waited for ever."""
+    paths = [tmp_path / str(number) for number in range(2)]
+    for path in paths:
+        path.touch()
+    remover, unclosed = Remover(threading.Lock()), Unclosed()
+    remover.add([(paths[0], unclosed)])
+    assert remover.wait(30)
+    remover.add([(paths[1], None)])
+    assert remover.wait(30)
+    assert (names(tmp_path), unclosed.tries) == ([], 2)
+    remover.stop()
+
+
 def test_deleted_topics_are_remembered_until_all_that_they_had_has_expired(tmp_path: Path) -> None:
     """Fault 13.30."""
     clock = Clock()
@@ -370,7 +454,7 @@ def test_what_groups_had_in_deleted_topics_is_remembered_no_longer_than_the_dele
     store.delete_topic("late")
     assert len(tables[0].forgotten or {}) == 51, "a start would still hear of them"
     store._save_checkpoint()
-    store._shorten_at = 0
+    store._deletions._shorten_at = 0
     store.delete_topic("later")
     store.delete_topic("last")
     assert list(tables[0].forgotten or {}) == list(tables[1]._forgotten or {}) == ["late", "later", "last"]
@@ -388,10 +472,10 @@ def test_what_is_remembered_of_deletions_does_not_grow_with_the_life_of_a_broker
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has expired is forgotten whenever the journal of deletions has doubled: at most so much is kept above it."""
-    monkeypatch.setattr(store_module, "_LEAST_DELETIONS_BYTES", 2_000)
+    monkeypatch.setattr(deletions_module, "_LEAST_JOURNAL_BYTES", 2_000)
     clock = Clock()
     store = filled(tmp_path, clock)
-    store._shorten_at = 2_000
+    store._deletions._shorten_at = 2_000
     sizes: list[int] = []
     for turn in range(40):
         for number in range(50):

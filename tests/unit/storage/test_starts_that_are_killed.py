@@ -17,7 +17,7 @@ import pytest
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.storage import assembly
-from raymq.storage import store as store_module
+from raymq.storage import checkpointing as checkpointing_module
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.store import Store
 from raymq.storage.tables import journal as journal_module
@@ -92,7 +92,7 @@ def test_what_was_stored_after_a_loss_of_power_during_a_rewriting_is_given_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boots = ["before"]
-    monkeypatch.setattr(store_module, "boot_id", lambda: boots[0])
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: boots[0])
     monkeypatch.setattr(assembly, "boot_id", lambda: boots[0])
     config = replace(SMALL, commitlog_file_bytes=1 << 16, flush_interval_ms=3_600_000)
 

@@ -173,7 +173,7 @@ def write(directory: Path, name: str) -> None:
     """Have a file written once more."""
     if name == "raymq/broker.json":
         port, epoch = read_identity(directory / name)
-        write_identity(directory / name, name="b", cluster="c", port=port, epoch=epoch + 1)
+        write_identity(directory / name, name="b", cluster="c", host="h", port=port, epoch=epoch + 1)
         return
     with Store.open(directory, CONFIG) as store:
         store.topic_configs.put(TopicConfig("more", 1, 1))

@@ -12,6 +12,7 @@ import pytest
 
 from raymq.storage.errors import StoreCorrupt
 from raymq.storage.files import file_calls
+from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.timers import timer_log
 from raymq.storage.timers.entry import ENTRY, HOUR_MS, LEAST_KEY, NO_ENTRIES, EntryKind, key_of
 from raymq.storage.timers.over import Over
@@ -147,16 +148,28 @@ def test_a_checkpoint_costs_the_same_however_many_hours_something_is_due_in(tmp_
     assert len(list(tmp_path.iterdir())) == 2
 
 
+class SyncsBelow(FileCalls):
+    """Counts the waits for the disk of files below a folder: a store of another test may be at work, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.count = 0
+
+    def fdatasync(self, fd: int) -> None:
+        self.count += Path(f"/proc/self/fd/{fd}").resolve().is_relative_to(self._folder)
+        super().fdatasync(fd)
+
+
 def test_there_are_few_runs_however_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 4)
     log = opened(tmp_path)
     most = 0
     for number in range(600):
         log.append(np.concatenate([entry(START_MS + number * 1_000 + n, number * 4 + n) for n in range(4)]))
-        calls = FaultyCalls()
+        calls = SyncsBelow(tmp_path)
         with file_calls.replaced(calls):
             checkpoint(log, number + 1)
-        assert calls.counts["fdatasync"] <= 3
+        assert calls.count <= 3
         most = max(most, len(log.runs))
     assert most <= 20
     assert waiting(log) == list(range(2_400))

@@ -2,13 +2,16 @@
 
 A lane is one producer in one queue. Its producer numbers the lane's messages from 0, epoch by epoch; the last results
 are kept, and a batch that is sent again gets the first one's. A producer that lost count begins a new epoch at 0.
+
+Of a lane's last batch a death may have left a part: it is *cut*. Nothing follows it but what is missing of it, which is
+stored when the batch is sent again; then it lies at two places. A batch of which nothing is left never was.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from raymq.actors.errors import SequenceGap
@@ -27,12 +30,37 @@ Lane = tuple[str, str, int]
 
 @dataclass(slots=True)  # not frozen, as `ProducerSequence`
 class StoredBatch:
-    """Where a batch lies: `count` messages from `offset` on (delayed ones wait in the schedule topic)."""
+    """Where a batch lies: `count` messages from `offset` on (delayed ones wait in the schedule topic).
+
+    `rest` is where those behind them lie that were stored when a batch that had been cut was sent again.
+    """
 
     topic: str
     queue_id: int
     offset: int
     count: int
+    rest: StoredBatch | None = None
+
+    @property
+    def places(self) -> list[StoredBatch]:
+        """Each part of it, in their order."""
+        return [self] if self.rest is None else [self, *self.rest.places]
+
+    @property
+    def total(self) -> int:
+        """How many messages lie at all of its places."""
+        return self.count if self.rest is None else self.count + self.rest.total
+
+    def joined(self, rest: StoredBatch) -> StoredBatch:
+        """The same with what was missing, which lies at `rest`."""
+        return replace(self, rest=rest if self.rest is None else self.rest.joined(rest))
+
+    def left(self, there: Callable[[StoredBatch], int]) -> StoredBatch | None:
+        """What is left of it where of a place's messages only the first `there` are; None if nothing is."""
+        count = there(self)
+        if count < self.count:
+            return replace(self, count=count, rest=None) if count > 0 else None
+        return self if self.rest is None else replace(self, rest=self.rest.left(there))
 
 
 @dataclass(slots=True)
@@ -41,6 +69,8 @@ class _History:
     next: int
     used: float
     results: deque[tuple[int, StoredBatch]] = field(default_factory=lambda: deque(maxlen=KEPT_RESULTS))
+    #: How many messages are missing of the last batch: above 0 it is cut.
+    missing: int = 0
 
 
 class ProducerTable:
@@ -62,21 +92,25 @@ class ProducerTable:
     def check(self, lane: Lane, sequence: ProducerSequence) -> StoredBatch | None:
         """None for the batch that comes next, the first result for one that is here already.
 
+        Of a batch that is cut it has fewer messages than `sequence`: those behind them are to be stored.
+
         Raises:
             SequenceGap: batches are missing before it, it is of an epoch that is over, or its result is not kept.
         """
         history = self._lanes.get(lane)
         results: Iterable[tuple[int, StoredBatch]]
         if history is None or sequence.epoch > history.epoch:
-            following, results = 0, ()
+            following, results, missing = 0, (), 0
         elif sequence.epoch == history.epoch:
-            following, results = history.next, history.results
+            following, results, missing = history.next, history.results, history.missing
         else:
             raise SequenceGap(f"producer {lane[0]} is in epoch {history.epoch}, the batch in {sequence.epoch}")
-        if sequence.first == following:
+        if sequence.first == following and not missing:
             return None
         for first, stored in results:
-            if (first, stored.count) == (sequence.first, sequence.count):
+            total = stored.total
+            lacks = missing if first + total == following else 0
+            if (first, total + lacks) == (sequence.first, sequence.count):
                 return stored
         raise SequenceGap(f"producer {lane[0]}: message {following} comes next, the batch begins with {sequence.first}")
 
@@ -94,13 +128,34 @@ class ProducerTable:
         self._changed[lane] = None
         self._keep_within()
 
+    def complete(self, lane: Lane, rest: StoredBatch, at: float | None = None) -> StoredBatch:
+        """Of the messages that are missing of the lane's last batch those at `rest` are stored; where all lie now."""
+        history = self._lanes[lane]
+        first, stored = history.results.pop()
+        whole = stored.joined(rest)
+        sequence = ProducerSequence(lane[0], history.epoch, first, whole.total)
+        history.missing -= rest.count
+        self.remember(lane, sequence, whole, at)
+        return whole
+
     def replay(self, lane: Lane, sequence: ProducerSequence, stored: StoredBatch, at: float) -> None:
-        """The log has a batch, in the order of the log. Copies of older ones (delivered, retried) change nothing."""
+        """The log has a batch, in the order of the log. Copies of older ones (delivered, retried) change nothing.
+
+        `stored` has fewer messages than `sequence` where the log lost the others.
+        """
         history = self._lanes.get(lane)
-        if history is None or (sequence.epoch, sequence.first) >= (history.epoch, history.next):
-            if history is not None and sequence.epoch == history.epoch and sequence.first > history.next:
+        if history is not None:
+            begin, following = (sequence.epoch, sequence.first), (history.epoch, history.next)
+            if begin < following:
+                return
+            if begin == following and sequence.count == history.missing:
+                self.complete(lane, stored, at)
+                return
+            if begin > following or history.missing:
                 history.results.clear()
-            self.remember(lane, sequence, stored, at)
+                history.missing = 0
+        self.remember(lane, replace(sequence, count=stored.count), stored, at)
+        self._lanes[lane].missing = sequence.count - stored.count
 
     def expire(self) -> None:
         """Forget the lanes that were silent too long."""
@@ -150,14 +205,16 @@ class ProducerTable:
             if h is None:
                 rows.append(lane)
             else:
-                results = [(first, s.topic, s.queue_id, s.offset, s.count) for first, s in h.results]
-                rows.append((*lane, h.epoch, h.next, h.used, results))
+                results = [(first, *_plain(stored)) for first, stored in h.results]
+                rows.append((*lane, h.epoch, h.next, h.used, results, h.missing))
         return rows
 
-    def load(self, rows: Iterable[Sequence[Any]], is_there: Callable[[StoredBatch], bool]) -> None:
+    def load(self, rows: Iterable[Sequence[Any]], there: Callable[[StoredBatch], int]) -> None:
         """Fill an empty table with `rows`, of each lane the last one.
 
-        A lane's batches that are not there any more (the log lost its end) never were.
+        Args:
+            there: how many messages of a place, from its first one on, the log and its queues still have. What they
+                have lost of a lane's batches never was: the first of these is cut, those behind it are forgotten.
         """
         known: dict[Lane, _History] = {}
         for producer, topic, queue_id, *rest in rows:
@@ -165,25 +222,44 @@ class ProducerTable:
             if not rest:
                 known.pop(lane, None)
                 continue
-            epoch, following, used, results = rest
-            history = known[lane] = _History(epoch, following, used)
-            history.results.extend((first, StoredBatch(*stored)) for first, *stored in results)
+            epoch, following, used, results, *missing = rest
+            history = known[lane] = _History(epoch, following, used, missing=missing[0] if missing else 0)
+            history.results.extend((first, _from_plain(*stored)) for first, *stored in results)
         for lane, history in sorted(known.items(), key=lambda each: each[1].used):
-            results = list(history.results)
-            for number, (first, stored) in enumerate(results):
-                if not is_there(stored):
-                    history.next = first
-                    history.results = deque(results[:number], maxlen=KEPT_RESULTS)
-                    break
+            _keep_what_is_left(history, there)
             self._lanes[lane] = history
             self._by_topic.setdefault(lane[1], set()).add(lane)
         self._keep_within()
 
     def validate(self) -> None:
-        """Results follow each other without a hole and end where the next batch begins."""
+        """Results follow each other without a hole and end where the next batch begins, or what is missing."""
         for history in self._lanes.values():
-            ends = [first + stored.count for first, stored in history.results]
+            ends = [first + stored.total for first, stored in history.results]
             assert [*[first for first, _ in history.results][1:], history.next] == ends or not ends
+            assert history.missing == 0 or (history.missing > 0 and ends)
         assert len(self._lanes) <= self._max_lanes
         assert {lane for lanes in self._by_topic.values() for lane in lanes} == self._lanes.keys()
         assert all(self._by_topic.values())
+
+
+def _plain(stored: StoredBatch) -> list[Any]:
+    """Four fields for each place, one place behind the other."""
+    return [told for place in stored.places for told in (place.topic, place.queue_id, place.offset, place.count)]
+
+
+def _from_plain(topic: str, queue_id: int, offset: int, count: int, *rest: Any) -> StoredBatch:
+    return StoredBatch(topic, queue_id, offset, count, _from_plain(*rest) if rest else None)
+
+
+def _keep_what_is_left(history: _History, there: Callable[[StoredBatch], int]) -> None:
+    results = list(history.results)
+    for number, (first, stored) in enumerate(results):
+        left = stored.left(there)
+        if left != stored:
+            count = stored.total + (history.missing if number == len(results) - 1 else 0)
+            total = 0 if left is None else left.total
+            kept = results[:number] if left is None else [*results[:number], (first, left)]
+            history.results = deque(kept, maxlen=KEPT_RESULTS)
+            history.next = first + total
+            history.missing = 0 if left is None else count - total
+            return

@@ -1,9 +1,13 @@
 """The producer table through restarts: a journal of its changes beside the store, and what the log says since.
 
-The journal saves work, the log is the truth: without a journal the whole log is read. Every few seconds the lanes that
-have changed are appended to it, and behind them the place of the log up to which the journal knows everything. Lanes
-that change while they are saved may be in it as they are later: what the log says of them again changes nothing. When
-the journal has grown to three times what it would be without lanes that stand in it again, it is written anew.
+The journal saves work, the log is the truth: without a journal the whole log is read. What a batch's first record says
+of its length is not believed: a death may have cut the batch, and others' messages may lie where its own would. So they
+are counted, by what there is of the append that brought them.
+
+Every few seconds the lanes that have changed are appended to the journal, and behind them the place of the log up to
+which it knows everything. Lanes that change while they are saved may be in it as they are later: what the log says of
+them again changes nothing. When the journal has grown to three times what it would be without lanes that stand in it
+again, it is written anew.
 
 Nothing here takes the broker's loop for long: what is saved is collected in steps, and written by another thread.
 """
@@ -20,9 +24,11 @@ from typing import Any, Final
 import msgpack
 
 from raymq.actors.broker.core.appending.idempotence import Lane, ProducerTable, StoredBatch
+from raymq.actors.broker.core.copies.copying import reason_of
 from raymq.actors.broker.core.copies.marked_records import marked_records
 from raymq.actors.broker.core.copies.rewriting import queue_number
 from raymq.actors.errors import NotFoundError
+from raymq.actors.request_limits import MAX_MESSAGES, check_count
 from raymq.storage.errors import InvalidInput
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.producer_sequence import ProducerSequence
@@ -66,14 +72,16 @@ class ProducerHistory:
             elif kind == _POSITION:
                 position = int(value)
         self._journal.entries.clear()
+        self._journal.behind.clear()  # which place of the log they speak of is not said there
         remains = self._store.remains
-        self._table.load(rows, partial(_is_there, self._store))
+        self._table.load(rows, partial(_there, self._store))
         for topic, deleted_at in remains.deleted_topics.items():
             if deleted_at >= position:
                 self._table.forget_topic(topic)
         replay(self._table, self._store, min(position, remains.log_end))
-        if remains.memory_lost or not remains.has(position):
-            for write in self._fold(remains.log_end):  # the log will have other messages before that place
+        # The log will have other messages before that place; or a start hears nothing behind what is damaged.
+        if remains.memory_lost or not remains.has(position) or self._journal.damage:
+            for write in self._fold(remains.log_end):
                 write()
         self._fold_at = max(_LEAST_FOLD_BYTES, self._journal.length)
 
@@ -135,24 +143,31 @@ def replay(table: ProducerTable, store: Store, position: int) -> None:
     """Tell the table what the log says from `position` on."""
     found = marked_records(store, properties.PRODUCER_SEQUENCE, position)
     for record in sorted(found, key=lambda record: record.physical_offset):
-        _replay(table, record, record.properties[properties.PRODUCER_SEQUENCE])
+        try:
+            _replay(table, store, record, record.properties[properties.PRODUCER_SEQUENCE])
+        except Exception as error:  # noqa: BLE001 - nothing that is stored keeps a broker from starting
+            reason_of(error)
     table.expire()
 
 
-def _replay(table: ProducerTable, record: Record, value: str) -> None:
+def _replay(table: ProducerTable, store: Store, record: Record, value: str) -> None:
     topic = record.properties.get(properties.REAL_TOPIC, record.topic)
     told = record.properties.get(properties.REAL_QID)
     try:
         queue_id = record.queue_id if told is None else queue_number(told)
         sequence = ProducerSequence.from_value(value)
+        check_count("count", "records", sequence.count, MAX_MESSAGES)
     except InvalidInput:
         return  # forged, or damaged: it is no producer's of ours
-    stored = StoredBatch(record.topic, record.queue_id, record.queue_offset, sequence.count)
+    place = record.topic, record.queue_id, record.queue_offset
+    count = store.appended_together(*place, sequence.count) if sequence.count > 1 else 1
+    stored = StoredBatch(*place, count)
     table.replay((sequence.producer, topic, queue_id), sequence, stored, record.store_timestamp_ms / 1000)
 
 
-def _is_there(store: Store, stored: StoredBatch) -> bool:
+def _there(store: Store, stored: StoredBatch) -> int:
+    """How many messages of a place there are: the journal may know more of the log than a loss of power has left."""
     try:
-        return stored.offset + stored.count <= store.max_offset(stored.topic, stored.queue_id)
+        return min(stored.count, store.max_offset(stored.topic, stored.queue_id, written=True) - stored.offset)
     except NotFoundError:
-        return False
+        return 0

@@ -74,7 +74,7 @@ class Made(NamedTuple):
 
     original: Record
     record: bytes
-    lane: tuple[str, int]
+    topic_queue: tuple[str, int]
 
 
 class Culprits(Exception):
@@ -106,7 +106,7 @@ class Copying:
         self._host = host, int(port)
 
     def read(
-        self, duty: Duty, lane: tuple[str, int], offset: int, count: int, max_bytes: int
+        self, duty: Duty, topic_queue: tuple[str, int], offset: int, count: int, max_bytes: int
     ) -> tuple[list[Record], int]:
         """Records of a queue from `offset` on, none if the first one is damaged, and where to go on.
 
@@ -114,15 +114,15 @@ class Copying:
             OffsetOutOfRange, QueueNotFound: there is nothing to read. The store's errors.
         """
         try:
-            with self._store.read(*lane, offset, count, max_bytes) as lease:
+            with self._store.read(*topic_queue, offset, count, max_bytes) as lease:
                 return lease.messages(), lease.next_offset
         except (OffsetOutOfRange, QueueNotFound):
             raise
         except Exception as error:  # noqa: BLE001 - as in `make`
             reason = reason_of(error)
             if count > 1 and not isinstance(error, StoreCorrupt):  # which one it is, nobody says
-                return self.read(duty, lane, offset, 1, max_bytes)
-            self.refuse(duty, [self.place(lane, offset)], reason)
+                return self.read(duty, topic_queue, offset, 1, max_bytes)
+            self.refuse(duty, [self.place(topic_queue, offset)], reason)
             return [], offset + 1
 
     def make(
@@ -149,7 +149,7 @@ class Copying:
         """Append copies; `stored` is told of those of each append, which is one, unless it fails for some of them."""
         self.by_halves(
             made,
-            lambda part: self._append(*join([m.record for m in part]), *{m.lane for m in part}, again=True),
+            lambda part: self._append(*join([m.record for m in part]), *{m.topic_queue for m in part}, again=True),
             stored,
             lambda part, reason: self.refuse(duty, [place_of(m.original) for m in part], reason),
         )
@@ -217,13 +217,13 @@ class Copying:
         if len(new) > _TOLD:
             _log.error("set aside by %s%s: %d more for that reason", duty.name, owner, len(new) - _TOLD)
 
-    def place(self, lane: tuple[str, int], offset: int) -> Place:
+    def place(self, topic_queue: tuple[str, int], offset: int) -> Place:
         """The place of a queue's message, which may not be read."""
         try:
-            [physical], _, _ = self._store.entries(*lane, offset, 1)
+            [physical], _, _ = self._store.entries(*topic_queue, offset, 1)
         except Exception:  # noqa: BLE001 - the entry may be what is damaged
-            return Place(*lane, offset)
-        return Place(*lane, offset, int(physical), self.message_id(int(physical)))
+            return Place(*topic_queue, offset)
+        return Place(*topic_queue, offset, int(physical), self.message_id(int(physical)))
 
     def message_id(self, physical_offset: int) -> str:
         """The id of what lies there."""

@@ -61,9 +61,9 @@ def parts_of_topic(store: Store, topic: str, name: str, log_end: int) -> Iterato
 
 def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) -> Iterator[MarkedPart]:
     offset, count = _first_since(store, topic, queue_id, log_end), _ENTRIES
-    while offset < store.max_offset(topic, queue_id):
+    while offset < store.max_offset(topic, queue_id, written=True):
         try:
-            with store.read(topic, queue_id, offset, count, _BYTES) as lease:
+            with store.read(topic, queue_id, offset, count, _BYTES, written=True) as lease:
                 batch = record_batch.parse(lease.records, lease.sizes, check_crc=False)
                 columns = properties_of_batch(batch)
                 marked = np.flatnonzero(columns.last(name).is_valid().to_numpy(zero_copy_only=False))
@@ -80,10 +80,10 @@ def _in_queue(store: Store, topic: str, queue_id: int, name: str, log_end: int) 
 
 def _first_since(store: Store, topic: str, queue_id: int, log_end: int) -> int:
     """The offset behind the last message that lies before `log_end`; a crash leaves few behind it."""
-    low, at = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+    low, at = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id, written=True)
     while at > low:
         begin = max(low, at - _ENTRIES)
-        places, sizes, _ = store.entries(topic, queue_id, begin, at - begin)
+        places, sizes, _ = store.entries(topic, queue_id, begin, at - begin, written=True)
         older = np.flatnonzero((places < log_end) & (sizes != FILLER_SIZE))
         if len(older):
             return begin + int(older[-1]) + 1

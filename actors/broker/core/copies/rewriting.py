@@ -44,13 +44,13 @@ SPARE_DEAD: Final = (
 
 
 class Append(Protocol):
-    """Appends `records` of `lanes` and wakes who waits for them; `check_crc` and `again` as in `Store.append`."""
+    """Appends `records` of these queues and wakes who waits for them; `check_crc` and `again` as in `Store.append`."""
 
     def __call__(
         self,
         records: bytes | memoryview,
         sizes: npt.NDArray[np.int32],
-        *lanes: tuple[str, int],
+        *topic_queues: tuple[str, int],
         check_crc: bool = True,
         again: bool = False,
     ) -> AppendResult: ...

@@ -100,7 +100,26 @@ def moved_since(store: Store, log_end: int) -> Iterator[Copy]:
                 yield Copy(origin, sense, place, size)
 
 
-def _lane(level: int) -> tuple[str, int]:
+def dequeued_since(store: Store, log_end: int) -> Iterator[tuple[Sense, int, int]]:
+    """What RocketMQ's broker took out of its timer wheel at or behind `log_end` of the log: it does not say from where.
+
+    It was delivered, or stored anew to wait on. Of each what it says of itself, its place and its size.
+    """
+    for part in marked_parts(store, names.TIMER_DEQUEUE_MS, log_end, not_in=(SCHEDULE_TOPIC,)):
+        told = [Sense(part.topic, *each) for each in _keyed(part)]
+        if part.topic == TIMER_TOPIC:
+            senses = list(_senses(part.batch, part.columns))
+            told = [senses[number] for number in part.marked.tolist()]
+        places, sizes = part.batch.physical_offsets[part.marked].tolist(), part.batch.sizes[part.marked].tolist()
+        yield from zip(told, places, sizes, strict=True)
+
+
+def waiting_sense(store: Store, offset: int) -> Sense | None:
+    """What the message at an offset of the timer queue says of itself; None if it cannot be read."""
+    return _entry(store, Origin(0, offset))
+
+
+def _level_queue(level: int) -> tuple[str, int]:
     return (SCHEDULE_TOPIC, level - 1) if level else (TIMER_TOPIC, 0)
 
 
@@ -111,17 +130,19 @@ def _read_origin(text: str) -> Origin | None:
 
 def _claimed(part: MarkedPart) -> Iterator[Copy]:
     """What the marked records of a part say they are."""
-    columns, marked = part.columns, part.marked
-    told = [
-        columns.last(name).take(marked).to_pylist()
-        for name in (names.DELIVERED_FROM, names.UNIQ_KEY, names.TIMER_OUT_MS)
-    ]
+    marked = part.marked
+    texts = part.columns.last(names.DELIVERED_FROM).take(marked).to_pylist()
     places, sizes = part.batch.physical_offsets[marked].tolist(), part.batch.sizes[marked].tolist()
-    messages = _messages(part.batch, part.batch.starts[marked])
-    for text, unique_key, due_ms, place, size, message in zip(*told, places, sizes, messages, strict=True):
+    for text, place, size, told in zip(texts, places, sizes, _keyed(part), strict=True):
         origin = _read_origin(text)
         if origin is not None:
-            yield Copy(origin, Sense(part.topic, unique_key, due_ms, message), place, size)
+            yield Copy(origin, Sense(part.topic, *told), place, size)
+
+
+def _keyed(part: MarkedPart) -> Iterator[tuple[str | None, str | None, Message]]:
+    """Unique key, due time and message of the marked records of a part."""
+    told = (part.columns.last(name).take(part.marked).to_pylist() for name in (names.UNIQ_KEY, names.TIMER_OUT_MS))
+    return zip(*told, _messages(part.batch, part.batch.starts[part.marked]), strict=True)
 
 
 def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Sense]:
@@ -129,7 +150,7 @@ def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Se
     found: dict[int, tuple[int, int]] = {}
     for offset in offsets:
         try:
-            [place], [size], _ = store.entries(*_lane(level), offset, 1)
+            [place], [size], _ = store.entries(*_level_queue(level), offset, 1)
         except (NotFoundError, OffsetOutOfRange, ValueError):  # ValueError: it is the queue's end
             continue
         if store.min_physical_offset <= place and size > 0 and place + size <= store.max_physical_offset:
@@ -141,7 +162,7 @@ def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Se
         batch = record_batch.parse(store.raw_many(places, sizes), np.array(sizes, np.int32))
     except record_batch.BadRecord:
         return {}
-    if {group.topic for group in batch.groups} != {_lane(level)[0]}:
+    if {group.topic for group in batch.groups} != {_level_queue(level)[0]}:
         return {}
     return dict(zip(batch.queue_offsets.tolist(), _senses(batch, properties_of_batch(batch)), strict=True))
 
@@ -149,7 +170,7 @@ def _entries(store: Store, level: int, offsets: Collection[int]) -> dict[int, Se
 def _entry(store: Store, origin: Origin) -> Sense | None:
     """What waits, or waited, there; None: nothing that could be delivered again."""
     try:
-        with store.read(*_lane(origin.level), origin.offset, 1) as lease:
+        with store.read(*_level_queue(origin.level), origin.offset, 1) as lease:
             batch = record_batch.parse(lease.records, lease.sizes)
             return next(_senses(batch, properties_of_batch(batch)))
     except (NotFoundError, OffsetOutOfRange, StoreCorrupt, record_batch.BadRecord):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from raymq.actors.broker.core.copies.rewriting import Append, join
 from raymq.actors.broker.core.delay.delivered import origin_of
-from raymq.actors.broker.core.delay.timer_records import LANE, MAX_AHEAD_MS, delete_key
+from raymq.actors.broker.core.delay.timer_records import MAX_AHEAD_MS, TIMER_QUEUE, delete_key, withdrawn_key
 from raymq.actors.broker.core.delay.timers import Timers
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
@@ -50,9 +50,11 @@ class Recall:
         return finish(self.steps(handle))
 
     def steps(self, handle: RecallHandle) -> Steps[RecallStatus]:
-        """`recall` in steps; the first one withdraws what waits."""
+        """`recall` in steps; the first one in which all is known that waits withdraws it."""
         if handle.broker != self._broker:
             raise InvalidInput("recall_handle", f"a handle of {self._broker}", handle.broker)
+        while not self._timers.absorb():
+            yield None
         status, born_ms = self._withdraw(handle)
         if status is not RecallStatus.DELIVERED:
             self._timers.recalled.add(handle.topic, handle.unique_key, born_ms)
@@ -67,14 +69,13 @@ class Recall:
         (any more).
         """
         self._timers.settle()
-        self._timers.absorb()
         told = self._timers.log.find(handle.due_ms, key_of(delete_key(handle.topic, handle.unique_key)))
         kinds = set(told["kind"].tolist())
         if EntryKind.DELIVERED in kinds:
             return RecallStatus.DELIVERED, 0
         born_ms = self._born_ms(told)
         if len(still_waiting(told)):
-            self._append(*join([self._withdrawal(handle)]), LANE)
+            self._append(*join([self._withdrawal(handle)]), TIMER_QUEUE)
             self._timers.absorb()
             return RecallStatus.WITHDRAWN, born_ms
         return (RecallStatus.WITHDRAWN if EntryKind.WITHDRAWN in kinds else RecallStatus.UNKNOWN), born_ms
@@ -97,15 +98,16 @@ class Recall:
         }
         host = pack_host_bytes(*split_host(self._store.config.store_host))
         now_ms = int(self._clock() * 1000)
-        return encode(*LANE, b"withdrawn", encode_properties(told), born_timestamp_ms=now_ms, born_host=host)
+        return encode(*TIMER_QUEUE, b"withdrawn", encode_properties(told), born_timestamp_ms=now_ms, born_host=host)
 
     def _in_log(self, handle: RecallHandle) -> Steps[RecallStatus]:
         """What the log says of a message of which the timer log forgot what it knew."""
         for record in (yield from self._found(handle.topic, handle, handle.due_ms - _CLOCK_ROOM_MS)):
-            if origin_of(record.properties) is not None:
+            if origin_of(record.properties) is not None or names.TIMER_DEQUEUE_MS in record.properties:
                 return RecallStatus.DELIVERED
         for record in (yield from self._found(TIMER_TOPIC, handle, handle.due_ms - MAX_AHEAD_MS - _CLOCK_ROOM_MS)):
-            if record.properties.get(names.TIMER_DEL_UNIQKEY) == delete_key(handle.topic, handle.unique_key):
+            told = record.properties.get(names.TIMER_DEL_UNIQKEY)
+            if told is not None and withdrawn_key(handle.topic, told) == handle.unique_key:
                 return RecallStatus.WITHDRAWN
         return RecallStatus.UNKNOWN
 

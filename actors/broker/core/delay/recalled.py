@@ -9,6 +9,7 @@ Nothing of this has to outlive the process: a try that is under way comes over o
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
@@ -27,12 +28,12 @@ class Recalled:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        #: By what a message is withdrawn by: when it was, and when what was withdrawn was born; the oldest first.
-        self._at: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        #: By message: when it was withdrawn, and when what was withdrawn was born; the oldest first.
+        self._at: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
 
     def add(self, topic: str, unique_key: str, born_timestamp_ms: int = 0) -> None:
         """That message was called back now; of what was withdrawn the last one was born then, by its client's clock."""
-        key, now = delete_key(topic, unique_key), self._clock()
+        key, now = _digest(topic, unique_key), self._clock()
         _, known_ms = self._at.get(key, (now, 0))
         self._at[key] = now, max(known_ms, born_timestamp_ms)
         self._at.move_to_end(key)
@@ -41,13 +42,19 @@ class Recalled:
 
     def forget(self, topic: str, unique_key: str) -> None:
         """It was not: it had been delivered."""
-        self._at.pop(delete_key(topic, unique_key), None)
+        self._at.pop(_digest(topic, unique_key), None)
 
     def check(self, topic: str, unique_key: str | None, born_timestamp_ms: int) -> None:
         """MessageIllegal if that message was sent before it was called back."""
-        called_back = self._at.get(delete_key(topic, unique_key)) if self._at else None
+        called_back = self._at.get(_digest(topic, unique_key)) if self._at else None
         if called_back is None:
             return
         at, born_ms = called_back
         if self._clock() - UNDER_WAY_SECONDS <= at and (born_timestamp_ms < at * 1000 or born_timestamp_ms <= born_ms):
             raise MessageIllegal("unique_key", "that of a message that was not called back", unique_key)
+
+
+def _digest(topic: str, unique_key: str | None) -> bytes:
+    """What a message is known by: as long for any unique key, for that of a recall may be as long as a frame."""
+    told = delete_key(topic, unique_key).encode(errors="surrogatepass")
+    return hashlib.blake2b(told, digest_size=16).digest()

@@ -3,6 +3,9 @@
 What waits a delay level waits for its time from then on, in the timer topic. That one's queue is in the order of the
 log. So what waits in the oldest log files stands at its beginning: it is gone through once, as far as files are about
 to go, in steps that look at a bounded number of records, at all hours.
+
+A file goes when it is on disk why nothing in it waits any more: what was stored anew, and what was delivered a moment
+ago. Otherwise a loss of power would take that, and the message with it, which had been on disk for as long as it waits.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 from raymq.actors.broker.core.copies.copying import reason_of
 from raymq.actors.broker.core.copies.rewriting import Append, encode_again, join
 from raymq.actors.broker.core.delay.schedule import Schedule
-from raymq.actors.broker.core.delay.timer_records import LANE, origins_of, read_waiting
+from raymq.actors.broker.core.delay.timer_records import TIMER_QUEUE, origins_of, read_waiting
 from raymq.actors.broker.core.delay.timers import Timers, Waiting
 from raymq.actors.naming import TIMER_TOPIC
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreFull
@@ -51,17 +54,34 @@ class Rescue:
         self._wanted = 0
         #: Before this place of the log no message waits a delay level (any more).
         self._no_level_before = 0
+        #: Nothing waits before this place of the log, and that is on disk.
+        self._clear = 0
+        #: Nothing waits before the first place; that is on disk when the log is, up to the second one.
+        self._clearing: tuple[int, int] | None = None
 
     def up_to(self, log_min: int) -> int:
         """Up to where nothing waits (any more), at most `log_min`: a step towards that was made, and more will be.
 
-        On a disk without any room nothing was stored anew. What lies before it may go all the same, and makes some.
+        What a loss of power might have wait again counts as waiting, until the log is flushed. On a disk without any
+        room nothing was stored anew. What lies before it may go all the same, and makes some.
         """
         self.want(log_min)
         with contextlib.suppress(StoreFull):
             self.step()
-        first = self._schedule.first_place()
-        return min(log_min, log_min if first is None else first, self._reached())
+        self._note_clear()
+        return min(log_min, self._clear)
+
+    def _note_clear(self) -> None:
+        """Look how far nothing waits, and whether what was seen before is on disk by now."""
+        for _ in range(2):  # where all is flushed, what is seen now counts now
+            if self._clearing is None:
+                first = self._schedule.first_place()
+                reached = self._reached()
+                self._clearing = min(reached, reached if first is None else first), self._store.max_physical_offset
+            clear, log_end = self._clearing
+            if log_end > self._store.flushed_offset:
+                return
+            self._clear, self._clearing = clear, None
 
     def want(self, log_min: int) -> None:
         """What waits before that place of the log is to be stored anew."""
@@ -72,14 +92,15 @@ class Rescue:
 
         StoreFull, StoreFailed: it was not done, and is tried again with the next call.
         """
+        if self._clear < self._wanted:
+            self._note_clear()
         if self._move_levels():
             return True
         if self._reached() >= self._wanted:
             return False
         with self._store.room_is_coming():
             self._timers.settle()
-            self._timers.absorb()
-            if not self._pass_over():
+            if self._timers.absorb() and not self._pass_over():
                 self._look(_STEP_MESSAGES)
         return True
 
@@ -108,10 +129,10 @@ class Rescue:
         return leading > 0
 
     def _look(self, most: int) -> None:
-        places = self._store.entries(*LANE, self._at, most)[0]
+        places = self._store.entries(*TIMER_QUEUE, self._at, most)[0]
         within = int(np.argmax(np.append(places >= self._wanted, True)))
         try:
-            with self._store.read(*LANE, self._at, within, _STEP_BYTES) as lease:
+            with self._store.read(*TIMER_QUEUE, self._at, within, _STEP_BYTES) as lease:
                 waits = read_waiting(lease.records, lease.sizes, lease.queue_offsets).waits
                 following = lease.next_offset
         except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
@@ -140,23 +161,23 @@ class Rescue:
         origins = origins_of(waits)
         if bytes(waiting.batch.records).count(_ORIGIN) > _MOST_ORIGINS * len(origins):
             records = zip(waiting.records(), origins, strict=True)
-            self._append(*join([_with_origin(record, origin) for record, origin in records]), LANE, again=True)
+            self._append(*join([_with_origin(record, origin) for record, origin in records]), TIMER_QUEUE, again=True)
         else:
-            lanes = [TIMER_TOPIC] * len(origins)
-            self._append(*readdressed(waiting.batch, lanes, LANE[1], origins), LANE, again=True)
+            topic_queues = [TIMER_TOPIC] * len(origins)
+            self._append(*readdressed(waiting.batch, topic_queues, TIMER_QUEUE[1], origins), TIMER_QUEUE, again=True)
 
     def _reached(self) -> int:
         """The place in the log of the first message that was not looked at yet."""
         try:
-            low, high = self._store.min_offset(*LANE), self._store.max_offset(*LANE)
+            low, high = self._store.min_offset(*TIMER_QUEUE), self._store.max_offset(*TIMER_QUEUE)
         except QueueNotFound:
             return self._store.max_physical_offset
         self._at = max(self._at, low)
         if self._at >= high:
             return self._store.max_physical_offset
-        return int(self._store.entries(*LANE, self._at, 1)[0][0])
+        return int(self._store.entries(*TIMER_QUEUE, self._at, 1)[0][0])
 
 
 def _with_origin(record: Record, origin: bytes) -> bytes:
     """A record for the timer queue that says once what it was made from."""
-    return encode_again(record, *LANE, {**record.properties, **decode_properties(origin)})
+    return encode_again(record, *TIMER_QUEUE, {**record.properties, **decode_properties(origin)})

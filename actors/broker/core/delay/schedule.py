@@ -14,6 +14,7 @@ the journal says nothing. Each of these speaks for one entry alone: others befor
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,8 +36,8 @@ from raymq.actors.broker.core.copies.rewriting import (
 )
 from raymq.actors.broker.core.delay.delivered import delivered_since, moved_since
 from raymq.actors.broker.core.delay.due_times import DueTimes
-from raymq.actors.broker.core.delay.timer_records import LANE as TIMER_LANE
-from raymq.actors.broker.core.delay.timer_records import moved_properties
+from raymq.actors.broker.core.delay.meant_for import waits_since
+from raymq.actors.broker.core.delay.timer_records import TIMER_QUEUE, moved_properties
 from raymq.actors.broker.core.duty_troubles import PartTroubles
 from raymq.actors.errors import TopicNotFound
 from raymq.actors.naming import UNSENDABLE_TOPICS
@@ -46,10 +47,11 @@ from raymq.storage.errors import InvalidInput, QueueNotFound, StoreError
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
 from raymq.storage.store import AppendResult, Store
+from raymq.storage.tables.topic_config import TopicConfig
 
 #: Property of a delivered copy: "<level>:<offset in its schedule queue>". Hidden from users.
 DELIVERED_FROM = properties.DELIVERED_FROM
-#: One pass takes at most this many messages of a level, so that it never holds the loop for long.
+#: One pass takes at most this many messages, of all levels together, so that it never holds the loop for long.
 _MAX_PER_PASS = 1_000
 #: So much is read, copied and appended together, one longer message apart.
 _BYTES_A_STEP = 4 << 20
@@ -79,6 +81,8 @@ class Schedule:
         #: What lies behind a level's place and was delivered, as a start has found. While there is any, no place is
         #: written down: the next start has to find it, too.
         self._done: dict[int, set[int]] = {}
+        #: The place among the levels of the one that has its turn first.
+        self._first = 0
         self._recover()
         #: What waits before these offsets moves, by level.
         self._in_the_way: dict[int, int] = {}
@@ -88,18 +92,38 @@ class Schedule:
         """How many levels the table has."""
         return self._tables.levels
 
-    def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> Placed:
-        """Store records of `lane` that carry a DELAY property so that they come at their time."""
+    @property
+    def waiting(self) -> int:
+        """How many messages wait in all levels."""
+        count = 0
+        for level in self._due_times:
+            with contextlib.suppress(QueueNotFound):
+                low, end = self._low(level), self._store.max_offset(SCHEDULE_TOPIC, level - 1, written=True)
+                count += max(0, end - max(low, self._begin(level)))
+        return count
+
+    def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> Placed:
+        """Store records of `topic_queue` that carry a DELAY property so that they come at their time."""
         waiting, queue_ids = [], []
         for record in _decoded(records, sizes):
-            if (record.topic, record.queue_id) != lane:
-                raise InvalidInput("records", f"records of topic {lane[0]}, queue {lane[1]}", record.topic)
-            level = min(_level(record), self.levels)
+            level, copy = self.put_off(record, topic_queue)
             queue_ids.append(level - 1)
-            check_room(waiting_properties(record.properties, record.topic, record.queue_id, level))
-            waiting.append(self.waiting_copy(record, record.topic, record.queue_id, level))
+            waiting.append(copy)
         result = self._append(*join(waiting), *((SCHEDULE_TOPIC, queue_id) for queue_id in set(queue_ids)))
         return Placed(SCHEDULE_TOPIC, np.array(queue_ids, np.int32), result.queue_offsets, result.physical_offsets)
+
+    def put_off(self, record: Record, topic_queue: tuple[str, int]) -> tuple[int, bytes]:
+        """The level that a record of `topic_queue` names by its DELAY property, and the record that waits it.
+
+        Raises:
+            InvalidInput: it is of another queue, or names no level.
+            MessageIllegal: its properties leave no room for those of its copies.
+        """
+        if (record.topic, record.queue_id) != topic_queue:
+            raise InvalidInput("records", f"records of topic {topic_queue[0]}, queue {topic_queue[1]}", record.topic)
+        level = min(_level(record), self.levels)
+        check_room(waiting_properties(record.properties, record.topic, record.queue_id, level))
+        return level, self.waiting_copy(record, record.topic, record.queue_id, level)
 
     def waiting_copy(self, record: Record, topic: str, queue_id: int, level: int) -> bytes:
         """The record that waits `level` for (`topic`, `queue_id`); InvalidInput if there can be none."""
@@ -120,16 +144,25 @@ class Schedule:
         draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
 
     def deliver_due(self) -> DueReport:
-        """Put every message whose time has come into its real queue, at most `_MAX_PER_PASS` of a level."""
+        """Put every message whose time has come into its real queue, at most `_MAX_PER_PASS` in all.
+
+        The levels that had no turn then have theirs first in the next pass.
+        """
         self._settle()
         now_ms = self._now_ms()
-        delivered, lateness_ms = 0, 0
+        delivered, lateness_ms, left = 0, 0, _MAX_PER_PASS
         next_due_ms: int | None = None
-        for level in self._due_times:
+        levels = list(self._due_times)
+        for level in (*levels[self._first :], *levels[: self._first]):
             if self._troubles.rests(level):
                 continue
+            begin = self._begin(level)
             try:
-                count, late_ms, due_ms = self._deliver_level(level, now_ms)
+                if left <= 0:
+                    count, late_ms, due_ms = 0, 0, self._first_due_ms(level, now_ms)
+                else:
+                    self._first = (levels.index(level) + 1) % len(levels)
+                    count, late_ms, due_ms = self._deliver_level(level, now_ms, left)
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - one level's trouble is not that of the others
@@ -137,6 +170,7 @@ class Schedule:
                 continue
             self._troubles.succeeded(level)
             delivered += count
+            left -= max(0, self._begin(level) - begin)
             lateness_ms = max(lateness_ms, late_ms)
             if due_ms is not None and (next_due_ms is None or due_ms < next_due_ms):
                 next_due_ms = due_ms
@@ -144,18 +178,23 @@ class Schedule:
             self._know_all()
         return DueReport(delivered, next_due_ms, lateness_ms)
 
-    def _deliver_level(self, level: int, now_ms: int) -> tuple[int, int, int | None]:
-        """(delivered, lateness of the latest, due time of the next that waits)."""
+    def _first_due_ms(self, level: int, now_ms: int) -> int | None:
+        """When the first that waits in a level's queue is due; None: nothing waits."""
+        due_ms = self._waiting(level, self._begin(level), 1, now_ms)[2]
+        return int(due_ms[0]) if len(due_ms) else None
+
+    def _deliver_level(self, level: int, now_ms: int, most: int) -> tuple[int, int, int | None]:
+        """(delivered, at most so many; lateness of the latest; due time of the next that waits)."""
         if level not in self._in_the_way:
             self._in_the_way[level] = self._longer_than_new_ones(level)
         if self._begin(level) < self._in_the_way[level]:
-            self._move(level, self._in_the_way[level], _MAX_PER_PASS, _BYTES_A_STEP)
+            self._move(level, self._in_the_way[level], most, _BYTES_A_STEP)
             return 0, 0, now_ms
-        begin, _, due_ms = self._waiting(level, self._begin(level), _MAX_PER_PASS, now_ms)
+        begin, _, due_ms = self._waiting(level, self._begin(level), most + 1, now_ms)
         if not len(due_ms):
             return 0, 0, None
         waits = due_ms > now_ms
-        count = int(np.argmax(waits)) if waits.any() else len(due_ms)
+        count = min(most, int(np.argmax(waits)) if waits.any() else len(due_ms))
         if count:
             self._deliver(level, begin, count)
         late_ms = max(0, now_ms - int(due_ms[:count].min())) if count else 0
@@ -170,14 +209,14 @@ class Schedule:
         self, level: int, begin: int, most: int, now_ms: int
     ) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Entries of what waits from offset `begin` on: the first one's offset, their places, when they are due."""
-        lane = SCHEDULE_TOPIC, level - 1
+        topic_queue = SCHEDULE_TOPIC, level - 1
         try:
-            low = self._store.min_offset(*lane)
+            low = self._store.min_offset(*topic_queue)
             if begin < low:
                 self._tell_lost(level, begin, low)
                 begin = low
-            places, _, told_ms = self._store.entries(*lane, begin, most)
-            end = self._store.max_offset(*lane)
+            places, _, told_ms = self._store.entries(*topic_queue, begin, most)
+            end = self._store.max_offset(*topic_queue)
         except QueueNotFound:
             return begin, np.empty(0, np.int64), np.empty(0, np.int64)
         delays_ms = self._tables.delays_ms(level - 1, places)
@@ -233,9 +272,10 @@ class Schedule:
         begin, _, due_ms = self._waiting(level, self._begin(level), min(most, end - self._begin(level)), self._now_ms())
 
         def copy(record: Record) -> tuple[bytes, tuple[str, int]]:
+            self._check_topic(record)
             due = int(due_ms[record.queue_offset - begin])
             kept = moved_properties(record.properties, due, f"{level}:{record.queue_offset}")
-            return encode_fitting(record, *TIMER_LANE, kept, SPARE_MOVED), TIMER_LANE
+            return encode_fitting(record, *TIMER_QUEUE, kept, SPARE_MOVED), TIMER_QUEUE
 
         self._copy(level, begin, begin + len(due_ms), max_bytes, copy)
 
@@ -253,14 +293,14 @@ class Schedule:
         copy: Callable[[Record], tuple[bytes, tuple[str, int]]],
     ) -> None:
         """Store a copy of each message at begin..end-1, or set it aside, and pass over it."""
-        lane, duty = (SCHEDULE_TOPIC, level - 1), Duty(LEVEL, str(level))
+        topic_queue, duty = (SCHEDULE_TOPIC, level - 1), Duty(LEVEL, str(level))
 
         def stored(part: Sequence[Made], _: AppendResult) -> None:
             self._passed(level, part[-1].original.queue_offset + 1)
 
         offset = begin
         while offset < end:
-            records, following = self._copying.read(duty, lane, offset, end - offset, max_bytes)
+            records, following = self._copying.read(duty, topic_queue, offset, end - offset, max_bytes)
             if done := self._done.get(level):
                 records = [record for record in records if record.queue_offset not in done]
             self._copying.store(duty, self._copying.make(duty, records, copy), stored)
@@ -272,14 +312,20 @@ class Schedule:
 
         One for a queue that its topic had, and has no more, comes to one of those that there are.
         """
-        topic = record.properties.get(properties.REAL_TOPIC, "")
-        config = self._store.topic_configs.get(topic)
-        if config is None or topic in UNSENDABLE_TOPICS:
-            raise TopicNotFound(f"its topic {topic!r} is gone")
+        config = self._check_topic(record)
+        topic = config.name
         queues = max(1, config.read_queues, config.write_queues)
         queue_id = queue_number(record.properties.get(properties.REAL_QID)) % queues
         kept = {**record.properties, DELIVERED_FROM: f"{level}:{record.queue_offset}"}
         return encode_fitting(record, topic, queue_id, kept, SPARE_DELIVERED), (topic, queue_id)
+
+    def _check_topic(self, record: Record) -> TopicConfig:
+        """The topic that a waiting message is meant for; TopicNotFound: it is gone, or one made since has its name."""
+        topic = record.properties.get(properties.REAL_TOPIC, "")
+        config = self._store.topic_configs.get(topic)
+        if config is None or topic in UNSENDABLE_TOPICS or record.physical_offset < waits_since(self._store, topic):
+            raise TopicNotFound(f"its topic {topic!r} is gone")
+        return config
 
     def _passed(self, level: int, offset: int) -> None:
         """All before that offset is delivered, or set aside."""
@@ -381,7 +427,7 @@ def waiting_properties(told: Mapping[str, str], topic: str, queue_id: int, level
 def _decoded(records: memoryview, sizes: npt.NDArray[np.int32]) -> Iterable[Record]:
     position = 0
     for size in sizes.tolist():
-        yield decode(records, position)
+        yield decode(records, position, check_crc=False)
         position += size
 
 

@@ -21,7 +21,7 @@ from raymq.storage.records.record import encode_properties
 from raymq.storage.timers.entry import ENTRY, HOUR_MS, Entries, EntryKind, key_of
 
 #: Where all of them wait.
-LANE: Final = (TIMER_TOPIC, 0)
+TIMER_QUEUE: Final = (TIMER_TOPIC, 0)
 #: The level that `DELIVERED_FROM` names for these messages: no delay level has it.
 TIMER_LEVEL: Final = 0
 #: How far ahead a message may be due.
@@ -109,7 +109,7 @@ def read_waiting(records: memoryview, sizes: npt.NDArray[np.int32], queue_offset
     entries["queue_offset"] = queue_offsets
     entries["physical_offset"] = batch.physical_offsets
     entries["key"] = [
-        key_of(delete or delete_key(topic, unique_key))
+        key_of(delete_key(topic, unique_key if delete is None else withdrawn_key(topic, delete)))
         for topic, unique_key, delete in zip(topics, unique_keys, deletes, strict=True)
     ]
     entries["size"] = sizes
@@ -133,8 +133,17 @@ def _moved_from(text: str | None, offset: int) -> int:
 
 
 def delete_key(topic: str | None, unique_key: str | None) -> str:
-    """What RocketMQ calls a waiting message by that is to be withdrawn."""
+    """What a waiting message is called by that is to be withdrawn."""
     return f"{topic}_{unique_key}"
+
+
+def withdrawn_key(topic: str | None, told: str) -> str:
+    """The unique key of the message of a topic that a record withdraws, which calls it `told`.
+
+    RocketMQ's brokers write "<topic>+<unique key>"; those before 5.3 had other forms, the unique key alone among them.
+    """
+    separator = "+" if told.startswith(f"{topic}+") else "_"
+    return told.removeprefix(f"{topic}{separator}")
 
 
 def origins_of(entries: Entries) -> list[bytes]:

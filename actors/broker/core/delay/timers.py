@@ -11,21 +11,24 @@ log does not know of. Never early by the broker's clock: a message is due when t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from raymq.actors.broker.core.appending.inbound_message import Draft
 from raymq.actors.broker.core.copies.copying import TIMER, Copying, Culprits, Duty, Place, reason_of
 from raymq.actors.broker.core.copies.rewriting import Append, encode_again, join
-from raymq.actors.broker.core.delay.delivered import delivered_since
+from raymq.actors.broker.core.delay.delivered import delivered_since, dequeued_since, waiting_sense
+from raymq.actors.broker.core.delay.meant_for import waits_since
 from raymq.actors.broker.core.delay.recalled import Recalled
 from raymq.actors.broker.core.delay.timer_records import (
-    LANE,
     TIMER_LEVEL,
+    TIMER_QUEUE,
     Told,
     delete_key,
     due_of,
@@ -44,6 +47,7 @@ from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_batch
 from raymq.storage.records.record import Record, decode
 from raymq.storage.records.rewrite_destination import readdressed
+from raymq.storage.steps import Steps
 from raymq.storage.store import AppendResult, Store
 from raymq.storage.timers.entry import (
     ENTRY,
@@ -68,6 +72,8 @@ _ABSORB_MESSAGES: Final = 4_096
 _ABSORB_BYTES: Final = 8 << 20
 #: The wheel is filled up to about so many messages at a time.
 _MAX_LOADED: Final = 1 << 14
+#: So many entries are counted in one step.
+_COUNTED_AT_ONCE: Final = 1 << 14
 #: How often one pass looks for more, where what it finds waits no more.
 _LOADS_PER_PASS: Final = 4
 #: Later than all that may be due.
@@ -75,6 +81,8 @@ _NEVER_MS: Final = 1 << 62
 #: Of a time in ms that any record waits for.
 _MAX_MS_DIGITS: Final = 14
 _DUTY: Final = Duty(TIMER)
+#: What a store directory has in which a broker of RocketMQ's has kept timers.
+_OF_ROCKETMQ: Final = ("timerwheel", "timerlog", "config/timercheck")
 
 
 class Timers:
@@ -90,7 +98,7 @@ class Timers:
             store.directory / "raymq" / "timers",
             log_end=store.remains.log_end,
             clean=store.recovery.clean,
-            queue_end=store.remains.max_offset(*LANE),
+            queue_end=store.remains.max_offset(*TIMER_QUEUE),
             memory_lost=store.remains.memory_lost,
         )
         #: For `Recall`, which withdraws: what is not to be stored any more.
@@ -110,8 +118,8 @@ class Timers:
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], lane: tuple[str, int]) -> Placed:
-        """Store records of `lane` that name a time so that they come then; those whose time has passed at once.
+    def defer(self, records: memoryview, sizes: npt.NDArray[np.int32], topic_queue: tuple[str, int]) -> Placed:
+        """Store records of `topic_queue` that name a time so that they come then; those whose time has passed at once.
 
         Raises:
             MessageIllegal: a time that cannot be, or a message that was called back meanwhile.
@@ -120,19 +128,24 @@ class Timers:
         now_ms = self._now_ms()
         waiting, latest_ms = [], 0
         for record in _decoded(records, sizes):
-            if (record.topic, record.queue_id) != lane:
-                raise InvalidInput("records", f"records of topic {lane[0]}, queue {lane[1]}", record.topic)
-            due_ms = due_of(record.properties, now_ms)
-            if due_ms is None:
-                raise InvalidInput("records", "a time or a delay level in each", record.unique_key)
-            self.recalled.check(record.topic, record.unique_key, record.born_timestamp_ms)
+            due_ms, copy = self.put_off(record, topic_queue, now_ms)
             latest_ms = max(latest_ms, due_ms)
-            kept = waiting_properties(record.properties, record.topic, record.queue_id, due_ms)
-            waiting.append(encode_again(record, *LANE, kept))
-        target, batch = (LANE, join(waiting)) if latest_ms > now_ms else (lane, (records, sizes))
+            waiting.append(copy)
+        target, batch = (TIMER_QUEUE, join(waiting)) if latest_ms > now_ms else (topic_queue, (records, sizes))
         result = self._append(*batch, target)
         queue_ids = np.full(len(sizes), target[1], np.int32)
         return Placed(target[0], queue_ids, result.queue_offsets, result.physical_offsets)
+
+    def put_off(self, record: Record, topic_queue: tuple[str, int], now_ms: int | None = None) -> tuple[int, bytes]:
+        """When a record of `topic_queue` is due, and the record that waits for it. Raises as `defer`."""
+        if (record.topic, record.queue_id) != topic_queue:
+            raise InvalidInput("records", f"records of topic {topic_queue[0]}, queue {topic_queue[1]}", record.topic)
+        due_ms = due_of(record.properties, self._now_ms() if now_ms is None else now_ms)
+        if due_ms is None:
+            raise InvalidInput("records", "a time or a delay level in each", record.unique_key)
+        self.recalled.check(record.topic, record.unique_key, record.born_timestamp_ms)
+        kept = waiting_properties(record.properties, record.topic, record.queue_id, due_ms)
+        return due_ms, encode_again(record, *TIMER_QUEUE, kept)
 
     def detour(self, draft: Draft) -> None:
         """Make a draft that names a time wait for its topic and queue, unless the time has passed.
@@ -147,16 +160,19 @@ class Timers:
         told = draft.properties
         told |= waiting_properties(told, draft.topic, draft.queue_id, due_ms)
         draft.recall_handle = RecallHandle(draft.topic, self._broker, due_ms, told[names.UNIQ_KEY]).encode()
-        draft.topic, draft.queue_id = LANE
+        draft.topic, draft.queue_id = TIMER_QUEUE
 
-    def absorb(self) -> None:
-        """Make entries of what has come into the timer topic since the last call."""
+    def absorb(self) -> bool:
+        """Make entries of what has come into the timer topic: some of it where that is very much, as after a start
+        that has to make all of them anew. Whether that is all; before that nothing is delivered: of what waits
+        something behind it may say that it was called back.
+        """
         low, high = self._bounds()
         self.log.enqueued = max(self.log.enqueued, low)
-        count = _ABSORB_MESSAGES
-        while self.log.enqueued < high:
+        count, stop = _ABSORB_MESSAGES, min(high, self.log.enqueued + _ABSORB_MESSAGES)
+        while self.log.enqueued < stop:
             try:
-                with self._store.read(*LANE, self.log.enqueued, count, _ABSORB_BYTES, written=True) as lease:
+                with self._store.read(*TIMER_QUEUE, self.log.enqueued, count, _ABSORB_BYTES, written=True) as lease:
                     told = read_waiting(lease.records, lease.sizes, lease.queue_offsets)
                     following = lease.next_offset
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
@@ -164,12 +180,13 @@ class Timers:
                 if count > 1 and not isinstance(error, StoreCorrupt):
                     count //= 2
                     continue
-                self._copying.refuse(_DUTY, [self._copying.place(LANE, self.log.enqueued)], reason)
+                self._copying.refuse(_DUTY, [self._copying.place(TIMER_QUEUE, self.log.enqueued)], reason)
                 self.log.enqueued += 1
             else:
                 self._take(told)
                 self.log.enqueued = following
-                count = min(2 * count, _ABSORB_MESSAGES)
+                break
+        return self.log.enqueued >= high
 
     def _take(self, told: Told) -> None:
         if len(told.silent):
@@ -190,8 +207,9 @@ class Timers:
     def deliver_due(self) -> DueReport:
         """Put what is due into its real queue, as much as one pass may."""
         self.settle()
-        self.absorb()
         now_ms = self._now_ms()
+        if not self.absorb():
+            return DueReport(0, now_ms, 0)
         self._load(now_ms)
         due = self._wheel.due(now_ms, _MAX_PER_PASS, _MAX_BYTES_PER_PASS)
         if len(due):
@@ -221,6 +239,15 @@ class Timers:
                 write()
         finally:
             self.log.close()
+
+    def counting(self) -> Steps[int]:
+        """How many messages wait, in steps."""
+        mark, count = (0, LEAST_KEY), 0
+        while mark < (_NEVER_MS, LEAST_KEY):
+            found, mark = self.log.waiting(mark, _NEVER_MS, _COUNTED_AT_ONCE)
+            count += len(found)
+            yield None
+        return count
 
     def nothing_before_ms(self) -> int:
         """All that is due before this time waits no more."""
@@ -277,7 +304,7 @@ class Timers:
 
     def _refuse(self, entries: Entries, reason: str) -> None:
         places = [
-            Place(*LANE, offset, physical, self._copying.message_id(physical))
+            Place(*TIMER_QUEUE, offset, physical, self._copying.message_id(physical))
             for offset, physical in zip(
                 entries["queue_offset"].tolist(), entries["physical_offset"].tolist(), strict=True
             )
@@ -299,7 +326,8 @@ class Timers:
         topics = columns.last(names.REAL_TOPIC).fill_null("").to_pylist()
         queues = {topic: self._queues(topic) for topic in set(topics)}
         room = np.array([queues[topic] for topic in topics])
-        _require(room > 0, "its topic is gone", entries)
+        since = {topic: waits_since(self._store, topic) for topic in queues}
+        _require((room > 0) & (places >= np.array([since[topic] for topic in topics])), "its topic is gone", entries)
         queue_ids = numbers(columns.last(names.REAL_QID).fill_null("0"))
         _require(queue_ids >= 0, f"{names.REAL_QID} is no queue's number", entries)
         return Waiting(batch, topics, (queue_ids % room).tolist())
@@ -329,7 +357,7 @@ class Timers:
     def _bounds(self) -> tuple[int, int]:
         """The timer queue's minimum and maximum offset."""
         try:
-            return self._store.min_offset(*LANE), self._store.max_offset(*LANE, written=True)
+            return self._store.min_offset(*TIMER_QUEUE), self._store.max_offset(*TIMER_QUEUE, written=True)
         except QueueNotFound:
             return 0, 0
 
@@ -346,6 +374,29 @@ class Timers:
                 place = copy.physical_offset
                 delivered.append((int(due_ms), origin.offset, place, key, copy.size, EntryKind.DELIVERED))
         self.log.append(np.array(delivered, ENTRY))
+        if any((self._store.directory / path).exists() for path in _OF_ROCKETMQ):
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """End what a broker of RocketMQ's, which had the directory meanwhile, has taken out of its own timer files."""
+        taken = dequeued_since(self._store, self.log.log_end)
+        if (first := next(taken, None)) is None:
+            return
+        while not self.absorb():
+            pass
+        waiting, _ = self.log.waiting((0, LEAST_KEY), _NEVER_MS, _NEVER_MS)
+        by_mark: dict[Mark, list[tuple[int, int]]] = {}
+        columns = [waiting[name].tolist() for name in ("due_ms", "key", "queue_offset", "physical_offset")]
+        for due_ms, key, offset, waits_at in zip(*columns, strict=True):
+            by_mark.setdefault((due_ms, key), []).append((offset, waits_at))
+        ended = []
+        for sense, place, size in itertools.chain([first], taken):
+            [due_ms] = numbers(pa.array([sense.due_ms], pa.string())).tolist()
+            key = key_of(delete_key(sense.topic, sense.unique_key))
+            for offset, waits_at in by_mark.get((due_ms, key), ()):
+                if waits_at < place and waiting_sense(self._store, offset) == sense:
+                    ended.append((due_ms, offset, place, key, size, EntryKind.DELIVERED))
+        self.log.append(np.array(ended, ENTRY))
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -398,5 +449,5 @@ class Waiting:
 def _decoded(records: memoryview, sizes: npt.NDArray[np.integer[Any]]) -> Iterator[Record]:
     position = 0
     for size in sizes.tolist():
-        yield decode(records, position)
+        yield decode(records, position, check_crc=False)
         position += size

@@ -16,6 +16,8 @@ from raymq.storage.steps import Steps, finish
 
 #: So many queues are one step of work.
 _QUEUES_AT_ONCE = 100
+#: Of queues of which messages are read, up to four of each.
+_TIMES_AT_ONCE = 20
 #: Of queues that are reset, each by a line in the journal.
 _RESET_AT_ONCE = 50
 
@@ -99,11 +101,13 @@ class Consumption:
         now = self._statistics.clock()
         return sum(counter.sums(now, MINUTE).messages_per_second for counter in counters if counter is not None)
 
-    def time_spans(self, group: str, topic: str) -> dict[MessageQueue, TimeSpan]:
-        """Each queue of a topic in time; TopicNotFound."""
+    def reading_time_spans(self, group: str, topic: str) -> Steps[dict[MessageQueue, TimeSpan]]:
+        """Each queue of a topic in time, in steps; TopicNotFound, also between two of them."""
         now_ms = int(self._core.clock() * 1000)
-        spans = {}
+        spans: dict[MessageQueue, TimeSpan] = {}
         for queue_id in range(self._core.topics.get(topic).write_queues):
+            if spans and len(spans) % _TIMES_AT_ONCE == 0:
+                yield None
             low, high = self._core.bounds(topic, queue_id)
             committed = max(self._core.offsets.get(group, topic, queue_id) or 0, low)
             first_ms = self.store_time(topic, queue_id, low)
@@ -191,15 +195,25 @@ class Consumption:
         self._core.reset_offset(group, topic, queue_id, target)
         return target
 
-    def copy(self, source: str, target: str, topic: str | None) -> None:
-        """Give a group the offsets of another one, in a topic or in all but the retry topic; GroupNotFound."""
+    def copying(self, source: str, target: str, topic: str | None) -> Steps[None]:
+        """Give a group the offsets that another one has now, in a topic or in all but the retry topic, in steps.
+
+        A topic that is deleted between two of them is left out, and so is a queue that its topic has no more.
+
+        Raises:
+            GroupNotFound: there is none, or no more.
+        """
         self._check_group(source)
         self._check_group(target)
         offsets = self._core.store.consumer_offsets
-        for name in offsets.topics_of(source) if topic is None else [topic]:
-            if not name.startswith(RETRY_PREFIX) and name in self._core.topics:
-                for queue_id, offset in offsets.of(source, name).items():
-                    self._core.reset_offset(target, name, queue_id, offset)
+        names = offsets.topics_of(source) if topic is None else [topic]
+        had = [(name, offsets.of(source, name)) for name in names]
+        each_queue = ((name, *each) for name, of_queues in had for each in of_queues.items())
+        for number, (name, queue_id, offset) in enumerate(each_queue):
+            if number and number % _RESET_AT_ONCE == 0:
+                yield None
+            if not name.startswith(RETRY_PREFIX) and self._core.has_queue(name, queue_id):
+                self._core.reset_offset(target, name, queue_id, offset)
 
     def _of_queue(self, group: str, topic: str, queue_id: int, owner: str | None) -> ConsumedQueue:
         low, high = self._core.bounds(topic, queue_id)

@@ -74,7 +74,7 @@ class GroupOffsets:
         Args:
             forward_only: a lower offset than the known one changes nothing.
             overrules_reset: whoever commits means this offset, whatever an administrator did before.
-            since: the group's offset as who commits knows it; None: he does not say.
+            since: the group's offset as who commits knows it, negative if it has none; None: he does not say.
             incarnation: of the topic in which `offset` was meant; None: he does not say.
             epoch: the recovery epoch under which everything below `offset` was read; None or 0: he does not say.
 
@@ -83,8 +83,8 @@ class GroupOffsets:
 
         Raises:
             OffsetReset: to somebody who says `since`, and so understands this: the group was sent back before that, or
-                beyond `offset`, or a reset waits for it; or, to somebody who says these, the topic was made anew, or
-                the log has lost what lay below `offset`. Nothing changes.
+                beyond `offset`, or has begun where he knows of none, or a reset waits for it; or, to somebody who says
+                these, the topic was made anew, or the log has lost what lay below `offset`. Nothing changes.
             GroupNotFound, TopicNotFound, QueueNotFound: there is none.
             InvalidInput: the queue does not reach so far.
         """
@@ -103,7 +103,7 @@ class GroupOffsets:
                 raise OffsetReset(max(self.get(group, topic, queue_id) or 0, low))
             return False
         known = self.get(group, topic, queue_id)
-        if known is not None and since is not None and (known < since or offset < known):
+        if known is not None and since is not None and (since < 0 or known < since or offset < known):
             raise OffsetReset(known)
         if known is None or offset > known or not forward_only:
             self._offsets.commit(group, topic, queue_id, offset)

@@ -7,10 +7,11 @@ Each change survives the death of the process when its call returns, and that of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from raymq.actors.errors import GroupNotFound, InvalidInput
+from raymq.actors.errors import GroupNotFound, InvalidInput, PermissionDenied
 from raymq.actors.naming import check_group, check_topic
+from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
 from raymq.storage.tables.group_config import GroupConfig
 
@@ -19,6 +20,8 @@ _READ = 1
 #: What a setting of a group may be; names and forms are RocketMQ's.
 _NUMBERS = {"retryMaxTimes": (-1, 1 << 30), "retryQueueNums": (0, 1024), "consumeTimeoutMinute": (1, 1 << 20)}
 _FLAGS = ("consumeEnable", "consumeBroadcastEnable", "consumeFromMinEnable", "consumeMessageOrderly")
+#: So many groups are looked at, or made, in a step.
+_STEP_GROUPS: Final = 40
 
 
 class GroupSettings:
@@ -43,7 +46,13 @@ class GroupSettings:
         return config
 
     def change(self, changes: Iterable[Mapping[str, Any]]) -> bool:
-        """Create or change groups; what a change (RocketMQ's object) does not name stays as it is.
+        """All steps of `changing` at once."""
+        return finish(self.changing(changes))
+
+    def changing(self, changes: Iterable[Mapping[str, Any]]) -> Steps[bool]:
+        """Create or change groups, in steps; what a change (RocketMQ's object) does not name stays as it is.
+
+        All are looked at before the first one is made. Of several changes of a group the last one counts.
 
         Returns:
             Whether there is a new retry topic.
@@ -51,12 +60,26 @@ class GroupSettings:
         Raises:
             InvalidInput: names the setting that cannot be; nothing changed.
         """
-        wanted = {config.name: config for config in map(self._changed, changes)}
         configs = self._store.group_configs
-        changed = [config for config in wanted.values() if config != configs.get(config.name)]
-        if changed:
-            configs.put_soon(*changed)
-        return sum([self._ensure(name) for name in wanted]) > 0
+        wanted: dict[str, Mapping[str, Any]] = {}
+        for number, change in enumerate(changes):
+            if number and number % _STEP_GROUPS == 0:
+                yield None
+            config = self._changed(change)
+            configs.check(config)
+            wanted[config.name] = change
+        waiting, new_topics = list(wanted.items()), 0
+        for first in range(0, len(waiting), _STEP_GROUPS):
+            if first:
+                yield None
+            some = waiting[first : first + _STEP_GROUPS]
+            # Anew, for somebody else may have changed it since.
+            made = [self._changed(change) for _, change in some]
+            changed = [config for config in made if config != configs.get(config.name)]
+            if changed:
+                configs.put_soon(*changed)
+            new_topics += sum([self._ensure(name) for name, _ in some])
+        return new_topics > 0
 
     def delete(self, group: str, *, with_offsets: bool) -> None:
         """Forget a group, and what it has consumed if asked; nothing if there is none."""
@@ -66,8 +89,25 @@ class GroupSettings:
                 self._store.consumer_offsets.delete(group, topic)
 
     def may_read(self, group: str, topic: str) -> bool:
-        """Whether a group may consume a topic."""
+        """Whether a topic is none of those that a group is forbidden."""
         return not self._store.group_configs.forbidden.get(group, {}).get(topic, 0) & _READ
+
+    def may_consume(self, group: str, topic: str) -> bool:
+        """Whether `check_may_consume` lets a group pass."""
+        config = self._store.group_configs.get(group)
+        return (config is None or config.consume_enable) and self.may_read(group, topic)
+
+    def check_may_consume(self, group: str, topic: str) -> None:
+        """What is asked before a group is given a message of a topic, however it asks for it.
+
+        Raises:
+            PermissionDenied: it may not consume at all (`consumeEnable`), or it is forbidden that topic.
+        """
+        config = self._store.group_configs.get(group)
+        if config is not None and not config.consume_enable:
+            raise PermissionDenied(f"subscription group no permission, {group}")
+        if not self.may_read(group, topic):
+            raise PermissionDenied(f"the consumer group[{group}] is forbidden for topic[{topic}]")
 
     def set_readable(self, group: str, topic: str, readable: bool) -> None:
         """Allow or forbid a group to consume a topic."""

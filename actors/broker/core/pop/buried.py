@@ -58,9 +58,9 @@ def _may_be_dead(store: Store) -> dict[str, tuple[int, dict[str, tuple[GroupQueu
 
 def _first_place(store: Store, queue: GroupQueue, offsets: list[int]) -> Iterator[int]:
     """The place of the first of a queue's messages that is still there; none if there is none."""
-    lane = queue[1:]
+    topic_queue = queue[1:]
     try:
-        [place], _, _ = store.entries(*lane, max(min(offsets), store.min_offset(*lane)), 1)
+        [place], _, _ = store.entries(*topic_queue, max(min(offsets), store.min_offset(*topic_queue)), 1)
     except Exception as error:  # noqa: BLE001 - what cannot be read is not buried, and nothing keeps a broker down
         reason_of(error)
     else:

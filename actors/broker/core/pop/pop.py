@@ -12,19 +12,23 @@ consumer learn of it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from typing import Final
 
 from raymq.actors.broker.core.copies.copying import DEAD_LETTER, POP, Copying, Duty, reason_of
 from raymq.actors.broker.core.duty_troubles import PartTroubles
+from raymq.actors.broker.core.pop.alarms import Alarms
 from raymq.actors.broker.core.pop.buried import buried_deaths, death_of
 from raymq.actors.broker.core.pop.queue import LentQueue
 from raymq.actors.broker.core.pop.reading import read_again, read_new
 from raymq.actors.broker.core.pop.request import Popped, PoppedQueue, PopRequest, Taken
 from raymq.actors.broker.core.reading.filtered_reading import Scan
 from raymq.actors.broker.core.redelivery import retry
+from raymq.actors.naming import RETRY_PREFIX
 from raymq.actors.request_limits import MAX_IN_FLIGHT
 from raymq.storage.errors import QueueNotFound, StoreCorrupt, StoreError
 from raymq.storage.records import property_names as names
@@ -33,8 +37,10 @@ from raymq.storage.store import Store
 from raymq.storage.tables.in_flight import NEVER, GroupQueue, Lent, Outstanding
 
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
-#: How many dead messages of a queue one sweep moves, so that it never holds the loop for long.
-_DEAD_PER_SWEEP: Final = 200
+#: How many dead messages one sweep moves, of all queues, and how many queues it looks at, so that it never holds the
+#: loop for long.
+_DEAD_PER_SWEEP: Final = 100
+_QUEUES_PER_SWEEP: Final = 2_000
 #: How many messages that cannot be read one pop passes over in a queue, for the same reason.
 _MOST_PASSED_OVER: Final = 64
 _DEAD_BYTES: Final = 1 << 20
@@ -64,14 +70,24 @@ class Pop:
         self.on_ready: Callable[[str, str, int], None] = _nobody_waits
         self._lent: dict[GroupQueue, LentQueue] = {}
         self._troubles = PartTroubles(clock)
+        #: When something runs out of time, and the queues that are to be looked at besides: those that have dead ones,
+        #: and those with which something went wrong.
+        self._alarms = Alarms()
+        self._waiting: dict[GroupQueue, None] = {}
         self._latest_pop_ms = 0
         self._least_pop_ms = 0
-        #: Deliveries whose dead letter is in the log while they are still out, with their group.
-        self._buried = buried_deaths(store)
+        #: Deliveries whose dead letter is in the log while they are still out, with their group; and where the log
+        #: ended when it came.
+        self._buried = dict.fromkeys(buried_deaths(store), 0)
         for queue, outstanding in list(store.in_flight.queues.items()):
+            if store.consumer_offsets.get(*queue) is None:  # its group was deleted
+                with contextlib.suppress(StoreError):  # it is forgotten; if not for good, by the next start again
+                    store.in_flight.forget(queue)
+                continue
             newest = max(each.pop_time_ms for each in outstanding.deliveries.values())
             self._latest_pop_ms = max(self._latest_pop_ms, newest)
             self._lent[queue] = LentQueue(queue, self._anchored(queue, outstanding))
+            self._arm(self._lent[queue])
 
     # -- what consumers do ---------------------------------------------------------------------------------------
 
@@ -165,24 +181,38 @@ class Pop:
             changed = changed._replace(reconsume_times=max(NEVER, changed.reconsume_times - 1))
         self._store.in_flight.deliver(lent.queue, lent.next_offset, {offset: changed})
         lent.delivered([offset])
+        self._arm(lent)
         return renewed_ms
 
     # -- what the broker does ------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
         """Take back what ran out of time, tell who waits for it, move the dead. To be called many times a second."""
-        for queue, lent in list(self._lent.items()):
+        self._waiting |= dict.fromkeys(self._alarms.due(self._now_ms()))
+        each = max(1, _DEAD_PER_SWEEP // max(1, len(self._waiting)))
+        left = _DEAD_PER_SWEEP
+        for queue in list(islice(self._waiting, _QUEUES_PER_SWEEP)):
+            del self._waiting[queue]
+            lent = self._lent.get(queue)
+            if lent is None:
+                continue
             if self._troubles.rests(queue):
+                self._waiting[queue] = None  # behind the others
                 continue
             try:
                 self._advance(lent)
-                if lent.has_dead and self._current(queue) is lent:
-                    for offset in lent.dead(_DEAD_PER_SWEEP):
+                if left > 0 and lent.has_dead and self._current(queue) is lent:
+                    for offset in lent.dead(each):
+                        left -= 1
                         self._bury_one(lent, offset)
+                if lent.has_dead:
+                    self._waiting[queue] = None
             except StoreError as error:  # they wait for the next sweep
                 _log.debug("dead messages of %s cannot be moved: %s", queue, error)
+                self._waiting[queue] = None
             except Exception as error:  # noqa: BLE001 - one queue's trouble is not that of the others
                 self._troubles.failed(queue, f"looking after what is out of {queue}", error, _log)
+                self._waiting[queue] = None
             else:
                 self._troubles.succeeded(queue)
         self._troubles.forget_all_but(self._lent)
@@ -198,11 +228,19 @@ class Pop:
             del self._lent[queue]
             self._least_pop_ms = self._latest_pop_ms + 1
 
+    def forget_group(self, group: str) -> None:
+        """The group was deleted with its offsets: nothing is out of it any more. StoreError as `InFlight.forget`."""
+        for queue in [queue for queue in self._lent if queue[0] == group]:
+            self._drop(queue)
+
     def validate(self) -> None:
         """Invariants, asserted after every unit test."""
         assert self._lent.keys() == self._store.in_flight.queues.keys()
         for lent in self._lent.values():
             assert lent.deliveries, "a queue of which nothing is out stays listed"
+            alarm, expiry = self._alarms.of(lent.queue), lent.next_expiry_ms
+            assert lent.queue in self._waiting or expiry is None or (alarm is not None and alarm <= expiry)
+            assert lent.queue in self._waiting or not lent.has_dead
             lent.validate()
 
     # -- taking --------------------------------------------------------------------------------------------------
@@ -236,6 +274,7 @@ class Pop:
         except BaseException:
             if queue in self._lent:
                 self._lent[queue].cut()  # what was taken from the ready ones is ready again
+                self._arm(self._lent[queue])
             raise
         popped.rest += high - position
         if lent is not None:
@@ -311,20 +350,31 @@ class Pop:
             lent = self._lent[queue] = LentQueue(queue, outstanding)
         else:
             lent.delivered(taken.offsets)
+        self._arm(lent)
         lent.ordered, lent.attempt_id = asked.ordered, asked.attempt_id
         self._latest_pop_ms = max(self._latest_pop_ms, pop_time_ms)
 
     def _advance(self, lent: LentQueue) -> None:
         """Take back what ran out of time, and tell who waits for it."""
-        if lent.advance(self._now_ms()):
+        became_ready = lent.advance(self._now_ms())
+        self._arm(lent)
+        if became_ready:
             self.on_ready(*lent.queue)
+
+    def _arm(self, lent: LentQueue) -> None:
+        """Have the queue looked at when its time comes, or now."""
+        if lent.has_dead:
+            self._waiting[lent.queue] = None
+        if (at_ms := lent.next_expiry_ms) is not None:
+            self._alarms.set(lent.queue, at_ms)
 
     def _start(self, queue: GroupQueue, from_end: bool) -> int:
         """Where a group of which nothing is out goes on; a group that begins has committed that."""
         low, high = self._bounds(queue)
         committed = self._store.consumer_offsets.get(*queue)
         if committed is None:
-            committed = high if from_end else low
+            # What is retried has failed in this group: it is never behind where that begins.
+            committed = high if from_end and not queue[1].startswith(RETRY_PREFIX) else low
             self._store.consumer_offsets.commit(*queue, committed)
         return max(committed, low)
 
@@ -342,25 +392,29 @@ class Pop:
             self.on_ready(*lent.queue)
 
     def _bury_one(self, lent: LentQueue, offset: int) -> None:
+        """Put a dead message into the dead letters, if it is not there, and end its delivery once that is confirmed."""
         group, topic, queue_id = lent.queue
         delivery = lent.deliveries[offset]
         death = death_of(lent.queue, offset, delivery.pop_time_ms)
-        if (group, death) not in self._buried:
+        buried = group, death
+        if buried not in self._buried:
             times = retry.counted(delivery.reconsume_times) + 1
-            duty, lane = Duty(DEAD_LETTER, group), (topic, queue_id)
+            duty, topic_queue = Duty(DEAD_LETTER, group), (topic, queue_id)
             try:
-                records, _ = self._copying.read(duty, lane, offset, 1, _DEAD_BYTES)
+                records, _ = self._copying.read(duty, topic_queue, offset, 1, _DEAD_BYTES)
                 for record in records:
                     record.reconsume_times = times
                     record.properties[names.DIED_IN] = death
                     self._bury(group, record, f"failed {times} times")
-                    self._buried.add((group, death))
+                    self._buried[buried] = self._store.max_physical_offset
             except Exception as error:  # noqa: BLE001 - whatever a stored byte causes is that message's outcome
                 reason = reason_of(error)
                 self._store.check_ready()
-                self._copying.refuse(duty, [self._copying.place(lane, offset)], reason)
-        self._finish(lent, [offset])
-        self._buried.discard((group, death))
+                self._copying.refuse(duty, [self._copying.place(topic_queue, offset)], reason)
+        # What might yet take the letter back leaves a journal that says that the message is done.
+        if self._buried.get(buried, 0) <= self._store.confirmed.offset:
+            self._finish(lent, [offset])
+            self._buried.pop(buried, None)
 
     def _current(self, queue: GroupQueue) -> LentQueue | None:
         """What is out of a queue, once the group's offset, which others may have moved, has had its say."""
@@ -381,6 +435,7 @@ class Pop:
             del self._lent[queue]
             return None
         lent.cut()
+        self._arm(lent)
         return lent
 
     def _drop(self, queue: GroupQueue) -> None:

@@ -61,6 +61,11 @@ class LentQueue:
         """Whether something is to be moved to the dead letters."""
         return bool(self._dead)
 
+    @property
+    def next_expiry_ms(self) -> int | None:
+        """When time may run out next; None: nothing is with a consumer."""
+        return self._expiries[0][0] if self._expiries else None
+
     def floor(self, without: Collection[int] = ()) -> int:
         """The group's offset: the oldest that is out, those of `without` left aside, else the next new one."""
         while self._order and self._order[0] not in self.deliveries:

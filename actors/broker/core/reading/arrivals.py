@@ -35,7 +35,10 @@ class Arrivals:
 
     def confirmed(self) -> None:
         """The point may have moved: tell what it has passed."""
-        point, waiting = self._store.confirmed.offset, self._waiting
+        waiting = self._waiting
+        if not waiting:
+            return
+        point = self._store.confirmed.offset
         passed: dict[QueueKey, None] = {}
         while waiting and waiting[0][0] <= point:
             passed.update(dict.fromkeys(waiting.popleft()[1]))

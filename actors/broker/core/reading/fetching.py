@@ -72,8 +72,8 @@ class Fetch:
         *,
         check_crc: bool = True,
     ) -> None:
-        """Where `group` was sent elsewhere it is told. `check_crc` is False for a client that compares the bodies'
-        checksums itself, and asks again where one is wrong.
+        """Where `group` was sent elsewhere, or may not consume, it is told. `check_crc` is False for a client that
+        compares the bodies' checksums itself, and asks again where one is wrong.
         """
         self._core = core
         self._max_messages = max_messages
@@ -162,6 +162,8 @@ class Fetch:
     def _part(self, place: _Place, scan: Scan) -> QueuePart:
         """What is in one queue. What goes wrong with it, whatever it is, is told of this queue alone."""
         try:
+            if self._group is not None:
+                self._core.group_settings.check_may_consume(self._group, place.topic)
             return self._anew(place) or self._moved(place) or self._read(place, scan)
         except RayMQError as error:
             return QueuePart(place.index, place.offset, 0, 0, error=error)
@@ -178,7 +180,10 @@ class Fetch:
         place = self._by_queue[queue]
         if place.offset != offset or not place.passes_all or self._behind or self.is_over or not self._may_read(place):
             return None
-        if self._group is not None and self._core.offsets.awaits_reset(self._group, *queue):
+        if self._group is not None and (
+            self._core.offsets.awaits_reset(self._group, *queue)
+            or not self._core.group_settings.may_consume(self._group, place.topic)
+        ):
             return None
         if self._core.store.incarnation(place.topic) > place.incarnation:
             return None

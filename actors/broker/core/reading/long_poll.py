@@ -7,15 +7,18 @@ those that it has not taken yet. It may also be offered a single message that wa
 is not woken for it.
 
 Parking, waking and taking out cost the same however many are parked: an arrival touches the waiters of its queue, and a
-sweep those whose time is over.
+sweep those whose time is over. Where these are very many they are woken in steps, between which others have the loop:
+arrivals that come meanwhile have all of them woken once more, however many arrivals there are.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import islice
+from typing import Final, TypeVar
 
 _Key = TypeVar("_Key")
 QueueKey = tuple[str, int]
@@ -26,6 +29,15 @@ TakeNext = Callable[[QueueKey, int, int, int], bool]
 TICK_SECONDS = 0.1
 #: With so many requests parked, another one is answered at once (RocketMQ's maxPopPollingSize).
 MAX_PARKED = 100_000
+#: In one step so many are woken, those that wait for many queues counting more: some ten milliseconds.
+_STEP_WORK: Final = 4_000
+#: So many of those who wait are offered a message that was just stored.
+_MOST_OFFERS: Final = 64
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    """When the next step is made where nobody else waits for the loop."""
+    call()
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +80,8 @@ class LongPolls:
     """All parked requests of a broker. `clock` is monotonic seconds."""
 
     clock: Callable[[], float]
+    #: Has the next step made in a later turn of the loop.
+    later: Callable[[Callable[[], None]], object] = _at_once
     #: The broker is stopping: nobody should park again.
     closed: bool = False
     _by_queue: dict[QueueKey, set[Parked]] = field(default_factory=dict)
@@ -78,6 +92,12 @@ class LongPolls:
     _count: int = 0
     #: Who took the message whose arrival comes next.
     _taker: Parked | None = None
+    #: By queue, those who are still to be woken for what has arrived; and where more has arrived since.
+    _waking: dict[QueueKey, list[Parked]] = field(default_factory=dict)
+    _again: set[QueueKey] = field(default_factory=set)
+    #: Deadlines that have passed.
+    _due: deque[int] = field(default_factory=deque)
+    _expiring: bool = False
 
     def __post_init__(self) -> None:
         self._swept = math.floor(self.clock() / TICK_SECONDS)
@@ -129,7 +149,7 @@ class LongPolls:
 
     def offer(self, queue: QueueKey, offset: int, physical_offset: int, size: int) -> None:
         """A message was stored, and its arrival comes next: let somebody who waits for it take it at once."""
-        for parked in self._by_queue.get(queue, ()):
+        for parked in islice(self._by_queue.get(queue, ()), _MOST_OFFERS):
             if parked.take_next is not None and parked.take_next(queue, offset, physical_offset, size):
                 self._taker = parked
                 return
@@ -137,25 +157,80 @@ class LongPolls:
     def arrived(self, queues: Iterable[QueueKey]) -> None:
         """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
         taker, self._taker = self._taker, None
-        for queue in queues:
-            waiting = list(self._by_queue.get(queue, ()))
-            if self._by_topic:
-                waiting += self._by_topic.get(queue[0], ())
-            for parked in waiting:
-                if parked is taker:
-                    continue
-                if not parked.standing:
-                    self.remove(parked)
-                parked.arrived(queue)
+        goes_on, work = bool(self._waking), _STEP_WORK
+        try:
+            for queue in queues:
+                if queue in self._waking:
+                    self._again.add(queue)
+                elif waiting := self._waiting_for(queue):
+                    work = self._wake(queue, waiting, work, taker)
+                    if waiting:
+                        self._waking[queue] = waiting
+        finally:  # also where one could not be woken
+            if self._waking and not goes_on:
+                self.later(self._wake_more)
+
+    def _waiting_for(self, queue: QueueKey) -> list[Parked]:
+        waiting = list(self._by_queue.get(queue, ()))
+        if self._by_topic:
+            waiting += self._by_topic.get(queue[0], ())
+        return waiting
+
+    def _wake(self, queue: QueueKey, waiting: list[Parked], work: int, taker: Parked | None = None) -> int:
+        """Wake some of those who wait for a queue, and take them from the list; what is left of the step's work."""
+        while waiting and work > 0:
+            parked = waiting.pop()
+            work -= 1
+            if parked is taker or parked.ended:
+                continue
+            if not parked.standing:
+                work -= len(parked.queues)
+                self.remove(parked)
+            parked.arrived(queue)
+        return work
+
+    def _wake_more(self) -> None:
+        work = _STEP_WORK
+        try:
+            for queue in list(self._waking):
+                waiting = self._waking[queue]
+                work = self._wake(queue, waiting, work)
+                if waiting:
+                    break
+                del self._waking[queue]
+                if queue in self._again:  # behind those of other queues
+                    self._again.discard(queue)
+                    if waiting := self._waiting_for(queue):
+                        self._waking[queue] = waiting
+        finally:
+            if self._waking:
+                self.later(self._wake_more)
 
     def expire(self) -> None:
         """Wake those whose time is over."""
         now = math.floor(self.clock() / TICK_SECONDS)
-        first, self._swept = self._swept + 1, now
-        for tick in range(first, now + 1):
-            for parked in list(self._by_tick.get(tick, ())):
-                self.remove(parked)
-                parked.wake()
+        self._due.extend(range(self._swept + 1, now + 1))
+        self._swept = now
+        if not self._expiring:
+            self._expire()
+
+    def _expire(self) -> None:
+        work = _STEP_WORK
+        try:
+            while self._due:
+                waiting = self._by_tick.get(self._due[0], set())
+                while waiting and work > 0:
+                    parked = waiting.pop()
+                    work -= 1 + len(parked.queues)
+                    self.remove(parked)
+                    parked.wake()
+                if waiting:
+                    break
+                self._due.popleft()
+        finally:
+            self._expiring = bool(self._due)
+            if self._expiring:
+                self.later(self._expire)
 
     def close(self) -> None:
         """The broker is stopping: wake everyone."""

@@ -1,9 +1,13 @@
-"""Dead letters of one broker: sending them to their group once more, each entry once unless it is forced."""
+"""Dead letters of one broker: sending them to their group once more, each entry once unless it is forced.
+
+It is done in steps. In each it is looked whether an entry was redriven before, and its copy is stored: so two requests
+that are under way together redrive no entry twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow.compute as pc
 
@@ -17,16 +21,39 @@ from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records import property_names as names
 from raymq.storage.records.property_columns import properties_of_records
 from raymq.storage.records.record import Record
+from raymq.storage.steps import Steps, finish
 from raymq.storage.store import Store
 
 _SCAN_MESSAGES = 4_096
 _SCAN_BYTES = 8 << 20
+#: So many entries are copied in a step, and so many bytes, one longer entry apart.
+_STEP_ENTRIES = 32
+_STEP_BYTES = 4 << 20
 #: What a redriven message does not take along: how it came to its entry.
 _LEFT_BEHIND = frozenset({names.DELIVERED_FROM, names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.DIED_IN})
 
 
 #: What a redriven message does without if it does not fit, but not what says that it was redriven.
 _SPARE = [names_ - {names.REDRIVEN_FROM} for names_ in SPARE_WAITING]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a queue of a retry topic says: which of its messages name an entry."""
+
+    #: Up to where it was read.
+    offset: int = 0
+    #: Where it begins; what was before that has expired.
+    low: int = 0
+    #: By message id of an entry the offsets of the messages that name it.
+    entries: dict[str, list[int]] = field(default_factory=dict)
+
+    def expire(self, low: int) -> None:
+        """The queue begins there now."""
+        if low > self.low:
+            left = ((entry, [each for each in at if each >= low]) for entry, at in self.entries.items())
+            self.entries = {entry: at for entry, at in left if at}
+            self.low, self.offset = low, max(self.offset, low)
 
 
 class DeadLetters:
@@ -41,13 +68,18 @@ class DeadLetters:
         self._store = store
         self._ensure_group = ensure_group
         self._copying = copying
-        #: By retry topic and queue: up to where it was read, and the offsets of the messages that name an entry, by it.
-        self._seen: dict[tuple[str, int], tuple[int, dict[str, list[int]]]] = {}
+        #: By retry topic and queue.
+        self._seen: dict[tuple[str, int], _Seen] = {}
 
     def redrive(self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> list[Redriven]:
+        """All steps of `redriving` at once."""
+        return finish(self.redriving(group, offsets, force=force, dry_run=dry_run))
+
+    def redriving(self, group: str, offsets: Sequence[int], *, force: bool, dry_run: bool) -> Steps[list[Redriven]]:
         """Give entries of a group's dead-letter queue to the group again; what was done, for each offset.
 
-        The copies go to the group's retry topic and begin there with no retry behind them. One append stores them all.
+        The copies go to the group's retry topic and begin there with no retry behind them. One append stores those of
+        a step; who is told of an error, and asks again, finds those of the steps before it to be redriven already.
 
         Args:
             force: also those that were redriven before.
@@ -58,23 +90,41 @@ class DeadLetters:
         """
         if self._store.group_configs.get(check_group(group)) is None:
             raise GroupNotFound(f"consumer group {group} does not exist")
-        duty = Duty(REDRIVE, group)
-        named = {} if force else self._named(group)
         known: set[str] = set()
-        told = [Redriven.UNKNOWN] * len(offsets)
+        told: list[Redriven] = []
+        while len(told) < len(offsets):
+            if told:
+                yield None
+            if not force:
+                yield from self._look(group)
+            told += self._part(group, offsets, len(told), known, force=force, dry_run=dry_run)
+        return told
+
+    def _part(
+        self, group: str, offsets: Sequence[int], first: int, known: set[str], *, force: bool, dry_run: bool
+    ) -> list[Redriven]:
+        """One step of `redriving`: what was done for the next of `offsets`; `known` are the entries so far."""
+        duty = Duty(REDRIVE, group)
+        told: list[Redriven] = []
         chosen: list[Record] = []
-        #: Which of `offsets` each message of the queue is.
+        #: Which of `told` each message of the queue is.
         numbers: dict[int, int] = {}
-        for number, offset in enumerate(offsets):
+        size = 0
+        for offset in offsets[first : first + _STEP_ENTRIES]:
             entry = self._entry(duty, offset)
+            if entry is not None and chosen and size + entry.size > _STEP_BYTES:
+                break
+            told.append(Redriven.UNKNOWN)
             if entry is None:
                 continue
-            if _id_of(entry) in known or any(self._is_copy(place, entry) for place in named.get(_id_of(entry), ())):
-                told[number] = Redriven.ALREADY
+            size += entry.size
+            name = _id_of(entry)
+            if name in known or not (force or self._is_new(group, name, entry)):
+                told[-1] = Redriven.ALREADY
                 continue
-            known.add(_id_of(entry))
+            known.add(name)
             chosen.append(entry)
-            numbers[offset] = number
+            numbers[offset] = len(told) - 1
 
         def redriven(part: Sequence[Made], _: object = None) -> None:
             for each in part:
@@ -90,8 +140,8 @@ class DeadLetters:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: what its queues said is not said any more."""
-        for lane in [lane for lane in self._seen if lane[0] == topic]:
-            del self._seen[lane]
+        for topic_queue in [topic_queue for topic_queue in self._seen if topic_queue[0] == topic]:
+            del self._seen[topic_queue]
 
     def _entry(self, duty: Duty, offset: int) -> Record | None:
         try:
@@ -100,30 +150,44 @@ class DeadLetters:
             return None
         return records[0] if records else None
 
-    def _named(self, group: str) -> dict[str, list[tuple[str, int, int]]]:
-        """The messages of the group's retry topic that name an entry, by its message id: topic, queue and offset."""
+    def _look(self, group: str) -> Steps[None]:
+        """Read what has come into the group's retry topic since it was read last."""
         topic = retry_topic(group)
-        found: dict[str, list[tuple[str, int, int]]] = {}
         for queue_id in self._store.queues(topic):
-            offset, entries = self._seen.get((topic, queue_id), (0, {}))
-            low = self._store.min_offset(topic, queue_id)
-            left = ((entry, [each for each in at if each >= low]) for entry, at in entries.items())
-            entries = {entry: at for entry, at in left if at}  # others have expired
-            offset = max(offset, low)
-            while offset < self._store.max_offset(topic, queue_id, written=True):
+            while True:
+                # Anew after each step: the topic may be deleted, and others read it, too.
+                seen = self._seen.setdefault((topic, queue_id), _Seen())
                 try:
-                    with self._store.read(topic, queue_id, offset, _SCAN_MESSAGES, _SCAN_BYTES, written=True) as lease:
-                        column = properties_of_records(lease.records, lease.sizes).last(names.REDRIVEN_FROM)
-                        at = lease.queue_offsets[pc.is_valid(column).to_numpy(zero_copy_only=False)]
-                        for entry, place in zip(pc.drop_null(column).to_pylist(), at.tolist(), strict=True):
-                            entries.setdefault(entry, []).append(place)
-                        offset = lease.next_offset
-                except StoreCorrupt:
-                    offset += 1
-            self._seen[topic, queue_id] = offset, entries
-            for entry, offsets in entries.items():
-                found.setdefault(entry, []).extend((topic, queue_id, each) for each in offsets)
-        return found
+                    seen.expire(self._store.min_offset(topic, queue_id))
+                    if seen.offset >= self._store.max_offset(topic, queue_id, written=True):
+                        break
+                except QueueNotFound:
+                    break
+                self._read_on(seen, topic, queue_id)
+                if seen.offset < self._store.max_offset(topic, queue_id, written=True):
+                    yield None
+
+    def _read_on(self, seen: _Seen, topic: str, queue_id: int) -> None:
+        try:
+            with self._store.read(topic, queue_id, seen.offset, _SCAN_MESSAGES, _SCAN_BYTES, written=True) as lease:
+                column = properties_of_records(lease.records, lease.sizes).last(names.REDRIVEN_FROM)
+                at = lease.queue_offsets[pc.is_valid(column).to_numpy(zero_copy_only=False)]
+                for entry, place in zip(pc.drop_null(column).to_pylist(), at.tolist(), strict=True):
+                    seen.entries.setdefault(entry, []).append(place)
+                seen.offset = lease.next_offset
+        except StoreCorrupt:
+            seen.offset += 1
+
+    def _is_new(self, group: str, name: str, entry: Record) -> bool:
+        """Whether no message of the group's retry topic is a copy of an entry."""
+        topic = retry_topic(group)
+        places = (
+            (topic, queue_id, offset)
+            for queue_id in self._store.queues(topic)
+            if (seen := self._seen.get((topic, queue_id))) is not None
+            for offset in seen.entries.get(name, ())
+        )
+        return not any(self._is_copy(place, entry) for place in places)
 
     def _is_copy(self, place: tuple[str, int, int], entry: Record) -> bool:
         """Whether the message there, which says so, is a copy of the entry: anybody may write that into a message."""

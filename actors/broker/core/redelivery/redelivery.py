@@ -137,14 +137,14 @@ class Redelivery:
         topic = retry_topic(config.name)
         known = self._store.topic_configs.get(topic)
         if known is None:
-            self._store.topic_configs.put(TopicConfig(topic, config.retry_queues, config.retry_queues))
+            self._store.topic_configs.put_soon(TopicConfig(topic, config.retry_queues, config.retry_queues))
         elif not known.perm & PERM_WRITE:
             raise PermissionDenied(f"topic {topic} may not be written")
 
     def _dlq_topic(self, group: str) -> str:
         topic = dlq_topic(group)
         if self._store.topic_configs.get(topic) is None:
-            self._store.topic_configs.put(TopicConfig(topic, 1, 1))
+            self._store.topic_configs.put_soon(TopicConfig(topic, 1, 1))
         return topic
 
 

@@ -1,0 +1,81 @@
+"""What is left on a broker that is to be taken away: what nobody could get any more without it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.groups.consumption import Consumption
+from raymq.actors.errors import GroupNotFound, QueueNotFound
+from raymq.actors.naming import DLQ_PREFIX
+from raymq.storage.steps import Steps
+
+#: So many homes are looked at in one step, on another thread.
+_HOMES_AT_ONCE: Final = 500
+#: So many queues are one step of work.
+_QUEUES_AT_ONCE: Final = 100
+_BROADCAST: Final = "BROADCASTING"
+
+
+class Remaining:
+    """Counts on one broker. Used on its event loop."""
+
+    def __init__(self, core: BrokerCore, groups: GroupTable, consumption: Consumption) -> None:
+        self._core = core
+        self._groups = groups
+        self._consumption = consumption
+
+    def unconsumed(self) -> Steps[dict[tuple[str, str], int]]:
+        """By group and topic, what the group has not consumed. Who broadcasts keeps its progress itself."""
+        found: dict[tuple[str, str], int] = {}
+        for group in sorted(self._core.group_settings.all()):
+            yield None
+            with contextlib.suppress(GroupNotFound):  # deleted between two steps
+                if self._broadcasts(group):
+                    continue
+                progress = yield from self._consumption.reading_progress(group)
+                for queue, consumed in progress.items():
+                    if consumed.behind > 0:
+                        key = group, queue.topic
+                        found[key] = found.get(key, 0) + consumed.behind
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def dead_letters(self) -> Steps[dict[str, int]]:
+        """By group."""
+        found: dict[str, int] = {}
+        for number, (topic, config) in enumerate(self._core.topics.all().items()):
+            if number % _QUEUES_AT_ONCE == 0:
+                yield None
+            if not topic.startswith(DLQ_PREFIX):
+                continue
+            count = 0
+            for queue_id in range(config.write_queues):
+                with contextlib.suppress(QueueNotFound):
+                    low, end = self._core.bounds(topic, queue_id)
+                    count += end - low
+            if count:
+                found[topic.removeprefix(DLQ_PREFIX)] = count
+        return found
+
+    def homes(self) -> int:
+        """Of how many streams and series of writes this broker is the home. For another thread: it reads files."""
+        count, after = 0, ""
+        while True:
+            page = self._core.homes.page(after, _HOMES_AT_ONCE)
+            count += sum(home == self._core.name for _, _, home in page.homes)
+            if not page.last:
+                return count
+            after = page.last
+
+    @property
+    def lent(self) -> int:
+        """How many messages are out to groups that pop."""
+        return sum(len(each.deliveries) for each in self._core.store.in_flight.queues.values())
+
+    def _broadcasts(self, group: str) -> bool:
+        try:
+            return self._groups.consumer_group(group).latest.message_model == _BROADCAST
+        except GroupNotFound:
+            return False

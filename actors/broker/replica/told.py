@@ -1,0 +1,256 @@
+"""What a broker of a group says of itself, as replica or master: to coordinators, operators, and RocketMQ's tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from raymq.actors.broker.core.runtime_figures import VERSION, VERSION_NAME
+from raymq.actors.broker.replica.office import Office
+from raymq.actors.broker.replica.process import ReplicaProcess
+from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.protocol import BrokerInfo, Corruption
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.replication import (
+    ReplicaLag,
+    ReplicaStatus,
+    Sealed,
+    read_seal,
+    replica_status_answer,
+    sealed_answer,
+)
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server_connection import Handler, ServerConnection
+
+
+def handlers(member: ReplicaProcess, seals: Callable[[int], Awaitable[Sealed]]) -> dict[int, Handler]:
+    """What a broker of a group answers in every role; `seals` seals it to an epoch."""
+
+    async def seal(_: ServerConnection, request: Command) -> Command:
+        return sealed_answer(request, await seals(read_seal(request)))
+
+    def status_of_replica(_: ServerConnection, request: Command) -> Command:
+        return replica_status_answer(request, replica_status(member))
+
+    def status(_: ServerConnection, request: Command) -> Command:
+        return request.response(ResponseCode.SUCCESS, broker_info(member).as_dict())
+
+    def ha_status(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, _ha_status(member))
+
+    def epoch_cache(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, _epoch_cache(member))
+
+    return {
+        RequestCode.SEAL: seal,
+        RequestCode.REPLICA_STATUS: status_of_replica,
+        RequestCode.STATUS: status,
+        RequestCode.GET_BROKER_HA_STATUS: ha_status,
+        RequestCode.GET_BROKER_EPOCH_CACHE: epoch_cache,
+    }
+
+
+def handlers_of_replica(member: ReplicaProcess) -> dict[int, Handler]:
+    """What it answers besides while it is no master."""
+
+    def runtime(_: ServerConnection, request: Command) -> Command:
+        return json_body.answer(request, {"table": _figures(member)})
+
+    return {RequestCode.GET_BROKER_RUNTIME_INFO: runtime}
+
+
+def _figures(member: ReplicaProcess) -> dict[str, str]:
+    """Those that RocketMQ's tools look for in a list of brokers; a replica takes and gives no messages."""
+    usage = shutil.disk_usage(member.spec.directory)
+    none = "0.0 0.0 0.0"
+    figures: dict[str, object] = {
+        "brokerActive": "false",
+        "brokerVersion": VERSION,
+        "brokerVersionDesc": VERSION_NAME,
+        "commitLogDiskRatio": usage.used / usage.total,
+        "commitLogMaxOffset": member.extent.end.offset,
+        **dict.fromkeys(("putTps", "getFoundTps", "getTotalTps", "getTransferredTps", "getTransferedTps"), none),
+        **dict.fromkeys(("msgPutTotalTodayNow", "msgPutTotalTodayMorning", "msgPutTotalYesterdayMorning"), 0),
+        **dict.fromkeys(("msgGetTotalTodayNow", "msgGetTotalTodayMorning", "msgGetTotalYesterdayMorning"), 0),
+        **dict.fromkeys(("timerReadBehind", "timerOffsetBehind", "timerCongestNum", "pageCacheLockTimeMills"), 0),
+        **dict.fromkeys(("timerEnqueueTps", "timerDequeueTps"), 0.0),
+    }
+    for name in ("send", "pull"):
+        figures[f"{name}ThreadPoolQueueSize"] = figures[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = 0
+    return {name: str(value) for name, value in figures.items()}
+
+
+def lags(office: Office) -> dict[int, ReplicaLag]:
+    """Of each replica that a master knows."""
+    connected = office.shipping.connected()
+    return {
+        number: ReplicaLag(max(behind.offset, 0), max(behind.sequence, 0), number in connected)
+        for number, behind in office.in_sync.lag().items()
+    }
+
+
+def replica_status(member: ReplicaProcess) -> ReplicaStatus:
+    """What it says to REPLICA_STATUS."""
+    office, state, extent, memory = member.office, member.state, member.extent, member.memory.now
+    role = "replica" if member.is_claimed else "starting"
+    if office is not None:
+        role = "opening" if _is_opening(member) else "master"
+    serves = office is not None and office.serves and member.service is not None and member.is_healthy
+    return ReplicaStatus(
+        replica=member.number,
+        role="refused" if member.refused else role,
+        identity=memory.identity,
+        nonce=member.nonce,
+        pid=os.getpid(),
+        serves=serves,
+        sealed=memory.sealed,
+        epoch=extent.epoch if office is None else office.epoch,
+        master=None if state is None else state.master,
+        master_epoch=0 if state is None else state.epoch,
+        address=member.address,
+        replication_address=member.replication_address,
+        begin=extent.begin,
+        end=extent.end,
+        confirmed=_confirmed(member),
+        in_sync=_in_sync(member),
+        set_epoch=0 if state is None else state.set_epoch,
+        reaches_keepers=member.reaches_keepers,
+        trouble=member.refused or member.trouble or ("" if member.line is None else member.line.trouble),
+        lags={} if office is None else lags(office),
+    )
+
+
+def sealed(member: ReplicaProcess, epoch: int, *, healthy: bool) -> Sealed:
+    """What it says to SEAL, once it is sealed to that epoch."""
+    extent, memory = member.extent, member.memory.now
+    return Sealed(
+        member.number,
+        memory.identity,
+        member.nonce,
+        epoch,
+        extent.epoch,
+        extent.end,
+        tail_lost=memory.tail_lost,
+        healthy=healthy,
+        priority=member.spec.priority,
+        reaches_keepers=member.reaches_keepers,
+    )
+
+
+def broker_info(member: ReplicaProcess) -> BrokerInfo:
+    """What it says to REPLICA_STATUS, for clients."""
+    office, state, end = member.office, member.state, member.extent.end.offset
+    if member.service is not None:
+        info = member.service.status()
+    else:
+        usage = shutil.disk_usage(member.spec.directory)
+        found = () if member.stream is None else member.stream.store.recovery.corruption
+        info = BrokerInfo(
+            name=member.name,
+            replica=member.spec.replica,
+            role="replica",
+            state="refused" if member.refused else "opening" if _is_opening(member) else "running",
+            epoch=0 if state is None else state.epoch,
+            address=member.address,
+            pid=os.getpid(),
+            node_id=member.node_id,
+            store=member.spec.directory,
+            disk_ratio=usage.used / usage.total,
+            corruption=[Corruption(each.file, each.offset, each.reason) for each in found],
+        )
+    behind = None if member.line is None else max(0, member.line.master_end - end)
+    return replace(
+        info,
+        replica=member.spec.replica,
+        epoch=info.epoch if office is None else office.epoch,
+        in_sync=[each - 1 for each in _in_sync(member)],
+        confirmed_offset=_confirmed(member).offset,
+        end_offset=end,
+        lag_bytes=behind if office is None else 0,
+    )
+
+
+def _is_opening(member: ReplicaProcess) -> bool:
+    """Whether it is master, and its store is being opened."""
+    return member.office is not None and member.service is None and not member.office.is_over
+
+
+def _in_sync(member: ReplicaProcess) -> tuple[int, ...]:
+    if member.office is not None:
+        return tuple(sorted(member.office.in_sync.members))
+    return () if member.state is None else tuple(sorted(member.state.in_sync))
+
+
+def _confirmed(member: ReplicaProcess) -> StreamPosition:
+    if member.office is not None:
+        return member.office.in_sync.confirmed
+    return BEGIN if member.stream is None else member.stream.confirmed
+
+
+def _ha_status(member: ReplicaProcess) -> Mapping[str, Any]:
+    """RocketMQ's HARuntimeInfo. What it says of the speed of transfers nobody counts here."""
+    office = member.office
+    if office is None:
+        line, state = member.line, member.state
+        follows = line is not None and line.is_following
+        master = None if state is None or state.master is None else state.replicas.get(state.master)
+        now_ms = int(time.time() * 1000)
+        return {
+            "master": False,
+            "masterCommitLogMaxOffset": 0,
+            "inSyncSlaveNums": 0,
+            "haConnectionInfo": [],
+            "haClientRuntimeInfo": {
+                "masterAddr": "" if master is None else master.address,
+                "transferredByteInSecond": 0,
+                "maxOffset": member.extent.end.offset,
+                "lastReadTimestamp": now_ms,
+                "lastWriteTimestamp": now_ms,
+                "masterFlushOffset": 0,
+                "isActivated": follows,
+            },
+        }
+    end, in_sync = office.end, office.in_sync
+    connections = []
+    for number, lag in lags(office).items():
+        has = in_sync.acknowledged_by(number) or BEGIN
+        record = office.state.replicas.get(number)
+        if lag.connected and record is not None:
+            connections.append(
+                {
+                    "addr": record.address,
+                    "slaveAckOffset": has.offset,
+                    "diff": lag.log_bytes,
+                    "inSync": number in in_sync.members,
+                    "transferredByteInSecond": 0,
+                    "transferFromWhere": has.offset,
+                }
+            )
+    return {
+        "master": True,
+        "masterCommitLogMaxOffset": end.offset,
+        "inSyncSlaveNums": len(in_sync.members) - 1,
+        "haConnectionInfo": connections,
+        "haClientRuntimeInfo": {},
+    }
+
+
+def _epoch_cache(member: ReplicaProcess) -> Mapping[str, Any]:
+    """RocketMQ's EpochEntryCache."""
+    entries, end = list(member.extent.epochs), member.extent.end
+    ends = [entry.start.offset for entry in entries[1:]] + [end.offset]
+    return {
+        "clusterName": member.cluster,
+        "brokerName": member.name,
+        "brokerId": 0 if member.office is not None else member.number,
+        "maxOffset": end.offset,
+        "epochList": [
+            {"epoch": entry.epoch, "startOffset": entry.start.offset, "endOffset": last}
+            for entry, last in zip(entries, ends, strict=True)
+        ],
+    }

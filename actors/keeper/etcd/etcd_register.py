@@ -1,0 +1,173 @@
+"""`Register` on etcd: a key for each group's state, and one, which etcd deletes in time, for its master's lease.
+
+    <prefix>/states/<group>   {"change": "8f..", "state": {...}}
+    <prefix>/leases/<group>   {"replica": 1, "nonce": "91..", "epoch": 7}
+
+A change is a transaction that compares the state's mod_revision; one that takes a master away also compares that there
+is no lease key. A renewal is a new lease of etcd's, to which a transaction attaches the lease key if the state is still
+the one in which the claimant is master.
+
+etcd's own way to prolong a lease is not used. It is answered by the leader alone, out of its memory; one that was
+paused, and has a successor, does not know that: it prolongs leases that have ended, and has others revoked that its
+successor has prolonged (etcd's issue 15247, repaired at the end of 2023; Debian 12's etcd is older). Granting and
+attaching are decided by a majority, and a lease that nobody prolongs ends no earlier than its time after it was
+granted, whichever server looks. Three writes a renewal is what that costs: fine for some hundred groups.
+
+etcd's shortest lease is 1.5 times its election time-out, 2 s with its defaults. With a longer one a master that has
+died is succeeded later, and the register is as safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import secrets
+import ssl
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from raymq.actors.keeper.errors import RegisterConflict, RegisterHeld, RegisterUnavailable, RegisterUnknown
+from raymq.actors.keeper.etcd.etcd_gateway import (
+    EtcdFailed,
+    EtcdGateway,
+    EtcdValue,
+    delete,
+    get,
+    is_unchanged,
+    is_value,
+    put,
+)
+from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.leases import LEASE_SECONDS, RENEWAL_SECONDS, claim_of
+from raymq.actors.keeper.messages import NOTHING, LeaseClaim, Registered
+from raymq.storage.errors import InvalidInput
+
+#: A renewal meets at most so many changes of the state that leave its master where he is.
+_RENEWALS: Final = 3
+
+
+class EtcdRegister:
+    """`Register` on an etcd cluster. Coroutines of one event loop; `close` ends it."""
+
+    def __init__(self, endpoints: Sequence[str], prefix: str, tls: ssl.SSLContext | None = None) -> None:
+        """`endpoints`: as `EtcdGateway`. `prefix`: of all keys, such as "/raymq/<cluster>"."""
+        self._etcd = EtcdGateway(endpoints, tls)
+        self._states = f"{prefix}/states/"
+        self._leases = f"{prefix}/leases/"
+        #: The state in which a claim was found right last, by group: the claim, and the state's mod_revision.
+        self._right: dict[str, tuple[LeaseClaim, int]] = {}
+
+    async def read(self, group: str) -> Registered:
+        """As `Register.read`."""
+        return _registered(await self._state(group))
+
+    async def change(self, group: str, before: Registered, after: GroupState) -> Registered:
+        """As `Register.change`."""
+        after.encode()
+        state_key, lease_key = self._states + group, self._leases + group
+        moves = claim_of(before.value) != claim_of(after)
+        look = [get(state_key), get(lease_key)]
+        try:
+            _, (standing, lease) = await self._etcd.transact([], look, [])
+        except EtcdFailed as error:
+            raise RegisterUnavailable(f"{group}: {error}") from error
+        _check(group, before, _registered(standing), lease if moves else None)
+        made = Registered(before.version + 1, f"{secrets.randbelow(1 << 62):x}", after)
+        compare = [is_unchanged(state_key, 0 if standing is None else standing.mod_revision)]
+        compare += [is_unchanged(lease_key, 0)] if moves else []
+        try:
+            is_made, found = await self._etcd.transact(compare, [put(state_key, _encoded(made))], look)
+        except EtcdFailed as error:
+            failed = RegisterUnknown if error.may_be_done else RegisterUnavailable
+            raise failed(f"{group}: {error}") from error
+        if is_made:
+            return made
+        standing, lease = found
+        _check(group, before, _registered(standing), lease if moves else None)
+        # What was in the way has gone in between: a lease that has just ended.
+        raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
+
+    async def groups(self) -> Sequence[str]:
+        """As `Register.groups`."""
+        try:
+            return sorted(await self._etcd.keys(self._states))
+        except EtcdFailed as error:
+            raise RegisterUnavailable(str(error)) from error
+
+    async def renew(self, group: str, claim: LeaseClaim) -> float:
+        """As `Register.renew`."""
+        try:
+            return await self._renew(group, claim)
+        except EtcdFailed as error:
+            raise RegisterUnavailable(f"{group}: {error}") from error
+
+    async def release(self, group: str, claim: LeaseClaim) -> None:
+        """As `Register.release`."""
+        key = self._leases + group
+        with contextlib.suppress(EtcdFailed):
+            await self._etcd.transact([is_value(key, _claimed(claim))], [delete(key)], [])
+
+    def close(self) -> None:
+        """End the connections."""
+        self._etcd.close()
+
+    async def _renew(self, group: str, claim: LeaseClaim) -> float:
+        state_key = self._states + group
+        right = self._right.get(group)
+        revision = right[1] if right is not None and right[0] == claim else None
+        if revision is None:
+            revision = self._checked(group, claim, await self._state(group))
+        # Granted after the call began, so that it ends no earlier than its seconds after that.
+        lease, seconds = await self._etcd.grant(math.ceil(LEASE_SECONDS))
+        for _ in range(_RENEWALS):
+            attach = put(self._leases + group, _claimed(claim), lease)
+            is_given, found = await self._etcd.transact([is_unchanged(state_key, revision)], [attach], [get(state_key)])
+            if is_given:
+                self._right[group] = claim, revision
+                return min(float(seconds), LEASE_SECONDS)
+            revision = self._checked(group, claim, found[0])
+        raise RegisterUnavailable(f"{group}: its state keeps changing")
+
+    def _checked(self, group: str, claim: LeaseClaim, standing: EtcdValue | None) -> int:
+        """The mod_revision of a state in which the claimant is master; RegisterConflict."""
+        if standing is None or claim_of(_registered(standing).value) != claim:
+            self._right.pop(group, None)
+            raise RegisterConflict(f"{group}: {claim.replica} is not the master of epoch {claim.epoch}")
+        return standing.mod_revision
+
+    async def _state(self, group: str) -> EtcdValue | None:
+        try:
+            _, (standing,) = await self._etcd.transact([], [get(self._states + group)], [])
+        except EtcdFailed as error:
+            raise RegisterUnavailable(f"{group}: {error}") from error
+        return standing
+
+
+def _check(group: str, before: Registered, standing: Registered, lease: EtcdValue | None) -> None:
+    """Raise what forbids a change from `before`."""
+    if (standing.version, standing.change) != (before.version, before.change):
+        raise RegisterConflict(f"{group}: version {standing.version} stands, not {before.version}")
+    if lease is not None:
+        raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
+
+
+def _encoded(entry: Registered) -> bytes:
+    assert isinstance(entry.value, GroupState)
+    return json.dumps({"change": entry.change, "state": entry.value.to_json()}, separators=(",", ":")).encode()
+
+
+def _registered(found: EtcdValue | None) -> Registered:
+    """The value; RegisterUnavailable if somebody else has written there what is none."""
+    if found is None:
+        return NOTHING
+    try:
+        raw = json.loads(found.value)
+        return Registered(found.version, str(raw["change"]), GroupState.from_json(raw["state"]))
+    except (ValueError, TypeError, LookupError, RecursionError, InvalidInput) as error:
+        raise RegisterUnavailable(f"what stands in etcd is no state of a group: {error}") from error
+
+
+def _claimed(claim: LeaseClaim) -> bytes:
+    return json.dumps(asdict(claim), separators=(",", ":"), sort_keys=True).encode()

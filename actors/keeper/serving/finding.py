@@ -1,0 +1,42 @@
+"""Which keepers there are, for who knows where they listen, or listened: they say it themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from raymq.actors.errors import RayMQError
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.wire.commands.keeper import KeeperStatus, keeper_status_command, read_keeper_status
+from raymq.actors.wire.prompt_channel import PromptChannel
+from raymq.actors.wire.tls import RenewedContext
+
+_ASK_SECONDS: Final = 1.0
+
+
+async def find_keepers(addresses: Mapping[int, str], tls: RenewedContext | None = None) -> KeeperSet | None:
+    """The set that the newest of the keepers at these addresses tells; None if none says anything.
+
+    A register that is made with an older set than there is learns the newer one.
+    """
+
+    async def ask(address: str) -> KeeperStatus | None:
+        channel = PromptChannel(address, tls, waits_for_server=False)
+        try:
+            return read_keeper_status(await channel.request(keeper_status_command(), _ASK_SECONDS))
+        except RayMQError:
+            return None
+        finally:
+            channel.close()
+
+    answers = await asyncio.gather(*map(ask, addresses.values()))
+    newest = max((each for each in answers if each is not None), key=lambda each: each.set_number, default=None)
+    if newest is None or newest.set_number == 0:
+        return None
+    members = {
+        number: KeeperMember(addresses[number], incarnation)
+        for number, incarnation in newest.members.items()
+        if number in addresses
+    }
+    return KeeperSet(newest.set_number, members) if len(members) == len(newest.members) else None

@@ -1,0 +1,211 @@
+"""The register's desk: at it a name server answers what RocketMQ's tools ask a controller, and holds elections by hand.
+
+Nothing is kept but connections: where the keepers listen stands in the name server's entries, and all else in the
+register.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from raymq.actors.coordinator.asking import ReplicaQuestions
+from raymq.actors.coordinator.by_hand import elect_by_hand
+from raymq.actors.errors import BrokerGroupNotFound, BrokerUnavailable, ElectionFailed, InvalidInput
+from raymq.actors.keeper.errors import RegisterConflict, RegisterError
+from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.keeper_register import KeeperRegister
+from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.serving.finding import find_keepers
+from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.wire import json_body
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.controller import CleanBrokerData, ElectMaster, GetReplicaInfo
+from raymq.actors.wire.tls import RenewedContext
+from raymq.storage.clock import boottime
+
+#: Tools wait for 5 s.
+_ELECT_SECONDS: Final = 8.0
+_CLEAN_TRIES: Final = 5
+_MOST_GROUPS: Final = 1_000
+_MOST_BODY_BYTES: Final = 1 << 20
+
+
+class RegisterDesk:
+    """Used on the name server's loop. `close` it."""
+
+    def __init__(
+        self, address: str, keepers: Callable[[], Mapping[str, str]], tls: RenewedContext | None = None
+    ) -> None:
+        """`address`: the name server's own. `keepers`: where they listen, by number, as its entries say now."""
+        self._address = address
+        self._keepers = keepers
+        self._tls = tls
+        self._questions = ReplicaQuestions(tls)
+        self._door: SocketKeeperDoor | None = None
+        self._register: KeeperRegister | None = None
+        #: Which keepers the register was made with.
+        self._known: dict[str, str] = {}
+        self._finding = asyncio.Lock()
+        self._served: dict[RequestCode, Callable[[Command], Awaitable[Command]]] = {
+            RequestCode.CONTROLLER_ELECT_MASTER: self._elect,
+            RequestCode.CONTROLLER_GET_REPLICA_INFO: self._replica_info,
+            RequestCode.CONTROLLER_GET_METADATA_INFO: self._metadata,
+            RequestCode.CONTROLLER_GET_SYNC_STATE_DATA: self._sync_states,
+            RequestCode.CLEAN_BROKER_DATA: self._clean,
+        }
+
+    async def answer(self, request: Command) -> Command:
+        """The answer to one of `controller_handlers.CODES`; BrokerUnavailable where the register cannot be asked."""
+        try:
+            return await self._served[RequestCode(request.code)](request)
+        except RegisterError as error:
+            raise BrokerUnavailable("keepers", str(error)) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._questions.close()
+        if self._door is not None:
+            await self._door.close()
+
+    async def _use(self) -> KeeperRegister:
+        async with self._finding:
+            entries = dict(self._keepers())
+            if self._register is None or entries != self._known:
+                addresses = {int(number): address for number, address in entries.items() if number.isdecimal()}
+                found = await find_keepers(addresses, self._tls)
+                if found is None:
+                    raise BrokerUnavailable("keepers", f"none of them answers: {', '.join(entries.values())}")
+                if self._door is not None:
+                    await self._door.close()
+                self._door, self._known = SocketKeeperDoor(found, tls=self._tls), entries
+                self._register = KeeperRegister(found, self._door)
+            return self._register
+
+    async def _state(self, group: str) -> tuple[KeeperRegister, Registered, GroupState]:
+        register = await self._use()
+        now = await register.read(group)
+        if not isinstance(now.value, GroupState) or not now.value.replicas:
+            raise BrokerGroupNotFound(f"the register knows no broker group {group}")
+        return register, now, now.value
+
+    async def _elect(self, request: Command) -> Command:
+        header = ElectMaster.read(request)
+        designated = header.broker_id if header.designate_elect or header.broker_id > 0 else None
+        done = await elect_by_hand(
+            await self._use(),
+            self._questions,
+            header.broker_name,
+            boottime,
+            designated=designated,
+            unclean=header.raymq_unclean,
+            seconds=_ELECT_SECONDS,
+        )
+        fields = _master_fields(done.state) | {"raymqChanged": done.changed, "raymqWarning": done.warning}
+        addresses = {str(number): each.address for number, each in done.state.replicas.items()}
+        group = {"cluster": header.cluster_name, "brokerName": header.broker_name, "brokerAddrs": addresses}
+        return _answer(request, fields, {"brokerMemberGroup": group, "syncStateSet": sorted(done.state.in_sync)})
+
+    async def _replica_info(self, request: Command) -> Command:
+        _, _, state = await self._state(GetReplicaInfo.read(request).broker_name)
+        body = {"syncStateSet": sorted(state.in_sync), "syncStateSetEpoch": state.set_epoch}
+        return _answer(request, _master_fields(state), body)
+
+    async def _metadata(self, request: Command) -> Command:
+        fields = {
+            "group": "raymq",
+            "controllerLeaderId": "register",
+            "controllerLeaderAddress": self._address,
+            "isLeader": True,
+            "peers": f"register:{self._address}",
+        }
+        return request.response(ResponseCode.SUCCESS, fields)
+
+    async def _sync_states(self, request: Command) -> Command:
+        names = _names(request)
+        register = await self._use()
+        table = {}
+        for name in names:
+            value = (await register.read(name)).value
+            if isinstance(value, GroupState) and value.replicas:
+                table[name] = await self._replicas_of(name, value)
+        return _answer(request, {}, {"replicasInfoTable": table})
+
+    async def _replicas_of(self, name: str, state: GroupState) -> dict[str, Any]:
+        heard = await self._questions.status(state.replicas)
+        told = {
+            number: {
+                "brokerName": name,
+                "brokerId": number,
+                "brokerAddress": record.address,
+                "alive": number in heard and heard[number].nonce == record.nonce,
+            }
+            for number, record in state.replicas.items()
+        }
+        fields = _master_fields(state)
+        return {
+            "masterBrokerId": fields["masterBrokerId"],
+            "masterAddress": fields["masterAddress"],
+            "masterEpoch": state.epoch,
+            "syncStateSetEpoch": state.set_epoch,
+            "inSyncReplicas": [each for number, each in told.items() if number in state.in_sync],
+            "notInSyncReplicas": [each for number, each in told.items() if number not in state.in_sync],
+        }
+
+    async def _clean(self, request: Command) -> Command:
+        header = CleanBrokerData.read(request)
+        wanted = [each for each in header.broker_controller_ids_to_clean.split(";") if each.strip()]
+        if not wanted or not all(each.strip().isdecimal() for each in wanted):
+            raise InvalidInput("brokerControllerIdsToClean", 'the numbers of replicas, joined by ";"', wanted)
+        for _ in range(_CLEAN_TRIES):
+            register, now, state = await self._state(header.broker_name)
+            after = state
+            alive = {} if header.is_clean_living_broker else await self._questions.status(state.replicas)
+            for number in map(int, wanted):
+                after = _without(after, number, is_alive=number in alive)
+            try:
+                await register.change(header.broker_name, now, replace(after, set_epoch=state.set_epoch))
+            except RegisterConflict:
+                continue
+            return request.response(ResponseCode.SUCCESS)
+        raise ElectionFailed(f"{header.broker_name}: its state keeps changing")
+
+
+def _without(state: GroupState, number: int, *, is_alive: bool) -> GroupState:
+    if number not in state.replicas:
+        raise InvalidInput("brokerControllerIdsToClean", f"of {sorted(state.replicas)}", number)
+    if number == state.master or number in state.in_sync:
+        raise InvalidInput("brokerControllerIdsToClean", "replicas that are not in sync", number)
+    if is_alive:
+        raise InvalidInput("brokerControllerIdsToClean", "replicas that do not run, or isCleanLivingBroker", number)
+    return state.without_replica(number)
+
+
+def _names(request: Command) -> list[str]:
+    try:
+        names = json.loads(bytes(request.body)) if len(request.body) <= _MOST_BODY_BYTES else None
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or len(names) > _MOST_GROUPS or not all(isinstance(each, str) for each in names):
+        raise InvalidInput("body", f"a list of at most {_MOST_GROUPS} brokers' names", "another body")
+    return names
+
+
+def _master_fields(state: GroupState) -> dict[str, Any]:
+    """RocketMQ has no number and no address where there is no master."""
+    address = None if state.master is None else state.replicas[state.master].address
+    return {
+        "masterBrokerId": state.master,
+        "masterAddress": address,
+        "masterEpoch": state.epoch,
+        "syncStateSetEpoch": state.set_epoch,
+    }
+
+
+def _answer(request: Command, fields: Mapping[str, Any], body: Mapping[str, Any]) -> Command:
+    answer = json_body.answer(request, body)
+    return request.response(ResponseCode.SUCCESS, dict(fields), body=answer.body)

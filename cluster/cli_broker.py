@@ -1,0 +1,187 @@
+"""`raymq broker ...`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import click
+
+from raymq.actors.errors import Timeout
+from raymq.client import Admin, BrokerChange, Operation
+from raymq.cluster import bootstrap
+from raymq.cluster.cli_context import Finder, Rows, admin_rows, json_option
+from raymq.cluster.output import broker_fields, broker_rows, plain, print_fields
+
+#: What an election may take altogether.
+_WAIT_SECONDS = 30.0
+#: How often it is looked how far a change is.
+_LOOK_SECONDS = 0.1
+
+
+@click.group("broker")
+def broker_commands() -> None:
+    """Look at brokers and their replicas, restart them, and have a master elected."""
+
+
+@broker_commands.command("list")
+@admin_rows("no broker", table=broker_rows)
+def list_brokers(admin: Admin) -> Rows:
+    """Every broker, with all of its replicas, as it answers now."""
+    return [broker_fields(broker) for broker in admin.cluster_info().brokers]
+
+
+@broker_commands.command("elect")
+@click.argument("broker")
+@click.option("--replica", type=int, help="The one that is to be master; by default a master that serves stays.")
+@click.option("--unclean", is_flag=True, help="Take the loss of what only replicas have that do not answer.")
+@click.option("--dry-run", is_flag=True, help="Say who is master, and change nothing.")
+@json_option
+@click.pass_obj
+def elect(finder: Finder, broker: str, replica: int | None, unclean: bool, dry_run: bool, as_json: bool) -> None:
+    """See to it that BROKER has a master."""
+    with finder.connect() as mq, Admin(mq) as admin:
+        election = admin.elect(broker, replica, unclean, dry_run=dry_run).wait(_WAIT_SECONDS)
+    print_fields(plain(election), as_json=as_json)
+
+
+@broker_commands.command("restart")
+@click.argument("broker", required=False)
+@click.option("--rolling", is_flag=True, required=True, help="One process after the other, while clients go on.")
+@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@json_option
+@click.pass_obj
+def restart(finder: Finder, broker: str | None, rolling: bool, dry_run: bool, as_json: bool) -> None:
+    """Restart all brokers, or BROKER (a group's name, or a replica's as broker-a.1), one after the other.
+
+    A master hands over first, and each group is whole again before the next replica. Where it was interrupted it can be
+    run again.
+    """
+    _change(finder, "broker restart", as_json, lambda admin: admin.restart(broker, rolling, dry_run=dry_run))
+
+
+@broker_commands.command("add")
+@click.option("--replica-of", "group", metavar="BROKER", help="Add a replica to this group, instead of a new group.")
+@click.option("--name", help="The new group's name; by default the next letter.")
+@click.option("--replicas", type=int, help="The new group's replicas; by default as many as the others were given.")
+@click.option(
+    "--to", "host", help="The machine of the (first) replica, by name or address; by default that with most room."
+)
+@click.option(
+    "--topics",
+    default="all",
+    show_default=True,
+    help='What is made on a new group: "all" but ordered ones, "none", or names joined by ",".',
+)
+@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@json_option
+@click.pass_obj
+def add(
+    finder: Finder,
+    group: str | None,
+    name: str | None,
+    replicas: int | None,
+    host: str | None,
+    topics: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Add a broker group with topics, or a replica to a group, and wait until it is in sync.
+
+    Where it was interrupted, run it again; a replica may be taken away by `raymq broker remove` instead.
+    """
+    chosen = topics if topics in ("all", "none") else topics.split(",")
+    _change(
+        finder,
+        "broker add",
+        as_json,
+        lambda admin: admin.add_broker(name, replicas, replica_of=group, host=host, topics=chosen, dry_run=dry_run),
+    )
+
+
+@broker_commands.command("drain")
+@click.argument("broker")
+@click.option("--remove", is_flag=True, help="When it is empty, end its processes and have all others forget it.")
+@click.option("--cancel", is_flag=True, help="Have it take messages again.")
+@click.option("--lose", is_flag=True, help="Remove it with its dead letters and the progress of streams that it keeps.")
+@click.option("--without-group", "without", multiple=True, metavar="GROUP", help="Do not wait for this consumer group.")
+@click.option("--dry-run", is_flag=True, help="Tell what is left and what is next, and change nothing.")
+@json_option
+@click.pass_obj
+def drain(
+    finder: Finder,
+    broker: str,
+    remove: bool,
+    cancel: bool,
+    lose: bool,
+    without: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Have BROKER, a group, take no new messages, and wait until nothing is left there that somebody waits for.
+
+    It may be interrupted: it goes on taking none, and the same command goes on waiting.
+    """
+    _change(
+        finder,
+        "broker drain",
+        as_json,
+        lambda admin: admin.drain(
+            broker, remove=remove, cancel=cancel, lose=lose, without_groups=without, dry_run=dry_run
+        ),
+    )
+
+
+@broker_commands.command("move")
+@click.argument("broker")
+@click.option("--replica", type=int, required=True, help="The one that is to move, counted from 0.")
+@click.option("--to", "host", required=True, help="The machine to move to, by name or address.")
+@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@json_option
+@click.pass_obj
+def move(finder: Finder, broker: str, replica: int, host: str, dry_run: bool, as_json: bool) -> None:
+    """Have a replica of BROKER on another machine: another one comes, takes everything, and this one goes.
+
+    Its directory stays where it is. Where it was interrupted, run it again, or take the new one away by `raymq broker
+    remove`.
+    """
+    _change(finder, "broker move", as_json, lambda admin: admin.move(broker, replica, host, dry_run=dry_run))
+
+
+@broker_commands.command("remove")
+@click.argument("broker")
+@click.option("--dry-run", is_flag=True, help="Tell the steps, and change nothing.")
+@json_option
+@click.pass_obj
+def remove(finder: Finder, broker: str, dry_run: bool, as_json: bool) -> None:
+    """Take a replica away, as broker-a.1 (the first one is broker-a.0), or a group, which is drained first.
+
+    The directories stay.
+    """
+    _change(finder, "broker remove", as_json, lambda admin: admin.remove_broker(broker, dry_run=dry_run))
+
+
+def _change(finder: Finder, command: str, as_json: bool, begin: Callable[[Admin], Operation[BrokerChange]]) -> None:
+    """Have brokers changed, and tell on stderr how far it is."""
+    finder.refuse_addresses(command)
+    with bootstrap.connect(finder.namespace, finder.address or "auto", tls=finder.tls) as mq, Admin(mq) as admin:
+        operation = begin(admin)
+        try:
+            change = _watched(operation)
+        except KeyboardInterrupt:
+            click.echo("interrupted; run it again, and it goes on with what is left", err=True)
+            raise
+    print_fields(plain(change), as_json=as_json)
+
+
+def _watched(operation: Operation[BrokerChange]) -> BrokerChange:
+    told = 0
+    while True:
+        is_over = operation.state != "running"
+        for step in operation.steps[told:]:
+            click.echo(step, err=True)
+            told += 1
+        if is_over:
+            return operation.wait()
+        with contextlib.suppress(Timeout):
+            operation.wait(_LOOK_SECONDS)

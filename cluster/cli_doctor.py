@@ -1,0 +1,57 @@
+"""`raymq doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from raymq.cluster.cli_context import Finder, json_option
+from raymq.cluster.doctor.finding import Finding, Severity
+from raymq.cluster.output import cell, console, print_json
+
+_WORST_FIRST = (Severity.PROBLEM, Severity.NOTE, Severity.FINE)
+
+
+@click.command("doctor")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder with brokers' directories on this machine, also of brokers that do not run.",
+)
+@click.option("--spark", is_flag=True, help="Java is wanted, whether Spark is installed or not.")
+@click.option("--no-ray", is_flag=True, help="Look by sockets alone: not at the nodes and actors of Ray.")
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, root: Path | None, spark: bool, no_ray: bool, as_json: bool) -> None:
+    """Say what is wrong with this machine and the cluster, and what to do; exit code 1 if anything is.
+
+    Notes are no problems. Where no cluster runs, this machine alone is looked at.
+    """
+    from raymq.cluster.doctor.diagnosis import Patient, diagnose
+
+    finder: Finder = ctx.obj
+    is_named = finder.name_servers is not None or finder.address is not None
+    patient = Patient(finder.connect, is_named, finder.namespace, finder.address, root, spark, not no_ray)
+    if not as_json and sys.stderr.isatty():
+        click.echo("looking; with Ray that takes some seconds", err=True)
+    found = sorted(diagnose(patient), key=lambda each: _WORST_FIRST.index(each.severity))
+    if as_json:
+        print_json([each.fields() for each in found])
+    else:
+        _print(found)
+    if not all(each.ok for each in found):
+        sys.exit(1)
+
+
+def _print(found: list[Finding]) -> None:
+    for each in (each for each in found if each.severity is not Severity.FINE):
+        click.echo(f"{each.severity.value}: {each.check}{f' ({each.where})' if each.where else ''}: {each.found}")
+        if each.remedy:
+            click.echo(f"    {each.remedy}")
+    table = Table.grid(padding=(0, 2))
+    for each in (each for each in found if each.severity is Severity.FINE):
+        table.add_row(*map(cell, ("fine", each.check, each.found, each.where)))
+    console().print(table)

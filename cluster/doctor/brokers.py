@@ -1,0 +1,148 @@
+"""Checks of a running cluster by what its members answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from raymq.actors.protocol import BrokerInfo
+from raymq.client.results import ClusterInfo
+from raymq.cluster.doctor.finding import Finding, fine, note, problem
+
+_REFUSED_RATIO: Final = 0.90
+_EARLY_RATIO: Final = 0.75
+#: A scheduler asks twenty times a second; brokers deliver by themselves where it does not.
+_LATE_SECONDS: Final = 1.0
+_STOP_MS: Final = 1_000.0
+_SET_ASIDE: Final = "setAside_"
+_RECENT_STOP: Final = "loopLongestStopMillisRecently"
+#: Refusals that say that something is wrong, and not only that much is asked.
+_BAD_REFUSALS: Final = ("disk_full", "no_descriptors", "disk_failed", "connections")
+#: States in which a keeper has a voice.
+_VOICED: Final = ("running", "quiet")
+
+
+def check_cluster(info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    """All of it; `figures` are the runtime figures of brokers by address, as far as they answered."""
+    yield from reachable(info)
+    yield from in_sync(info)
+    for broker in info.brokers:
+        if broker.state != "unreachable":
+            yield from _broker(broker, figures.get(broker.address, {}))
+    yield scheduler(info)
+
+
+def reachable(info: ClusterInfo) -> Iterator[Finding]:
+    """Every socket answers from here."""
+    there = 0
+    ways = "see whether its process lives, and whether a firewall stands between"
+    for broker in info.brokers:
+        if broker.state == "unreachable":
+            yield problem("sockets", f"{_named(broker)} does not answer at {broker.address}", broker.name, ways)
+        elif broker.state != "running":
+            found = f"{_named(broker)} is {broker.state}"
+            yield problem(
+                "sockets", found, broker.name, "`raymq broker list` and its actor's log say what it waits for"
+            )
+        else:
+            there += 1
+    for server in info.name_servers:
+        if server.pid is None:
+            yield problem("sockets", f"the name server at {server.address} does not answer", server.address, ways)
+        else:
+            there += 1
+    for keeper in info.keepers:
+        if keeper.state == "unreachable":
+            yield problem("sockets", f"keeper {keeper.id} does not answer at {keeper.address}", keeper.address, ways)
+        elif keeper.state not in _VOICED:
+            remedy = "`raymq cluster start` with the arguments of before gives it a file again, if a majority lives"
+            yield problem(
+                "keepers", f"keeper {keeper.id} has no voice: its file is {keeper.state}", keeper.address, remedy
+            )
+        else:
+            there += 1
+    if not info.brokers:
+        yield problem("sockets", "no broker is registered", remedy="start the cluster again: what is missing is made")
+    yield fine("sockets", f"{there} brokers, name servers and keepers answer from here")
+
+
+def in_sync(info: ClusterInfo) -> Iterator[Finding]:
+    """Each group has a master, and all of its replicas are in sync."""
+    groups: dict[str, list[BrokerInfo]] = defaultdict(list)
+    for broker in info.brokers:
+        groups[broker.name].append(broker)
+    for name, replicas in groups.items():
+        masters = [each for each in replicas if each.role == "master" and each.state == "running"]
+        if len(replicas) == 1 and replicas[0].in_sync is None:
+            continue
+        if not masters:
+            yield problem(
+                "in sync", "the group has no master", name, f"raymq broker elect {name} says why there is none"
+            )
+            continue
+        behind = sorted({each.replica for each in replicas} - set(masters[0].in_sync or ()))
+        if behind:
+            lags = {each.replica: each.lag_bytes for each in replicas}
+            told = ", ".join(f"{number} ({lags[number] or 0} B behind)" for number in behind)
+            remedy = "see whether it runs, and what `raymq broker list` says of it; it comes in again by itself"
+            yield problem("in sync", f"of {len(replicas)} replicas not in sync: {told}", name, remedy)
+        else:
+            yield fine("in sync", f"all {len(replicas)} replicas are in sync", name)
+
+
+def _broker(broker: BrokerInfo, figures: Mapping[str, str]) -> Iterator[Finding]:
+    where = _named(broker)
+    for damage in broker.corruption:
+        remedy = f"`raymq store verify {broker.store}` lists it; a replica or a backup may have what is damaged"
+        found = f"{damage.file} at byte {damage.offset}: {damage.reason}"
+        yield problem("corruption", found, where, remedy)
+    if broker.disk_ratio >= _REFUSED_RATIO:
+        remedy = "make room: it takes messages again by itself"
+        yield problem("disk room", f"{broker.disk_ratio:.0%} of its disk is used: it refuses messages", where, remedy)
+    elif broker.disk_ratio >= _EARLY_RATIO:
+        yield note("disk room", f"{broker.disk_ratio:.0%} of its disk is used", where, "make room before it is 90 %")
+    refused = {cause: broker.refusals.get(cause, 0) for cause in _BAD_REFUSALS if broker.refusals.get(cause)}
+    if refused:
+        told = ", ".join(f"{cause} {count}" for cause, count in refused.items())
+        yield note(
+            "refusals", f"since its start it has refused: {told}", where, "see docs/producing.md, a broker's side"
+        )
+    yield set_aside(figures, where)
+    stop_ms = _number(figures.get(_RECENT_STOP))
+    if stop_ms > _STOP_MS:
+        remedy = "look what else uses its processors and its disk: nobody is served meanwhile"
+        yield note("stops", f"lately its loop has stood still for {stop_ms:.0f} ms", where, remedy)
+
+
+def set_aside(figures: Mapping[str, str], where: str) -> Finding:
+    """Messages of which no copy could be made."""
+    counts = {name.removeprefix(_SET_ASIDE): _number(figures[name]) for name in figures if name.startswith(_SET_ASIDE)}
+    there = {duty: count for duty, count in counts.items() if count}
+    if not there:
+        return fine("undeliverable messages", "none was set aside", where)
+    told = ", ".join(f"{duty} {count:.0f}" for duty, count in there.items())
+    remedy = "raymq/set_aside.jsonl in its directory says which and why; they stay in the log until they expire"
+    return note("undeliverable messages", f"set aside, by duty: {told}", where, remedy)
+
+
+def scheduler(info: ClusterInfo) -> Finding:
+    """Delayed messages come in time."""
+    if info.scheduler.pid is None:
+        found = "no scheduler has asked the brokers: they deliver delayed messages by themselves"
+        return note("scheduler", found, remedy="start the cluster again: what is missing is made")
+    if (info.scheduler.lateness or 0.0) > _LATE_SECONDS:
+        found = f"delayed messages come {info.scheduler.lateness:.1f} s late"
+        return problem("scheduler", found, remedy="look what else uses the brokers' processors and disks")
+    return fine("scheduler", f"process {info.scheduler.pid} asks the brokers in time")
+
+
+def _named(broker: BrokerInfo) -> str:
+    return f"{broker.name}.{broker.replica}" if broker.replica else broker.name
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,60 @@
+"""Which machine this is, whatever it is called: a name that lies on the disk with its brokers' directories.
+
+`ray start` is told it as a custom resource (`raymq cluster host-resources`), and brokers are bound to that resource. So
+a disk that is put into another machine, whose name and address are others, brings its brokers with it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.naming import is_broker_name
+from raymq.storage.files import json_file
+
+FILE: Final = "raymq-host.json"
+_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def host_identity(root: Path, host_name: str) -> str:
+    """What the machine is called that has `root`; it is called after `host_name` when it is asked first.
+
+    Names of machines are used again, by clouds within minutes, so there is something random in it. A root that has
+    brokers already, from before machines had identities, is called what its brokers were bound to: the host's name.
+
+    Raises:
+        InvalidInput: the folder cannot be made or written.
+        StoreCorrupt: the identity cannot be read.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        has_brokers = any(is_broker_name(each.name) for each in root.iterdir())
+    except OSError as error:
+        raise InvalidInput("root", "a folder, or a place where one can be made", f"{root}: {error}") from error
+    file = root / FILE
+    if known := json_file.load_as(file, _identity):
+        return known
+    short = re.sub(r"[^A-Za-z0-9-]", "-", host_name.partition(".")[0])[:60].strip("-") or "host"
+    made = host_name if has_brokers and _FORM.fullmatch(host_name) else f"{short}-{secrets.token_hex(3)}"
+    json_file.save(file, {"host": made}, _identity)
+    return made
+
+
+def check_mounted(root: Path) -> None:
+    """InvalidInput where `root` is on the disk of the system: then the volume that holds it is not mounted."""
+    there = next(each for each in (root, *root.parents) if each.exists())
+    if there.stat().st_dev == Path("/").stat().st_dev:
+        raise InvalidInput("root", "a folder on a volume of its own, which is mounted", str(root))
+
+
+def _identity(raw: Mapping[str, Any]) -> str | None:
+    if not raw:
+        return None
+    told = raw["host"]
+    if not isinstance(told, str) or not _FORM.fullmatch(told):
+        raise ValueError(f"no name of a host: {told!r}")
+    return told

@@ -1,0 +1,89 @@
+"""Taking a machine down: what its brokers are masters of goes to replicas elsewhere, then their stores are closed.
+
+Nothing of the cluster changes by that: the actors stay bound to the machine, and are started again when it is back.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from raymq.actors import handles
+from raymq.actors.errors import RayMQError
+from raymq.actors.naming import replica_name
+from raymq.actors.protocol import BrokerInfo
+from raymq.client import Admin
+from raymq.cluster.bootstrap import Cluster
+
+#: What of the time may go into handing over; the rest is for closing stores.
+_HAND_OVER_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What became of one broker of this machine.
+
+    Attributes:
+        broker, replica: who it is.
+        handed_to: the replica that is master now; None where this one was none, or nobody could take over.
+        trouble: what did not go well; None if all did.
+    """
+
+    broker: str
+    replica: int
+    handed_to: int | None = None
+    trouble: str | None = None
+
+
+def leave(mq: Cluster, timeout: float, *, dry_run: bool = False) -> list[Left]:
+    """Hand over, and close the stores of the brokers on this machine; what became of each. Nothing is raised for one
+    that does not go well: the others still have to.
+    """
+    assert mq.namespace is not None
+    deadline = time.monotonic() + timeout
+    here = ray.get_runtime_context().get_node_id()
+    left = []
+    with Admin(mq) as admin:
+        brokers = admin.cluster_info().brokers
+        for broker in brokers:
+            if broker.node_id == here:
+                until = time.monotonic() + (deadline - time.monotonic()) * _HAND_OVER_SHARE
+                others = [each for each in brokers if each.name == broker.name and each.node_id != here]
+                left.append(_hand_over(admin, broker, others, until, dry_run=dry_run))
+    if dry_run:
+        return left
+    stopping: dict[str, Any] = {}
+    for each in left:
+        name = replica_name(each.broker, each.replica)
+        stopping[name] = handles.find(name, mq.namespace).stop.remote()
+    closed = []
+    for each, (name, ref) in zip(left, stopping.items(), strict=True):
+        try:
+            handles.result(name, ref, max(0.0, deadline - time.monotonic()))
+        except RayMQError as error:
+            each = Left(each.broker, each.replica, each.handed_to, each.trouble or str(error))  # noqa: PLW2901
+        closed.append(each)
+    return closed
+
+
+def successor(broker: BrokerInfo, others: list[BrokerInfo]) -> int | None:
+    """The replica elsewhere that may take over from a master: in sync and running, the lowest number of them."""
+    fit = [each.replica for each in others if each.state == "running" and each.replica in (broker.in_sync or ())]
+    return min(fit, default=None)
+
+
+def _hand_over(admin: Admin, broker: BrokerInfo, others: list[BrokerInfo], until: float, *, dry_run: bool) -> Left:
+    if broker.role != "master" or broker.in_sync is None:
+        return Left(broker.name, broker.replica)
+    to = successor(broker, others)
+    if to is None:
+        return Left(broker.name, broker.replica, trouble="no replica on another machine is in sync")
+    try:
+        if not dry_run:
+            admin.elect(broker.name, to).wait(max(0.1, until - time.monotonic()))
+    except RayMQError as error:
+        return Left(broker.name, broker.replica, trouble=str(error))
+    return Left(broker.name, broker.replica, to)

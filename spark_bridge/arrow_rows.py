@@ -1,0 +1,137 @@
+"""Many bodies that are Arrow streams of one row, at once: those that are alike become one table without a Python object
+for each value.
+
+Only what is plain is taken: columns of flat types that are those of the schema already. All other bodies are left to
+`arrow_row`, one by one, which is slow and strict; what is taken here is what would come of it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raymq.spark_bridge.arrow_row import is_compressed
+
+#: So many kinds of streams are told apart; whoever makes up more has his bodies decoded one by one.
+_MOST_KINDS: Final = 64
+#: The times that Python has, and so the conversion one by one, in microseconds and days since the epoch.
+_YEARS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_YEARS_DAYS: Final = (-719_162, 2_932_896)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRows:
+    """Rows that were decoded together: their numbers, and their values."""
+
+    rows: npt.NDArray[np.int64]
+    values: pa.StructArray
+
+
+class ArrowRows:
+    """Decodes into one struct type. One thread."""
+
+    def __init__(self, kind: pa.StructType) -> None:
+        self._kind = kind
+        #: By the bytes that a stream begins with: its schema, None for one that is not for here.
+        self._schemas: dict[bytes, pa.Schema | None] = {}
+
+    def decode(self, bodies: pa.Array) -> tuple[list[DecodedRows], npt.NDArray[np.int64]]:
+        """What can be decoded together, and the numbers of the rows that are left."""
+        found: dict[bytes, tuple[list[int], list[pa.RecordBatch]]] = {}
+        for row, body in enumerate(bodies):
+            try:
+                begin, batch = self._batch(body.as_buffer())
+            except Exception:  # noqa: BLE001 - bytes from anybody; what is wrong with them is said one by one
+                begin, batch = b"", None
+            if batch is not None:
+                rows, batches = found.setdefault(begin, ([], []))
+                rows.append(row)
+                batches.append(batch)
+        taken = []
+        left = np.ones(len(bodies), bool)
+        for rows, batches in found.values():
+            values = self._values(batches)
+            if values is not None:
+                numbers = np.array(rows, np.int64)
+                left[numbers] = False
+                taken.append(DecodedRows(numbers, values))
+        return taken, np.flatnonzero(left)
+
+    def _batch(self, body: pa.Buffer) -> tuple[bytes, pa.RecordBatch | None]:
+        """What a stream begins with and the batch of its one row; None if it is not for here."""
+        messages = pa.ipc.MessageReader.open_stream(body)
+        first = messages.read_next_message()
+        begin = bytes(first.metadata)
+        if begin not in self._schemas and len(self._schemas) < _MOST_KINDS:
+            schema = pa.ipc.read_schema(first)
+            self._schemas[begin] = schema if self._takes(schema) else None
+        schema = self._schemas.get(begin)
+        if schema is None:
+            return begin, None
+        second = messages.read_next_message()
+        if second.type != "record batch" or is_compressed(second) or not _ends(messages):
+            return begin, None
+        batch = pa.ipc.read_record_batch(second, schema)
+        return begin, batch if batch.num_rows == 1 else None
+
+    def _takes(self, schema: pa.Schema) -> bool:
+        """Whether all columns are flat, and those that are wanted of the wanted type."""
+        wanted = {field.name: field.type for field in self._kind}
+        return len(set(schema.names)) == len(schema) and all(
+            _is_flat(field.type) and wanted.get(field.name, field.type) == field.type for field in schema
+        )
+
+    def _values(self, batches: list[pa.RecordBatch]) -> pa.StructArray | None:
+        """Batches of one row and of one schema as values; None if one of them does not keep Arrow's or our rules."""
+        table = pa.Table.from_batches(batches)
+        try:
+            table.validate(full=True)  # Arrow believes the offsets that it reads, wherever they lead
+        except pa.ArrowException:
+            return None
+        columns = []
+        for field in self._kind:
+            if field.name not in table.column_names:
+                columns.append(pa.nulls(len(table), field.type))
+                continue
+            column = table.column(field.name).combine_chunks()
+            if not _are_within_years(column):
+                return None
+            columns.append(column)
+        return pa.StructArray.from_arrays(columns, fields=list(self._kind))
+
+
+def _ends(messages: pa.ipc.MessageReader) -> bool:
+    """Whether no message follows."""
+    try:
+        messages.read_next_message()
+    except StopIteration:
+        return True
+    return False
+
+
+def _is_flat(kind: pa.DataType) -> bool:
+    """Whether one value of the type is one value, whose bytes are its own."""
+    checks = (
+        *(pa.types.is_boolean, pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_string),
+        *(pa.types.is_binary, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_decimal128),
+    )
+    return any(check(kind) for check in checks)
+
+
+def _are_within_years(column: pa.Array) -> bool:
+    """Whether no time of the column lies beyond the years 1 to 9999."""
+    if pa.types.is_timestamp(column.type):
+        least, most = _YEARS_US
+        numbers = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    elif pa.types.is_date32(column.type):
+        least, most = _YEARS_DAYS
+        numbers = column.cast(pa.int32())
+    else:
+        return True
+    bounds = pc.min_max(numbers).as_py()
+    return bounds["min"] is None or least <= bounds["min"] <= bounds["max"] <= most

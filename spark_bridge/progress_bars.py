@@ -1,0 +1,165 @@
+"""Bars on the driver's terminal that show how far reads and writes are. Where there is no terminal, nothing is shown.
+
+A write is shown by the tasks of its job that have ended. A read is shown by the messages that its tasks have brought:
+each of its actions begins when Spark's first task of it ends, and may be given up in the middle (`df.take`), so the bar
+also ends when Spark has nothing to do.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pyspark.accumulators import AccumulatorParam, AddingAccumulatorParam
+from pyspark.context import SparkContext
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+_LOOK_SECONDS: Final = 0.2
+_JOB_GROUP: Final = "spark.jobGroup.id"
+
+
+def terminal() -> Console | None:
+    """Where bars are drawn; None where nobody would see them."""
+    console = Console(file=sys.stderr)
+    return console if console.is_terminal else None
+
+
+def display(console: Console) -> Progress:
+    """What bars are drawn with. What the program prints meanwhile goes above them, if that is the same terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())
+
+
+class Bar:
+    """One bar, from its first `show` to `close`; then it may be shown anew. Any thread."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self._console = console
+        self._label = label
+        self._lock = threading.Lock()
+        self._progress: Progress | None = None
+
+    def show(self, done: int, total: int) -> None:
+        """Say how much is done. More than `total`, which tasks that were tried again bring about, is all of it."""
+        with self._lock:
+            if self._progress is None:
+                self._progress = display(self._console)
+                self._progress.add_task(self._label)
+                self._progress.start()
+            self._progress.update(self._progress.task_ids[0], completed=min(done, total), total=total)
+
+    def close(self) -> None:
+        """Leave it as it is."""
+        with self._lock:
+            progress, self._progress = self._progress, None
+        if progress is not None:
+            progress.stop()
+
+
+class Ticks:
+    """Calls `look` again and again on a thread of its own, until it says False or `close` is called."""
+
+    def __init__(self, look: Callable[[], bool], seconds: float = _LOOK_SECONDS) -> None:
+        self._look = look
+        self._seconds = seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="raymq-spark-progress", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it; `look` is not called any more when this returns."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._seconds):
+            try:
+                if not self._look():
+                    return
+            except Exception:  # noqa: BLE001 - Spark is being closed: a bar is no reason to fail
+                return
+
+
+@contextmanager
+def tasks_shown(spark: SparkContext, label: str, group: str, console: Console | None) -> Iterator[None]:
+    """Show the tasks of the jobs that the body starts, on this thread; `group` is a name that no other job has."""
+    if console is None:
+        yield
+        return
+    bar = Bar(console, label)
+    bar.show(0, 1)
+
+    def look() -> bool:
+        done, total = _tasks(spark, group)
+        if total:
+            bar.show(done, total)
+        return True
+
+    before = spark.getLocalProperty(_JOB_GROUP)
+    spark.setLocalProperty(_JOB_GROUP, group)
+    ticks = Ticks(look)
+    try:
+        yield
+        ticks.close()
+        _, total = _tasks(spark, group)
+        bar.show(total or 1, total or 1)
+    finally:
+        ticks.close()
+        bar.close()
+        # None takes it away.
+        spark.setLocalProperty(_JOB_GROUP, before)  # type: ignore[arg-type]
+
+
+def _tasks(spark: SparkContext, group: str) -> tuple[int, int]:
+    """How many tasks of a group's jobs have ended, and how many there are."""
+    tracker = spark.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    known = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+
+
+class MessagesShown(AccumulatorParam[int]):
+    """What a read's tasks add the numbers of their messages to: the driver's shows them, a task's only counts."""
+
+    def __init__(self, spark: SparkContext, label: str, total: int, console: Console) -> None:
+        """`total` is the number of messages that one action on the DataFrame brings."""
+        self._spark = spark
+        self._total = total
+        self._bar = Bar(console, label)
+        self._lock = threading.Lock()
+        self._done = 0
+        self._ticks: Ticks | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AddingAccumulatorParam, (0,)
+
+    def zero(self, value: int) -> int:  # noqa: ARG002
+        """What a count begins with."""
+        return 0
+
+    def addInPlace(self, value1: int, value2: int) -> int:  # noqa: N802 - Spark's name
+        """A task has ended that brought `value2` messages."""
+        with self._lock:
+            self._done += value2
+            self._bar.show(self._done, self._total)
+            if self._done >= self._total:
+                self._end()
+            elif self._ticks is None:
+                self._ticks = Ticks(self._look)
+        return value1 + value2
+
+    def _look(self) -> bool:
+        if self._spark.statusTracker().getActiveJobsIds():
+            return True
+        with self._lock:
+            self._end()
+        return False
+
+    def _end(self) -> None:
+        self._bar.close()
+        self._done, self._ticks = 0, None

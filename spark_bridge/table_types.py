@@ -1,0 +1,153 @@
+"""Which Arrow types tables and DataFrames have in common, each with one form of its own on either side.
+
+Spark reads some other types without a word and gets other values (timestamps in milliseconds, large lists), others it
+refuses in the middle of a job. So everything else is refused here, by the name of its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from raymq.client.errors import InvalidInput
+from raymq.spark_bridge.schema import arrow_schema, parse_schema
+
+_SPARK_LEAVES: Final = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
+    *(StringType, BinaryType, DateType, TimestampType, TimestampNTZType, DayTimeIntervalType, NullType),
+)
+_ARROW_LEAVES: Final = frozenset(
+    [
+        *(pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us")),
+    ]
+)
+_ALLOWED: Final = (
+    "columns of bool, int8 to int64, float32, float64, decimal128, string, binary, date32, timestamp[us], "
+    "duration[us], null, and lists, structs and maps of these: cast the table first"
+)
+
+
+def schema_of_dataframe(schema: StructType) -> pa.Schema:
+    """The Arrow schema of the tables that a DataFrame becomes; every column may have nulls.
+
+    Raises:
+        InvalidInput: it has no columns, two of one name, or one of a type that tables do not have.
+    """
+    _check_names("df", "", schema.names)
+    for field in schema.fields:
+        for place, kind in _odd_in_spark(field.name, field.dataType):
+            raise InvalidInput("df", "columns of types that Arrow tables have", f"{place}: {kind.simpleString()}")
+    return arrow_schema(parse_schema(schema))
+
+
+def schema_of_tables(schema: pa.Schema | StructType | str) -> StructType:
+    """The schema of the DataFrame that tables become; every column may have nulls.
+
+    Raises:
+        InvalidInput: it is no schema, has no columns, two of one name, or one of a type that DataFrames do not have.
+    """
+    if not isinstance(schema, pa.Schema):
+        parsed = parse_schema(schema)
+        schema_of_dataframe(parsed)
+        return parsed
+    _check_names("schema", "", schema.names)
+    for field in schema:
+        for place, kind in _odd_in_arrow(field.name, field.type):
+            raise InvalidInput("schema", _ALLOWED, f"{place}: {kind}")
+    made = pa.schema([(field.name, plain(field.type)) for field in schema])
+    return parse_schema(from_arrow_schema(made, prefer_timestamp_ntz=True))
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """The type without what makes no difference to its values: the names of a list's or map's inner fields, which of
+    them may be null, and which zone an instant is shown in.
+    """
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_map(kind):
+        return pa.map_(plain(kind.key_type), plain(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(plain(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, plain(field.type)) for field in kind])
+    return kind
+
+
+def difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
+    """What makes a table of the schema `found` another one than `wanted` says, in words; None if nothing does."""
+    if found.names != wanted.names:
+        return f"columns {found.names}, not {wanted.names}"
+    for ours, theirs in zip(found, wanted, strict=True):
+        if plain(ours.type) != plain(theirs.type):
+            return f"column {ours.name} of {ours.type}, not {theirs.type}"
+    return None
+
+
+def _check_names(field: str, place: str, names: Sequence[str]) -> None:
+    if not names:
+        raise InvalidInput(field, "at least one column", place or "none")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InvalidInput(field, "columns with names of their own", f"{place}{twice}, twice")
+
+
+def _odd_in_spark(place: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
+    """Where in a column of `kind` something is that Arrow tables do not have as it is, and its type."""
+    if isinstance(kind, StructType):
+        _check_names("df", f"{place}.", kind.names)
+        for field in kind.fields:
+            yield from _odd_in_spark(f"{place}.{field.name}", field.dataType)
+    elif isinstance(kind, ArrayType):
+        yield from _odd_in_spark(f"{place}.element", kind.elementType)
+    elif isinstance(kind, MapType):
+        if isinstance(kind.keyType, NullType):  # map() of nothing: a key is never null
+            yield f"{place}.key", kind.keyType
+        yield from _odd_in_spark(f"{place}.key", kind.keyType)
+        yield from _odd_in_spark(f"{place}.value", kind.valueType)
+    elif type(kind) not in _SPARK_LEAVES or (
+        type(kind) is DayTimeIntervalType and kind != DayTimeIntervalType()
+    ):  # Arrow has no "hours to minutes": it would come back as days to seconds
+        yield place, kind
+
+
+def _odd_in_arrow(place: str, kind: Any) -> Iterator[tuple[str, pa.DataType]]:
+    """Where in a column of `kind` something is that DataFrames do not have as it is, and its type."""
+    if pa.types.is_struct(kind):
+        _check_names("schema", f"{place}.", [field.name for field in kind])
+        for field in kind:
+            yield from _odd_in_arrow(f"{place}.{field.name}", field.type)
+    elif pa.types.is_map(kind):
+        yield from _odd_in_arrow(f"{place}.key", kind.key_type)
+        yield from _odd_in_arrow(f"{place}.value", kind.item_type)
+    elif pa.types.is_list(kind):
+        yield from _odd_in_arrow(f"{place}.element", kind.value_type)
+    elif pa.types.is_decimal128(kind):
+        if not 0 <= kind.scale <= kind.precision:  # Spark has no such decimals
+            yield place, kind
+    elif plain(kind) not in _ARROW_LEAVES:
+        yield place, kind

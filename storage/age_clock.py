@@ -1,0 +1,122 @@
+"""The time by which log files are old enough to go: the wall clock, but for one that has just jumped ahead.
+
+What is deleted is gone for good, and a wall clock may be wrong for a while: an hour, or four days ahead, until somebody
+sets it back. So a step ahead counts only after the new time has held for an hour; until then files age by the time that
+the machine itself has counted. A step back counts at once: files stay longer, and nothing is lost.
+
+    <store>/raymq/clock.json     {"boot", "offset_ms"}: of which start of the machine, and the wall time when it began
+
+So also a process that starts while the clock is wrong knows better. After another start of the machine nothing is known
+but that it is not earlier than the newest message was stored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from raymq.storage.clock import boot_id
+from raymq.storage.errors import StoreError
+from raymq.storage.files import fileutil, json_file
+
+#: Steps below this are none: clocks are set by a second now and then.
+STEP_MS: Final = 60_000
+#: For so long a wall clock has to be ahead before it is believed.
+HELD_MS: Final = 3_600_000
+_log = logging.getLogger(__name__)
+
+
+class AgeClock:
+    """The clock of one store; one thread. Without `elapsed` it is the wall clock."""
+
+    def __init__(
+        self,
+        path: Path,
+        wall_ms: Callable[[], int],
+        elapsed: Callable[[], float] | None,
+        newest_ms: int,
+        boot: Callable[[], str] = boot_id,
+    ) -> None:
+        """Know again what was known of the clock.
+
+        Args:
+            path: where that is kept.
+            wall_ms: ms since the epoch.
+            elapsed: seconds since the machine's start (`boottime`).
+            newest_ms: when the newest message was stored, 0 if there is none.
+            boot: names the machine's start.
+        """
+        self._path = path
+        self._wall_ms = wall_ms
+        self._elapsed = elapsed
+        self._boot = boot
+        #: Since when, by `elapsed` in ms, the wall clock is ahead, and by how much; None: it is not.
+        self._ahead: tuple[int, int] | None = None
+        self._offset_ms = 0
+        if elapsed is not None:
+            known = _load(path, boot())
+            now_ms = min(newest_ms, wall_ms()) or wall_ms()
+            self._offset_ms = now_ms - self._elapsed_ms() if known is None else known
+            self._follow()
+            if known is None and self._ahead is None:
+                self._save()
+
+    def now_ms(self) -> int:
+        """The time by which files are old, in ms since the epoch."""
+        if self._elapsed is None:
+            return self._wall_ms()
+        return self._follow()
+
+    def _follow(self) -> int:
+        wall, elapsed = self._wall_ms(), self._elapsed_ms()
+        counted = self._offset_ms + elapsed
+        step = wall - counted
+        if abs(step) <= STEP_MS:
+            if self._ahead is not None:
+                _log.warning("the wall clock is right again: log files expire by it")
+                self._ahead = None
+            return wall
+        if step < 0:
+            self._believe(wall, elapsed)
+            return wall
+        if self._ahead is None or abs(step - self._ahead[1]) > STEP_MS:
+            self._ahead = elapsed, step
+            _log.warning(
+                "the wall clock is %.1f hours ahead of what is known of the time: for %d minutes log files do not "
+                "expire by it",
+                step / 3_600_000,
+                HELD_MS // 60_000,
+            )
+        elif elapsed - self._ahead[0] >= HELD_MS:
+            _log.warning("the wall clock has stayed %.1f hours ahead: log files expire by it", step / 3_600_000)
+            self._believe(wall, elapsed)
+            return wall
+        return counted
+
+    def _believe(self, wall: int, elapsed: int) -> None:
+        self._offset_ms, self._ahead = wall - elapsed, None
+        self._save()
+
+    def _elapsed_ms(self) -> int:
+        assert self._elapsed is not None
+        return int(self._elapsed() * 1000)
+
+    def _save(self) -> None:
+        told = json_file.encode({"boot": self._boot(), "offset_ms": self._offset_ms})
+        try:
+            fileutil.make_folder(self._path.parent)
+            fileutil.replace(self._path, told.encode())
+        except StoreError as error:  # what is known of the clock keeps nobody from his work
+            _log.info("what is known of the clock is not kept: %s", error)
+
+
+def _load(path: Path, boot: str) -> int | None:
+    """The wall time when the machine started that names itself so; None if it is not known."""
+    try:
+        told = json.loads(fileutil.read_whole(path))
+        return int(told["offset_ms"]) if boot and told["boot"] == boot else None
+    except (FileNotFoundError, StoreError, *json_file.ANOTHER_FORM):
+        return None

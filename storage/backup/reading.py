@@ -1,0 +1,96 @@
+"""The bytes of backups, each checked before it is believed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from raymq.storage.backup.manifest import Extent, Manifest, decode
+from raymq.storage.backup.target import Target
+from raymq.storage.errors import InvalidInput, StoreCorrupt
+
+#: So many objects are kept, since many files share one.
+_KEPT_OBJECTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The backups of a target, the oldest first; and what stands among them and is none."""
+
+    backups: tuple[Manifest, ...]
+    broken: tuple[StoreCorrupt, ...]
+
+
+def read_catalog(target: Target) -> Catalog:
+    """All that there is; BackupFailed."""
+    found: list[Manifest] = []
+    broken: list[StoreCorrupt] = []
+    for name in target.names():
+        where = f"{target.where}/backups/{name}.json"
+        try:
+            manifest = decode(where, target.read_manifest(name))
+            if manifest.name != name:
+                raise StoreCorrupt(where, 0, f"it is the manifest of {manifest.name}")
+            found.append(manifest)
+        except StoreCorrupt as error:
+            broken.append(error)
+        except FileNotFoundError:  # it has just gone
+            continue
+    found.sort(key=lambda each: (each.made_at_ms, each.name))
+    return Catalog(tuple(found), tuple(broken))
+
+
+def chosen(catalog: Catalog, where: str, name: str | None) -> Manifest:
+    """The backup of that name, None: the newest one; InvalidInput: there is none. StoreCorrupt: it is damaged."""
+    for error in catalog.broken:
+        if name is not None and error.file.endswith(f"/{name}.json"):
+            raise error
+    found = [each for each in catalog.backups if name in (None, each.name)]
+    if not found:
+        raise InvalidInput("backup", _one_of(catalog.backups, where), name)
+    return found[-1]
+
+
+def _one_of(backups: Sequence[Manifest], where: str) -> str:
+    if not backups:
+        return f"one that {where} has, which has none"
+    return f"one that {where} has: {', '.join(each.name for each in backups[-10:])}"
+
+
+class ExtentReader:
+    """Reads extents of one target. One thread."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._objects: OrderedDict[str, bytes | StoreCorrupt] = OrderedDict()
+
+    def read(self, extent: Extent) -> memoryview:
+        """Its bytes, which are those that were backed up; StoreCorrupt: they are not. BackupFailed."""
+        found = self._objects.get(extent.object)
+        if found is None:
+            found = self._objects[extent.object] = self._object(extent.object)
+            while len(self._objects) > _KEPT_OBJECTS:
+                self._objects.popitem(last=False)
+        if isinstance(found, StoreCorrupt):
+            raise found
+        content = memoryview(found)[extent.at : extent.at + extent.length]
+        is_all = len(content) == len(found) and extent.digest == extent.object
+        if len(content) != extent.length or not (is_all or hashlib.sha256(content).hexdigest() == extent.digest):
+            raise StoreCorrupt(self._where(extent.object), extent.at, "not the bytes that the manifest names")
+        return content
+
+    def _object(self, name: str) -> bytes | StoreCorrupt:
+        where = self._where(name)
+        try:
+            content = self._target.read_object(name)
+        except FileNotFoundError:
+            return StoreCorrupt(where, 0, "it is missing")
+        if hashlib.sha256(content).hexdigest() != name:
+            return StoreCorrupt(where, 0, f"its {len(content)} bytes are not those that were written")
+        return content
+
+    def _where(self, name: str) -> str:
+        return f"{self._target.where}/objects/{name[:2]}/{name}"

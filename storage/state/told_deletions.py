@@ -1,0 +1,44 @@
+"""Which topics were deleted, as the files of a store directory say: what a replica's queues have to agree with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from raymq.storage.files import fileutil, json_file
+from raymq.storage.log.checkpoint import State
+from raymq.storage.state.state_files import OURS
+from raymq.storage.tables.journal import Journal
+
+
+def told(directory: Path) -> dict[str, int]:
+    """Where the log ended when which topics were deleted, as the journal of deletions says. StoreBusy, StoreFailed."""
+    journal = Journal(directory / OURS / "deletions.journal", writable=False)
+    entries = [*journal.entries, *journal.behind]
+    return State().with_deletions((str(topic), int(place)) for topic, place in entries).deleted_topics
+
+
+def lost(directory: Path, before: dict[str, int], log_min: int) -> list[str]:
+    """The topics of which a deletion was told and is no more, as one that never was; StoreBusy, StoreFailed.
+
+    Args:
+        before: what was told; what the queues' checkpoint tells counts, too.
+        log_min: of the log there is nothing before this place: deletions from before it are not told any more.
+    """
+    now = told(directory)
+    state = State.load(directory / OURS / "state.json")
+    known = [*before.items(), *(state.deleted_topics.items() if state is not None else ())]
+    return sorted({topic for topic, place in known if place > max(log_min, now.get(topic, -1))})
+
+
+def save(path: Path, deletions: dict[str, int]) -> None:
+    """Keep what was told, durably, beside what is kept there already."""
+    fileutil.replace(path, json.dumps(load(path) | deletions).encode())
+
+
+def load(path: Path) -> dict[str, int]:
+    """What is kept there; nothing where nothing can be read."""
+    try:
+        return {str(topic): int(place) for topic, place in json.loads(fileutil.read_whole(path)).items()}
+    except (FileNotFoundError, *json_file.ANOTHER_FORM):
+        return {}

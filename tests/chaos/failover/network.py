@@ -1,0 +1,98 @@
+"""Hosts of one machine: network namespaces on a bridge, between which packets are lost as a test wants.
+
+    with Network(["h1", "h2", "clients"]) as network:
+        network.cut("h1", "h2")      # nothing of h1 reaches h2, silently; what h2 sends still arrives
+        network.mend("h1", "h2")
+
+They are made in the network namespace of the caller, who has one of his own (`isolation`). A cut needs no packet
+filter: the sender is told a hardware address for its neighbour that nobody has, so that the bridge drops what it sends.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+_BRIDGE: Final = "bridge0"
+_NET: Final = "10.77.0"
+_NOBODY: Final = "02:00:00:00:ff:ff"
+#: The caller's own place on the bridge: from there everybody can be reached at all times.
+OBSERVER: Final = f"{_NET}.254"
+
+
+class Network:
+    """The hosts, by name; numbered from 1 on in the order that was given."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = {name: number for number, name in enumerate(hosts, 1)}
+        #: Those whose packets to the other one are lost.
+        self.cuts: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Self:
+        _ip("link", "set", "lo", "up")
+        _ip("link", "add", _BRIDGE, "address", _mac(254), "type", "bridge")
+        _ip("link", "set", _BRIDGE, "up")
+        _ip("addr", "add", f"{OBSERVER}/24", "dev", _BRIDGE)
+        for name, number in self.hosts.items():
+            _ip("netns", "add", name)
+            _ip("link", "add", f"veth{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", f"veth{number}", "master", _BRIDGE, "up")
+            _ip("-n", name, "link", "set", "eth0", "address", _mac(number))
+            _ip("-n", name, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        for name in self.hosts:
+            _ip("-n", name, *_neighbour(OBSERVER, _mac(254)))
+            _ip(*_neighbour(self.address(name), _mac(self.hosts[name]), _BRIDGE))
+            for other in self.hosts:
+                if other != name:
+                    self.mend(name, other)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in self.hosts:
+            _ip("netns", "del", name)
+        _ip("link", "del", _BRIDGE)
+
+    def address(self, host: str) -> str:
+        """Its IPv4 address."""
+        return f"{_NET}.{self.hosts[host]}"
+
+    def inside(self, host: str) -> list[str]:
+        """What a command begins with that is to run there."""
+        return ["ip", "netns", "exec", host]
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Lose what the one sends to the other, without a word."""
+        self.cuts.add((sender, receiver))
+        _ip("-n", sender, *_neighbour(self.address(receiver), _NOBODY))
+
+    def mend(self, sender: str, receiver: str) -> None:
+        """The reverse of `cut`."""
+        self.cuts.discard((sender, receiver))
+        _ip("-n", sender, *_neighbour(self.address(receiver), _mac(self.hosts[receiver])))
+
+    def slow(self, host: str, bits: str | None) -> None:
+        """Let it send no more than so many bits a second ("2mbit"); None: as many as it likes."""
+        parts = ["root", "tbf", "rate", bits, "burst", "32k", "latency", "400ms"] if bits else ["root"]
+        command = ["tc", "-n", host, "qdisc", "add" if bits else "del", "dev", "eth0", *parts]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def _mac(number: int) -> str:
+    return f"02:00:00:00:00:{number:02x}"
+
+
+def _neighbour(address: str, mac: str, device: str = "eth0") -> list[str]:
+    return ["neigh", "replace", address, "lladdr", mac, "nud", "permanent", "dev", device]
+
+
+def _ip(*arguments: str) -> None:
+    try:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise OSError(f"ip {' '.join(arguments)}: {error.stderr}") from error

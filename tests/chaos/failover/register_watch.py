@@ -1,0 +1,113 @@
+"""Looks at the register all the time, from where all hosts can be reached, and notes what it says of each group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from raymq.actors.errors import RayMQError
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.keeper.errors import RegisterError
+from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.keeper_register import KeeperRegister
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.wire.commands.replication import ReplicaStatus, read_replica_status, replica_status_command
+from raymq.actors.wire.connection import ConnectionPool
+from tests.chaos.failover.recorded import Reigned
+
+_LOOK_SECONDS: Final = 0.2
+#: What one change of the set of keepers may take: it waits for leases to end.
+_CHANGE_SECONDS: Final = 20.0
+_STATUS_SECONDS: Final = 1.0
+
+
+class RegisterWatch:
+    """Watches one group, from its making until `stop`; any thread.
+
+    Attributes:
+        reigned: each change that was seen.
+        state: what was seen last, and when.
+    """
+
+    def __init__(self, keepers: KeeperSet, group: str) -> None:
+        self.reigned: list[Reigned] = []
+        self.state: GroupState | None = None
+        self.seen_at = 0.0
+        self._group = group
+        self._loop = EventLoopThread("register-watch")
+        self._door, self._register, self._pool = self._loop.run(self._open(keepers), 10.0)
+        self._watching = self._loop.submit(self._watch())
+
+    def stop(self) -> None:
+        self._watching.cancel()
+        self._loop.run(self._door.close(), 10.0)
+        self._loop.run(self._pool.close(), 10.0)
+        self._loop.stop()
+
+    def settled_in_sync(self) -> frozenset[int]:
+        """Who is in sync, after which no change that was asked for before can be made; empty: it cannot be said."""
+        try:
+            value = self._loop.run(self._register.settle(self._group), _CHANGE_SECONDS).value
+        except (RegisterError, TimeoutError):
+            return frozenset()
+        return value.in_sync if isinstance(value, GroupState) else frozenset()
+
+    def master_status(self) -> ReplicaStatus | None:
+        """What the group's master says of itself; None: nothing."""
+        state = self.state
+        if state is None or state.master is None:
+            return None
+        address = state.replicas[state.master].address
+        try:
+            asked = self._pool.request(address, replica_status_command(), _STATUS_SECONDS, patient=True)
+            return read_replica_status(self._loop.run(asked, 2 * _STATUS_SECONDS))
+        except (RayMQError, TimeoutError):
+            return None
+
+    def take_in(self, number: int, address: str, begin_anew: Callable[[str], None]) -> bool:
+        """Take in a keeper that has lost its file by the majority of the others; whether that was done.
+
+        `begin_anew` is called in between, with what the keeper is to begin with.
+        """
+        try:
+            self._loop.run(self._take_in(number, address, begin_anew), _CHANGE_SECONDS)
+        except (RegisterError, TimeoutError):
+            return False
+        return True
+
+    async def _open(self, keepers: KeeperSet) -> tuple[SocketKeeperDoor, KeeperRegister, ConnectionPool]:
+        door = SocketKeeperDoor(keepers)
+        return door, KeeperRegister(keepers, door), ConnectionPool()
+
+    async def _watch(self) -> None:
+        while True:
+            with contextlib.suppress(RegisterError):
+                value = (await self._register.read(self._group)).value
+                if isinstance(value, GroupState):
+                    self._note(value)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _note(self, state: GroupState) -> None:
+        reigned = Reigned(time.monotonic(), self._group, state.epoch, state.master or 0, len(state.in_sync))
+        last = self.reigned[-1] if self.reigned else None
+        if last is None or (last.epoch, last.master, last.in_sync) != (reigned.epoch, reigned.master, reigned.in_sync):
+            self.reigned.append(reigned)
+        self.state, self.seen_at = state, reigned.at
+
+    async def _take_in(self, number: int, address: str, begin_anew: Callable[[str], None]) -> None:
+        after = await self._register.finish_change()
+        if number in after.members:
+            await self._register.remove_keeper(number)
+        incarnation = uuid.uuid4().hex
+        await asyncio.to_thread(begin_anew, incarnation)
+        await self._register.add_keeper(number, KeeperMember(address, incarnation))
+
+
+def founded(cluster: str, addresses: Mapping[int, str]) -> KeeperSet:
+    """A set of keepers that is new."""
+    return KeeperSet(1, {number: KeeperMember(address, uuid.uuid4().hex) for number, address in addresses.items()})

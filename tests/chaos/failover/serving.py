@@ -1,0 +1,99 @@
+"""One server of a cluster without Ray, in a process of its own, with a disk and a clock that can be broken.
+
+It prints a line of JSON with its address once it serves, and obeys lines on its standard input until that is closed:
+
+    disk MODE [SECONDS]   see `BrokenDisk`
+    clock SECONDS         set the wall clock so far ahead, or back
+    keeper status         of a keeper: says its state
+    keeper anew MADE      of one that has lost its file: begin with that incarnation; says its state
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from raymq.actors.broker.replica.service import ReplicaService
+from raymq.actors.broker.service import BrokerService
+from raymq.actors.coordinator.service import CoordinatorService
+from raymq.actors.garbage import keep_collections_short
+from raymq.actors.keeper.keeper_record import KeeperRecord
+from raymq.actors.keeper.serving.service import KeeperService
+from raymq.actors.names.service import NameServerService
+from raymq.actors.protocol import BrokerSpec, CoordinatorSpec, KeeperSpec, NameServerSpec
+from raymq.storage.files.file_calls import replaced
+from tests.chaos.failover.broken_disk import BrokenDisk
+from tests.chaos.failover.set_clock import SetClock
+
+
+async def started(what: str, spec: dict[str, Any]) -> Any:
+    """The server that `spec` is of; it has an address, and a `stop`."""
+    if what == "names":
+        return await NameServerService.start(NameServerSpec(**spec))
+    if what == "keeper":
+        return await KeeperService.start(KeeperSpec(**spec))
+    if what == "coordinator":
+        return await CoordinatorService.start(CoordinatorSpec(**{**spec, "groups": tuple(spec["groups"])}))
+    made = BrokerSpec(**{**spec, "name_servers": tuple(spec["name_servers"])})
+    return await (ReplicaService if made.replicas > 1 else BrokerService).start(made, "node")
+
+
+def say(**told: Any) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def tell_where() -> None:
+    """Write where each thread and task is, for whoever wants to know why nothing goes on."""
+    faulthandler.dump_traceback(all_threads=True)
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=12)
+    sys.stderr.flush()
+
+
+async def serve(what: str, spec: dict[str, Any], disk: BrokenDisk, clock: SetClock) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR2, tell_where)
+    service = await started(what, spec)
+    keep_collections_short()
+    ended = asyncio.Event()
+
+    async def keeper(words: list[str]) -> None:
+        if words[0] == "anew":
+            await service.begin_anew(KeeperRecord(spec["cluster"], spec["number"], words[1]))
+        say(state=service.keeper.status.state)
+
+    def obey() -> None:
+        """On a thread of its own: the loop may wait for the disk that is to be mended."""
+        for line in sys.stdin:
+            match line.split():
+                case ["disk", mode]:
+                    disk.become(mode)
+                case ["disk", mode, seconds]:
+                    disk.become(mode, float(seconds))
+                case ["clock", seconds]:
+                    clock.step(float(seconds))
+                case ["keeper", *words]:
+                    asyncio.run_coroutine_threadsafe(keeper(words), loop)
+        disk.become("fine")
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=obey, daemon=True).start()
+    say(address=getattr(service, "address", ""), pid=os.getpid())
+    await ended.wait()
+    await service.stop()
+
+
+def main(what: str, spec: dict[str, Any], clock: SetClock) -> None:
+    """Serve until standard input is closed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    disk = BrokenDisk()
+    with replaced(disk):
+        asyncio.run(serve(what, spec, disk, clock))

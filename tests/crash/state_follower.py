@@ -1,0 +1,81 @@
+"""A replica's life for test_state_prefixes.py: it makes what a master has shipped, until it is killed.
+
+    python state_follower.py DIRECTORY STREAM
+
+It prints a line before each piece of the stream, "snapshot" before it takes all of the state, and goes on where it was
+killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from raymq.storage.state.changes import StateChange
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from tests.crash.powerless_broker import CONFIG
+
+
+class Recording:
+    """What a master ships, to be played to a process."""
+
+    def __init__(self, store: Store, recorder: StateRecorder) -> None:
+        self._store, self._recorder = store, recorder
+        snapshot = recorder.snapshot()
+        self._snapshot: list[Any] = [snapshot.sequence, list(snapshot.parts())]
+        snapshot.close()
+        self._sequence, self._log_end = snapshot.sequence, 0
+        self._events: list[Any] = []
+
+    def record(self) -> None:
+        """What came since."""
+        while changes := self._recorder.after(self._sequence):
+            for change in changes:
+                self._log(change.log_offset)
+                self._events.append(["state", change.sequence, change.log_offset, change.payload])
+                self._sequence = change.sequence
+        if not self._store._closed:
+            self._log(self._store.max_physical_offset)
+
+    def _log(self, end: int) -> None:
+        while self._log_end < end:
+            with self._store.log_bytes(self._log_end, min(end, self._log_end + 500)) as part:
+                self._events.append(["log", part.offset, 0, bytes(part.view)])
+                self._log_end = part.end
+
+    def save(self, path: Path) -> None:
+        """For the program."""
+        path.write_bytes(msgpack.packb([self._snapshot, self._events]))
+
+
+def main(directory: Path, stream: Path) -> None:
+    """Play it."""
+    (sequence, parts), events = msgpack.unpackb(stream.read_bytes())
+    replica = StateReplica(directory)
+    if not replica.last:
+        os.write(1, b"snapshot\n")
+        replica.begin_snapshot()
+        for part in parts:
+            os.write(1, b"part\n")
+            replica.load(part)
+        replica.end_snapshot(sequence)
+    store = Store.open(directory, CONFIG, follows=True)
+    for kind, place, log_offset, content in events:
+        if kind == "log" and place + len(content) > store.received_offset:
+            os.write(1, b"log\n")
+            store.take_log(store.received_offset, content[store.received_offset - place :])
+        elif kind == "state" and place > replica.last:
+            os.write(1, b"state\n")
+            replica.apply([StateChange(place, log_offset, content)])
+    replica.sync()
+    store.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,135 @@
+"""A broker's core that lives several times, each life as the master of a replica, which is its successor.
+
+At the end of a life the master is gone, and its replica has some prefix of what it was shipped: all of the log and the
+state that was there at one moment. The next life begins with an ordinary start in the replica's directory. What clients
+were told counts only where it was shipped before.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from tests.crash.powerless_broker import CONFIG, PowerlessBroker
+from tests.replicas import log_content
+from tests.state_copies import Shipping, state_of, take_snapshot
+
+
+class SucceededBroker(PowerlessBroker):
+    """`flush` and `checkpoint` ship all, and what is acknowledged counts from then on.
+
+    Attributes:
+        compared: how often the files of a replica were looked at, and were its master's.
+    """
+
+    def __init__(self, root: Path, random_: random.Random, *, sync: bool) -> None:
+        super().__init__(root, random_, sync=sync)
+        self.compared = 0
+        self._former: StateReplica | None = None
+        self._threads: list[threading.Thread] = []
+
+    @contextmanager
+    def life(self) -> Iterator[None]:
+        """The broker starts as master, has a replica, and is gone at the end."""
+        recorder = StateRecorder.begin(
+            self.directory, log_end=lambda: self._log_end, on_change=lambda: None, continues=self._former
+        )
+        try:
+            self._log_end = 0
+            self._recorder = recorder
+            self._shipping: Shipping | None = None
+            self._open()
+            recorder.log_end = lambda: self.store.max_physical_offset
+            self._lives += 1
+            successor = self._root / str(self._lives)
+            replica = StateReplica(successor)
+            take_snapshot(recorder, replica)
+            follower = Store.open(successor, CONFIG, follows=True)
+            self._shipping = Shipping(self.store, recorder, follower, replica)
+            self._shipping.all()  # before that it is not in sync, and no successor
+            yield
+            self._end(recorder)
+        finally:
+            recorder.stop()
+        self.directory = successor
+        self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
+        if self._random.random() < 0.5:
+            follower.close()
+        else:  # as a SIGKILL leaves it
+            follower._flusher.stop()
+            follower._abandon()
+        self._former = None
+        if self._random.random() < 0.5:
+            self._former = replica  # the process goes on
+        else:
+            replica.close()
+
+    def close(self) -> None:
+        """Let go of the last replica."""
+        if self._former is not None:
+            self._former.close()
+
+    def _end(self, recorder: StateRecorder) -> None:
+        """Ship some of what was not shipped yet; the master is gone then."""
+        assert self._shipping is not None
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self.store._parts.progress._wait()
+        self.store._parts.in_flight._wait()
+        if self._random.random() < 0.3:
+            self._shipping.all()
+            assert state_of(self._root / str(self._lives)) == state_of(self.directory)
+            assert log_content(self._root / str(self._lives)) == log_content(self.directory)
+            self.compared += 1
+        else:
+            self._shipping.some(self._random)
+        recorder.stop()
+        self.store._flusher.stop()
+        self._producers.close()
+        self.core.timers.log.close()
+        self.store._abandon()
+
+    def some_work(self, *, flushed: bool = True) -> None:
+        """One thing; and sometimes what happens on other threads, and a part of the stream goes out."""
+        super().some_work(flushed=flushed)
+        assert self._shipping is not None
+        others: list[Callable[[], None]] = [self.save_settings, lambda: self._shipping.some(self._random)]  # type: ignore[union-attr]
+        if self._random.random() < 0.3:
+            self._random.choice(others)()
+
+    def save_settings(self) -> None:
+        """Fold the tables of settings, as the broker does on another thread."""
+        for table in (self.store.topic_configs, self.store.group_configs):
+            write = table.pending()
+            if write is not None:
+                self._threads.append(threading.Thread(target=write))
+                self._threads[-1].start()
+
+    def flush(self) -> None:
+        """All that is acknowledged is on the replica."""
+        self.store.flush()
+        if self._shipping is not None:
+            self._shipping.all()
+            self.known.durable.update(self.known.acknowledged)
+
+    def checkpoint(self) -> None:
+        """The store's."""
+        self.store._save_checkpoint()
+        self.flush()
+
+    def stage(self) -> None:
+        """What is staged is on the replica before its client goes on: the commit does not say anew what it has."""
+        super().stage()
+        self.flush()
+
+    def _acknowledged(self, bodies: list[bytes], *, durable: bool = False) -> None:
+        super()._acknowledged(bodies)
+        if durable:
+            self.flush()

@@ -1,0 +1,111 @@
+"""SIGKILL of a backup at each of its steps, and of a restoration: the former backup is whole, the broker unharmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, Producer
+from raymq.cluster import backup_store, list_backups, restore_store, verify_backups
+from raymq.storage.backup.making import BackupReport
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import BackupFailed, InvalidInput
+from raymq.storage.failpoints import NAMES, arm
+from raymq.storage.store import Store
+from tests.broker_process import BrokerProcess
+from tests.polling import poll_until
+from tests.stored import bodies
+
+pytestmark = pytest.mark.crash
+
+STORE = {"commitlog_file_bytes": 1 << 20, "index_slots": 100, "index_entries": 10_000}
+OF_BACKUPS = tuple(name for name in NAMES if name.startswith("backup."))
+OF_RESTORING = tuple(name for name in NAMES if name.startswith("restore."))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Path, Connection]]:
+    directory = tmp_path_factory.mktemp("backups")
+    process = BrokerProcess("broker-a", directory, store=STORE)
+    with Connection([process.name_server]) as mq:
+        with Admin(mq) as admin:
+            admin.create_topic("t", queues=1)
+        yield process, directory / "broker-a", mq
+    process.stop()
+
+
+def killed(failpoint: str, call: Callable[[], object]) -> int:
+    """What a process that does this ends with."""
+    child = os.fork()
+    if not child:
+        try:
+            arm(failpoint)
+            call()
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def send(mq: Connection, *texts: str) -> None:
+    with Producer(mq, "p") as producer:
+        producer.send_batch([Message("t", text.encode() * 1_000) for text in texts])
+
+
+def stored(directory: Path) -> list[bytes]:
+    with Store.open(directory, StoreConfig(**STORE)) as store:  # type: ignore[arg-type]
+        return [body[:2] for body in bodies(store, "t", 0)]
+
+
+def test_backups_that_are_killed(broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path) -> None:
+    process, directory, mq = broker
+    target = tmp_path / "target"
+    sent = ["00"] * 300
+    send(mq, *sent)
+    backup_store(directory, target)
+    for number, failpoint in enumerate([*OF_BACKUPS, *(f"replace.before_rename:{n}" for n in (1, 2))], 1):
+        sent += [f"{number:02}"] * 300
+        send(mq, *sent[-300:])
+        good = {each.name for each in list_backups(target)}
+        assert killed(failpoint, lambda: backup_store(directory, target, keep=1)) == -signal.SIGKILL, failpoint
+        is_made = failpoint in ("backup.after_manifest", "backup.before_object_goes")
+        assert len({each.name for each in list_backups(target)} - good) == is_made
+        assert verify_backups(target).bad == []
+        send(mq, "xx")  # the broker goes on
+        sent.append("xx")
+        made = poll_until(lambda: backed_up(directory, target), what="what the dead one held is given back")
+        assert [each.name for each in list_backups(target)] == [made.name]
+    files = {path for path in target.rglob("*") if path.is_file()}
+    named = {extent.object for extent in list_backups(target)[0].extents()}
+    assert len(files) == len(named) + 1, "nothing is left of those that were killed"
+    restore_store(target, tmp_path / "restored")
+    assert stored(tmp_path / "restored") == [text.encode() for text in sent]
+    assert not process.is_dead
+
+
+def backed_up(directory: Path, target: Path) -> BackupReport | None:
+    """A backup, unless another one is under way."""
+    try:
+        return backup_store(directory, target, keep=1)
+    except BackupFailed:
+        return None
+
+
+@pytest.mark.parametrize("failpoint", [*OF_RESTORING, "restore.before_file:4"])
+def test_a_restoration_that_is_killed(
+    broker: tuple[BrokerProcess, Path, Connection], tmp_path: Path, failpoint: str
+) -> None:
+    _, directory, mq = broker
+    send(mq, "aa")
+    backup_store(directory, tmp_path / "target")
+    there = tmp_path / "restored"
+    assert killed(failpoint, lambda: restore_store(tmp_path / "target", there)) == -signal.SIGKILL
+    with pytest.raises(InvalidInput, match="being restored"):
+        Store.open(there)
+    restore_store(tmp_path / "target", there)
+    assert stored(there)[-1] == b"aa"
+    with pytest.raises(InvalidInput, match="empty"):
+        restore_store(tmp_path / "target", there)

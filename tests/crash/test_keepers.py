@@ -1,0 +1,304 @@
+"""Keepers as processes: killed at each step of saving, paused, emptied.
+
+What their users were told has one order, and no two masters had a lease at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+from raymq.actors.keeper.errors import RegisterError, RegisterHeld, RegisterUnavailable
+from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_register import KeeperRegister
+from raymq.actors.keeper.leases import LEASE_SECONDS, USED_SHARE, KeeperLeases, claim_of
+from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.register import Register
+from raymq.storage.clock import boottime
+from raymq.storage.failpoints import NAMES
+from tests.crash.keeper_process import CHANGED, LED, KeeperProcesses, mark_of, marked, register_of, started, told
+from tests.etcd_servers import etcd_servers
+from tests.linearizable import Changed, Conflicted, Held, Operation, Read, held_twice, is_linearizable
+from tests.polling import poll_until
+from tests.unit.actors.keeper.keepers_at_hand import group
+from tests.unit.actors.keeper.served_keepers import ServedKeepers, served_keepers
+
+pytestmark = pytest.mark.crash
+
+T = TypeVar("T")
+
+
+class Servers(Protocol):
+    """Three servers of a register. `go_on` ends what `kill` and `pause` began."""
+
+    def kill(self, number: int) -> None: ...
+    def pause(self, number: int) -> None: ...
+    def go_on(self) -> None: ...
+
+
+def on_register(told: Any, act: Callable[[Register], Coroutine[Any, Any, T]]) -> T:
+    """`told` as `keeper_process` has it."""
+
+    async def run() -> T:
+        async with register_of(told) as register:
+            return await act(register)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[KeeperProcesses]:
+    made = KeeperProcesses(tmp_path)
+    yield made
+    made.end()
+
+
+STEPS = [name for name in NAMES if name.startswith(("keeper.", "replace."))]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_keeper_killed_while_it_saves_has_forgotten_nothing_that_it_said(tmp_path: Path, step: str) -> None:
+    """It dies at its fifth save or so; its answers of before count, together with each single other keeper."""
+
+    async def scene(others: ServedKeepers, processes: KeeperProcesses) -> None:
+        for number in (2, 3):
+            await others.start(number)
+        register = KeeperRegister(processes.keepers, others.door())
+        now = Registered()
+        deadline = time.monotonic() + 60.0
+        while processes.up[1].poll() is None:
+            assert time.monotonic() < deadline, f"{step} was never reached"
+            now = await register.change("g", now, marked(group(), f"v{now.version}"))
+        assert processes.up[1].returncode == -signal.SIGKILL
+        assert now.version >= 1
+        await asyncio.to_thread(processes.start, 1)
+        for number in (2, 3):
+            await others.stop(number)
+            assert await KeeperRegister(processes.keepers, others.door()).read("g") == now
+            await others.start(number)
+
+    async def run() -> None:
+        processes = KeeperProcesses(tmp_path)
+        others = ServedKeepers(tmp_path, processes.ports)
+        processes.start(1, f"{step}:5")
+        try:
+            await scene(others, processes)
+        finally:
+            await others.end()
+            processes.end()
+
+    asyncio.run(run())
+
+
+def operations_of(logs: list[Path]) -> list[Operation]:
+    found: list[Operation] = []
+    for log in logs:
+        begun: dict[str, dict[str, Any]] = {}
+        for line in log.read_text("utf-8").splitlines():
+            event = json.loads(line)
+            if "kind" in event:
+                begun[event["id"]] = event
+                continue
+            start = begun.pop(event["id"])
+            began, ended, before = start["at"], event["at"], start["before"]
+            match start["kind"], event["outcome"]:
+                case "read", "done":
+                    found.append(Read(began, ended, event["value"]))
+                case "change", "done":
+                    found.append(Changed(began, ended, before, event["value"]))
+                case "change", "conflict":
+                    found.append(Conflicted(began, ended, before))
+                case "change", "unknown":
+                    found.append(Changed(began, math.inf, before, event["value"]))
+        # One that was under way when its process ended may have been done.
+        found += [Changed(e["at"], math.inf, e["before"], e["id"]) for e in begun.values() if e["kind"] == "change"]
+    return found
+
+
+def leases_of(logs: list[Path]) -> list[Held]:
+    found: list[Held] = []
+    for log in logs:
+        own: list[Held] = []
+        for line in log.read_text("utf-8").splitlines():
+            event = json.loads(line)
+            if "gave_up" in event:
+                at = event["gave_up"]
+                own = [Held(each.holder, each.begin, min(each.until, at)) for each in own]
+            else:
+                own.append(Held(event["holder"], event["begin"], event["until"]))
+        found += own
+    return found
+
+
+def test_users_of_keepers_that_are_killed_and_paused_are_told_one_history_and_no_two_hold_a_lease(
+    processes: KeeperProcesses, tmp_path: Path
+) -> None:
+    processes.go_on()
+    play(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=12.0, seed=1)
+
+
+def test_the_same_holds_on_etcd(tmp_path: Path) -> None:
+    with etcd_servers(tmp_path) as servers:
+        play(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=12.0, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_for_longer(processes: KeeperProcesses, tmp_path: Path, seed: int) -> None:
+    processes.go_on()
+    play(processes, (1, 2, 3), processes.keepers.to_json(), tmp_path, seconds=60.0, seed=seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_for_longer_on_etcd(tmp_path: Path, seed: int) -> None:
+    with etcd_servers(tmp_path) as servers:
+        play(servers, (0, 1, 2), servers.endpoints, tmp_path, seconds=60.0, seed=seed)
+
+
+def play(servers: Servers, numbers: Sequence[int], told: Any, folder: Path, *, seconds: float, seed: int) -> None:
+    chance = random.Random(seed)
+    on_register(told, lambda register: register.change(LED, Registered(), group(3)))
+    changing = [folder / f"change-{each}.log" for each in "ab"]
+    leading = [folder / f"lead-{each}.log" for each in "123"]
+    argument = json.dumps(told)
+    users = [started(["change", argument, str(log), f"{seed}-{log.stem}", str(seconds)]) for log in changing]
+    users += [started(["lead", argument, str(log), log.stem[-1], str(seconds)]) for log in leading]
+    try:
+        poll_until(lambda: all(log.exists() and log.stat().st_size for log in changing), 60.0)
+        while any(user.poll() is None for user in users):
+            disturb(servers, chance.choice(numbers), users[len(changing) :], chance)
+    finally:
+        for user in users:
+            user.send_signal(signal.SIGCONT)
+            user.kill()
+            user.communicate(timeout=30.0)
+    operations = operations_of(changing)
+    last = on_register(told, lambda register: patiently(lambda: register.read(CHANGED)))
+    operations.append(Read(time.monotonic(), time.monotonic(), mark_of(last)))
+    assert sum(isinstance(each, Changed) and each.ended < math.inf for each in operations) > 10
+    assert is_linearizable(operations)
+    leases = leases_of(leading)
+    assert len({each.holder for each in leases}) >= 2, "nobody followed anybody: the test shows nothing"
+    assert held_twice(leases) == []
+
+
+def disturb(servers: Servers, number: int, leaders: list[subprocess.Popen[str]], chance: random.Random) -> None:
+    """One fault, for a while, and its end."""
+    which = chance.randrange(3)
+    if which == 0:
+        servers.kill(number)
+        time.sleep(chance.random() * 0.5)
+    elif which == 1:
+        servers.pause(number)
+        time.sleep(chance.random() * 2.0)
+    else:
+        leader = leaders[chance.randrange(3)]
+        leader.send_signal(signal.SIGSTOP)
+        time.sleep(LEASE_SECONDS * (0.5 + chance.random()))
+        leader.send_signal(signal.SIGCONT)
+    servers.go_on()
+    time.sleep(chance.random() * 0.5)
+
+
+async def patiently(read: Callable[[], Coroutine[Any, Any, Registered]]) -> Registered:
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            return await read()
+        except RegisterUnavailable:
+            assert time.monotonic() < deadline
+
+
+def test_an_emptied_keeper_says_nothing_until_it_is_taken_in(processes: KeeperProcesses) -> None:
+    for number in (1, 2, 3):
+        processes.start(number)
+    keepers = processes.keepers.to_json()
+    made = on_register(keepers, lambda register: register.change("g", Registered(), group()))
+    processes.kill(1)
+    shutil.rmtree(processes.file_of(1).parent)
+    processes.start(1)
+    processes.kill(2)
+    with pytest.raises(RegisterUnavailable):
+        on_register(keepers, lambda register: register.read("g"))
+    processes.start(2)
+    assert on_register(keepers, lambda register: register.read("g")) == made
+
+
+# -- what is wrong on purpose is found ---------------------------------------------------------------------------
+
+
+def test_keepers_that_forget_what_they_accepted_are_found_by_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> list[Operation]:
+        history: list[Operation] = []
+        async with served_keepers(tmp_path) as keepers:
+            monkeypatch.setattr(DurableKeeperFile, "save", lambda *_: None)
+            register = keepers.register()
+            began = time.monotonic()
+            made = await register.change("g", Registered(), marked(group(), "a"))
+            history.append(Changed(began, time.monotonic(), "", mark_of(made)))
+            for number in (1, 2, 3):
+                await keepers.stop(number)
+                await keepers.start(number)
+            began = time.monotonic()
+            read = await keepers.register().read("g")
+            history.append(Read(began, time.monotonic(), mark_of(read)))
+        return history
+
+    assert not is_linearizable(asyncio.run(scene()))
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_keepers_that_are_not_quiet_after_a_start_are_found_by_the_leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: bool
+) -> None:
+    if not careful:
+        monkeypatch.setattr(KeeperLeases, "be_quiet", lambda _: None)
+
+    async def lease_of(register: KeeperRegister, now: Registered) -> Held:
+        claim = claim_of(now.value)
+        assert claim is not None
+        began = boottime()
+        given = await register.renew("h", claim)
+        return Held(told(claim), boottime(), began + given * USED_SHARE)
+
+    async def scene() -> list[Held]:
+        async with served_keepers(tmp_path) as keepers:
+            register = keepers.register()
+            state = group(3).electing().elected(1, [1, 2])
+            now = await register.change("h", Registered(), state)
+            held = [await lease_of(register, now)]
+            for number in (1, 2, 3):
+                await keepers.stop(number)
+                await keepers.start(number)
+            assert boottime() < held[0].until, "the machine was too slow: the test shows nothing"
+            successor = keepers.register()
+            while len(held) < 2:
+                try:
+                    now = await successor.change("h", now, state.electing().elected(2, [1, 2]))
+                    held.append(await lease_of(successor, now))
+                except RegisterHeld as refused:
+                    await asyncio.sleep(refused.wait_seconds)
+                except RegisterError:
+                    now = await patiently(lambda: successor.read("h"))
+            return held
+
+    assert (held_twice(asyncio.run(scene())) == []) == careful
+
+
+def test_each_step_of_saving_is_a_failpoint() -> None:
+    assert len(STEPS) == 6
+    assert {"keeper.before_save", "keeper.after_save"} <= set(STEPS)

@@ -1,0 +1,176 @@
+"""SIGKILL at each step of a claim, a cut, a snapshot and a promotion, in groups of whole processes.
+
+After each nothing that was acknowledged is lost, the group serves again, and the replica heals by itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from raymq.actors.protocol import SendStatus
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.append import read_appended
+from raymq.actors.wire.frame import Command
+from raymq.storage.failpoints import NAMES
+from tests.polling import poll_until
+from tests.replica_clients import Clients, are_alike, ask, records
+from tests.replica_group import ReplicaGroup
+from tests.replicas import log_content
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+#: These are met by who takes its master's beginning only.
+OF_A_WIPE = tuple(name for name in NAMES if name.startswith("wipe."))
+
+
+#: The others of a kind take their turn in the long run.
+OFTEN = ("cut.after_order", "cut.before_done", "office.before_epoch", "office.before_open", "office.before_serving")
+
+
+def with_the_rest_at_times(*names: str) -> list[object]:
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in names]
+
+
+def steps_of(what: str) -> tuple[str, ...]:
+    return tuple(name for name in NAMES if name.startswith(f"{what}."))
+
+
+class Sent:
+    """Messages that were acknowledged, more and more of them."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._numbers = count()
+        self.bodies: set[bytes] = set()
+
+    def more(self) -> None:
+        bodies = [b"m%d" % next(self._numbers) for _ in range(5)]
+        self._clients.send(*bodies)
+        self.bodies.update(bodies)
+
+    def check(self) -> None:
+        assert set(self._clients.bodies()) == self.bodies
+
+
+@pytest.fixture
+def sent(clients: Clients) -> Iterator[Sent]:
+    """Two replicas are in sync; in the end all that was acknowledged is there."""
+    made = Sent(clients)
+    made.more()
+    yield made
+    made.more()
+    made.check()
+
+
+def heal(group: ReplicaGroup, number: int, sent: Sent) -> None:
+    """The group goes on without it; then it comes back by itself, and has everything."""
+    sent.more()
+    group.start(number)
+    group.await_in_sync(1, 2)
+    poll_until(lambda: are_alike(group), 20)
+
+
+def test_a_master_that_comes_back_and_dies_at_any_step_of_its_claim(group: ReplicaGroup, sent: Sent) -> None:
+    for failpoint in steps_of("claim"):
+        former = group.state.master
+        assert former is not None
+        group.kill(former)
+        group.start_to_die(former, failpoint)
+        assert group.elect(asked=[3 - former]) == 3 - former
+        heal(group, former, sent)
+
+
+@pytest.mark.sweep(every=4)
+@pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
+@pytest.mark.parametrize(
+    "failpoint", with_the_rest_at_times(*steps_of("cut"), "recovery.before_cut", "recovery.between_cuts")
+)
+def test_a_former_master_that_dies_while_its_tail_is_cut(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
+    group.await_end(2, of=1)
+    group.kill(2)
+    tail = ask(group, 1, records(30, mark=b"tail"))  # async acknowledges what only the master has
+    assert read_appended(tail, 30)[0] is SendStatus.SEND_OK
+    group.kill(1)
+    group.start(2)
+    group.await_claimed(2)
+    assert group.elect() == 2
+    sent.more()
+    group.start_to_die(1, failpoint)
+    heal(group, 1, sent)
+    assert b"tail" not in b"".join(log_content(group.directory(1)).values())
+
+
+def die_within_a_change(group: ReplicaGroup, number: int) -> None:
+    """As its next start finds it: it takes a snapshot."""
+    group.kill(number)
+    with (group.directory(number) / "raymq" / "state_sequence").open("r+b") as file:
+        (begun,) = struct.unpack("<q", file.read(8))
+        file.seek(0)
+        file.write(struct.pack("<q", begun + 1))
+
+
+def test_a_replica_that_dies_at_any_step_of_a_snapshot(group: ReplicaGroup, sent: Sent) -> None:
+    for failpoint in steps_of("snapshot"):
+        die_within_a_change(group, 2)
+        group.start_to_die(2, failpoint)
+        heal(group, 2, sent)
+    assert group.elect(2) == 2
+
+
+def test_a_replica_that_dies_while_its_log_is_begun_anew(group: ReplicaGroup, clients: Clients) -> None:
+    """The beginning of the master's log is gone, and the replica has nothing."""
+    clients.send(*(b"%d" % number * 30_000 for number in range(10, 60)))
+    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
+    ask(group, 1, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
+
+    def is_deleted() -> bool:
+        ask(group, 1, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
+        return group.status(1).begin[0] > 0
+
+    poll_until(is_deleted, 20)
+    expected = clients.bodies()
+    for number, failpoint in enumerate(OF_A_WIPE):
+        group.kill(2)
+        group.await_in_sync(1)
+        group.wipe(2)
+        group.start_to_die(2, failpoint)
+        clients.send(b"more %d" % number)
+        group.start(2)
+        group.await_in_sync(1, 2)
+        poll_until(lambda: are_alike(group), 20)
+    group.kill(1)
+    group.wipe(1)
+    assert group.elect() == 2
+    assert set(clients.bodies()) == {*expected, *(b"more %d" % number for number in range(len(OF_A_WIPE)))}
+
+
+@pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
+@pytest.mark.parametrize(
+    "failpoint", with_the_rest_at_times(*steps_of("office"), "open.before_recovery", "open.before_checkpoint")
+)
+def test_who_is_elected_and_dies_at_any_step_of_its_promotion(group: ReplicaGroup, sent: Sent, failpoint: str) -> None:
+    """Another one takes its place; and then it does so itself, for nobody else is there."""
+    group.tell(2, f"kill failpoint {failpoint}")
+    group.kill(1)
+    group.elect_and_leave(2)
+    group.await_dead(2)
+    assert group.elect(asked=[3]) == 3
+    sent.more()
+    group.start(1, 2)
+    group.await_in_sync(1, 2, 3)
+    group.tell(2, f"kill failpoint {failpoint}")
+    group.kill(3)
+    group.elect_and_leave(2)
+    group.await_dead(2)
+    group.kill(1)
+    group.start(2)
+    group.await_claimed(2)
+    assert group.elect() == 2
+    sent.more()
+    group.start(1, 3)
+    group.await_in_sync(1, 2, 3)
+    poll_until(lambda: are_alike(group), 20)

@@ -1,0 +1,78 @@
+"""An office ends while a thread of it waits for a slow disk: what it does then is no master's change any more."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.errors import RayMQError
+from raymq.actors.wire.commands.stream_plans import plan_batch_command
+from tests.polling import poll_until
+from tests.replica_clients import Clients, are_alike, ask, numbered
+from tests.replica_group import ReplicaGroup
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+PLAN = "raymq/streams/stream/query"
+
+
+@contextlib.contextmanager
+def planning(group: ReplicaGroup, held: str) -> Iterator[None]:
+    """A thread of replica 1, the master, keeps a plan, and waits for the disk before a path with `held` in it."""
+
+    def plan() -> None:
+        with contextlib.suppress(RayMQError):
+            ask(group, 1, plan_batch_command("stream", "query", 0, b"late"))
+
+    group.tell(1, f"hold files {held}")
+    thread = threading.Thread(target=plan)
+    thread.start()
+    group.await_held(1)
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_replica_drops_what_a_thread_of_its_own_office_did_too_late(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 10))
+    path = group.directory(1) / PLAN
+    with planning(group, "/raymq/streams"):
+        assert group.elect() == 2, "who has not come to an end with one office takes no other"
+        group.await_in_sync(1, 2)
+        clients.send(*numbered(10, 20))
+        poll_until(lambda: are_alike(group), 20)
+        group.pause(2)
+        group.tell(1, "release")
+        poll_until(path.exists, 10)
+        group.go_on(2)
+        poll_until(lambda: not path.exists(), 20, "it takes a snapshot")
+    group.await_in_sync(1, 2)
+    poll_until(lambda: are_alike(group), 20)
+    assert group.elect(1) == 1
+    clients.send(*numbered(20, 30))
+    assert set(clients.bodies()) == set(numbered(0, 30))
+    poll_until(lambda: are_alike(group), 20)
+
+
+def test_the_same_process_is_master_again_and_its_replicas_have_what_it_did_meanwhile(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    clients.send(*numbered(0, 10))
+    elected: list[int] = []
+    electing = threading.Thread(target=lambda: elected.append(group.elect(1)))
+    with planning(group, "query.tmp"):
+        electing.start()
+        poll_until(lambda: group.status(1).role == "replica", 20)
+        assert not (group.directory(1) / PLAN).exists()
+        group.tell(1, "release")
+        electing.join()
+    assert elected == [1]
+    group.await_in_sync(1, 2)
+    assert (group.directory(1) / PLAN).exists()
+    poll_until(lambda: are_alike(group), 20)
+    clients.send(*numbered(10, 20))
+    assert set(clients.bodies()) == set(numbered(0, 20))

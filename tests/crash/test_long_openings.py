@@ -1,0 +1,112 @@
+"""A master whose store takes long to open: its process answers meanwhile, keeps its lease, and may leave office."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, NotMaster
+from raymq.actors.keeper.errors import RegisterHeld
+from raymq.actors.wire.commands.replication import seal_command
+from tests.crash.coordinator_process import CoordinatorProcess
+from tests.polling import poll_until
+from tests.replica_clients import Clients, ask, numbered, records
+from tests.replica_group import GROUP, ReplicaGroup
+from tests.replicas import log_content
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+#: As long as a lease.
+LEASE_SECONDS = 2.0
+
+
+def open_slowly(group: ReplicaGroup, number: int) -> None:
+    """The master is lost, and this replica, which takes its place, opens its store until it is told `release`."""
+    group.tell(number, "hold failpoint open.before_recovery")
+    group.kill(1)
+    group.elect_and_leave(number)
+    group.await_held(number)
+
+
+def is_master(group: ReplicaGroup, number: int) -> bool:
+    status = group.status(number)
+    return status.serves or status.role == "master"
+
+
+def test_it_answers_and_keeps_its_lease(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 50))
+    open_slowly(group, 2)
+    until = time.monotonic() + 1.5 * LEASE_SECONDS
+    now = group.read()
+    while time.monotonic() < until:
+        status = group.status(2, 1.0)
+        assert (status.role, status.serves, status.reaches_keepers) == ("opening", False, True)
+        with pytest.raises(NotMaster):
+            ask(group, 2, records(1))
+        with pytest.raises(RegisterHeld):
+            group.run(group.register.change(GROUP, now, group.state.electing()))
+    group.tell(2, "release")
+    group.await_serving(2)
+    clients.send(*numbered(50, 60))
+    assert set(clients.bodies()) == set(numbered(0, 60))
+
+
+@pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
+def test_who_is_sealed_meanwhile_never_serves(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 50))
+    open_slowly(group, 2)
+    with pytest.raises(BrokerUnavailable, match="leaves office"):
+        ask(group, 2, seal_command(group.state.epoch + 1), 1.0)
+    assert group.elect(asked=[2, 3]) == 3
+    clients.send(*numbered(50, 60))
+    assert not group.status(2).serves
+    group.tell(2, "release")
+    poll_until(lambda: not is_master(group, 2) and group.status(2).role == "replica", 20)
+    group.await_in_sync(2, 3)
+    group.start(1)
+    group.await_in_sync(1, 2, 3)
+    clients.send(*numbered(60, 70))
+    assert set(clients.bodies()) == set(numbered(0, 70))
+    group.await_end(2, of=3)
+    logs = [b"".join(log_content(group.directory(number)).values()).rstrip(b"\0") for number in (2, 3)]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("group", [{"replicas": 3}], indirect=True)
+def test_who_loses_its_lease_meanwhile_never_serves(group: ReplicaGroup, clients: Clients) -> None:
+    """Nobody tells it: it hears of nothing, as if its machine had been cut off."""
+    clients.send(*numbered(0, 20))
+    open_slowly(group, 2)
+    group.pause(2)
+    assert group.elect(asked=[3]) == 3
+    clients.send(*numbered(20, 30))
+    group.go_on(2)
+    group.tell(2, "release")
+    poll_until(lambda: group.status(2).role == "replica", 20)
+    group.await_in_sync(2, 3)
+    assert set(clients.bodies()) == set(numbered(0, 30))
+
+
+def test_the_coordinator_waits_for_the_only_one_that_is_in_sync(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 20))
+    group.kill(1)
+    group.elect()
+    group.await_in_sync(2)
+    group.stop(2)
+    group.start(2)
+    group.await_claimed(2)
+    group.tell(2, "hold failpoint open.before_recovery")
+    coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
+    try:
+        group.await_held(2)
+        epoch = group.state.epoch
+        until = time.monotonic() + 2.5 * LEASE_SECONDS  # it gives up who says nothing after 3 s
+        while time.monotonic() < until:
+            assert group.state.epoch == epoch
+        group.tell(2, "release")
+        group.await_serving(2)
+        assert group.state.epoch == epoch
+    finally:
+        coordinator.stop()
+    assert set(clients.bodies()) == set(numbered(0, 20))

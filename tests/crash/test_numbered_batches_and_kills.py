@@ -1,0 +1,102 @@
+"""A broker is killed while it stores the batch of an idempotent producer, which sends it again to the next life."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.failpoints import VARIABLE
+from tests.crash.numbering_broker import CONFIG, NumberingBroker, batch
+
+pytestmark = pytest.mark.crash
+
+PROGRAM = Path(__file__).with_name("numbering_broker.py")
+ROOT = Path(__file__).parents[2]
+FILE_BYTES = 1 << 14
+#: A few go another way than many, and what no file can hold goes into several.
+FEW, MANY, OF_SEVERAL_FILES = (10, 20), (40, 20), (40, 1_000)
+FEW_LARGE = (8, 5_000)
+
+
+def killed_within(directory: Path, failpoint: str, count: int, body_bytes: int, batch_code: str) -> None:
+    arguments = [str(directory), str(FILE_BYTES), "1", str(count), str(body_bytes), batch_code]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *arguments],
+        env={**os.environ, VARIABLE: failpoint, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def repeated(directory: Path, count: int, body_bytes: int, *, others: bool) -> None:
+    """The batch is stored whole or not at all, and sent again it is there once, in each life that follows."""
+    sent = batch(1, count, body_bytes)
+    broker = NumberingBroker(directory, replace(CONFIG, commitlog_file_bytes=FILE_BYTES))
+    assert broker.bodies() in ([b"before"], [b"before", *sent])
+    if others:
+        broker.send_others(*[b"other"] * 2 * count)
+    placed = broker.send(sent, 1)
+    assert broker.named(placed) == sent
+    there = broker.bodies()
+    assert [there.count(body) for body in sent] == [1] * count
+    broker.die()
+    (directory / "raymq" / "producers.journal").unlink()
+    broker = NumberingBroker(directory, replace(CONFIG, commitlog_file_bytes=FILE_BYTES))
+    again = broker.send(sent, 1)
+    assert again.queue_offsets.tolist() == placed.queue_offsets.tolist()  # type: ignore[union-attr]
+    assert broker.named(broker.send([b"next"], 1 + count)) == [b"next"]
+    assert broker.bodies() == [*there, b"next"]
+    broker.close()
+
+
+@pytest.mark.sweep(every=5)
+@pytest.mark.parametrize("others", [False, True], ids=["at once", "others came first"])
+@pytest.mark.parametrize(
+    ("failpoint", "kind"),
+    [
+        *[(f"append.few_{step}", FEW) for step in ("before_copy", "before_size")],
+        *[(f"dispatch.one_before_index:{number}", FEW) for number in (1, 4, 10)],
+        *[("append.before_copy", kind) for kind in (MANY, OF_SEVERAL_FILES)],
+        *[("append.before_size", kind) for kind in (MANY, OF_SEVERAL_FILES, FEW_LARGE)],
+        *[(f"append.before_copy:{number}", OF_SEVERAL_FILES) for number in (2, 3)],
+        *[(f"append.before_copy:{number}", FEW_LARGE) for number in (2, 3)],
+        *[(f"roll.{step}", OF_SEVERAL_FILES) for step in ("before_file", "before_blank", "after_blank")],
+        *[(f"roll.{step}:2", OF_SEVERAL_FILES) for step in ("before_file", "before_blank", "after_blank")],
+        *[(f"dispatch.before_{step}", kind) for kind in (MANY, OF_SEVERAL_FILES) for step in ("queue", "index")],
+    ],
+)
+def test_a_batch_is_whole_or_not_there_and_is_there_once_when_it_is_sent_again(
+    tmp_path: Path, failpoint: str, kind: tuple[int, int], others: bool
+) -> None:
+    killed_within(tmp_path, failpoint, *kind, "numpy")
+    repeated(tmp_path, *kind, others=others)
+
+
+@pytest.mark.parametrize("kind", [MANY, OF_SEVERAL_FILES])
+@pytest.mark.parametrize("failpoint", ["append.before_copy", "append.before_size", "dispatch.before_index"])
+def test_the_same_of_compiled_code(tmp_path: Path, failpoint: str, kind: tuple[int, int]) -> None:
+    pytest.importorskip("raymq_native")
+    killed_within(tmp_path, failpoint, *kind, "compiled")
+    repeated(tmp_path, *kind, others=True)
+
+
+def test_what_a_process_that_died_left_of_several_files_is_gone(tmp_path: Path) -> None:
+    killed_within(tmp_path, "append.before_size", *OF_SEVERAL_FILES, "numpy")
+    assert len(list((tmp_path / "commitlog").iterdir())) > 2
+    broker = NumberingBroker(tmp_path, replace(CONFIG, commitlog_file_bytes=FILE_BYTES))
+    broker.send_others(b"other")
+    broker.die()
+    copy = tmp_path.with_name("copy")
+    shutil.copytree(tmp_path, copy)
+    broker = NumberingBroker(copy, replace(CONFIG, commitlog_file_bytes=FILE_BYTES))
+    assert broker.store.recovery.corruption == []
+    assert broker.bodies() == [b"before", b"other"]
+    broker.close()

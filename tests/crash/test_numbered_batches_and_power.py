@@ -1,0 +1,178 @@
+"""Power is lost while the batch of an idempotent producer is brought to disk; it sends it again to the next life.
+
+A part of the batch may be left, others' messages may stand where its end would, and what the broker's journal knows of
+producers may be more than the log has, or less.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import SequenceGap
+from raymq.storage import checkpointing
+from raymq.storage.files.file_calls import replaced
+from tests.crash.numbering_broker import CONFIG, NumberingBroker, batch
+from tests.crash.power_loss import Disk
+
+pytestmark = pytest.mark.crash
+
+#: A few go another way than many, and what no file can hold goes into several.
+FEW, MANY, OF_SEVERAL_FILES = (10, 200), (40, 200), (24, 2_500)
+KINDS = pytest.mark.parametrize("kind", [FEW, MANY, OF_SEVERAL_FILES], ids=["few", "many", "of several files"])
+#: Store times do not tell lives from each other by themselves.
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def another_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store writes down of its boot is not the boot's in which it is opened again."""
+    monkeypatch.setattr(checkpointing, "boot_id", lambda: "an earlier boot")
+
+
+class Machine:
+    """Broker after broker, each in a new directory: what a loss of power has left of the last one's."""
+
+    def __init__(self, root: Path, seed: int, flush: str) -> None:
+        self.random = random.Random(seed)
+        self.config = replace(CONFIG, commitlog_file_bytes=1 << 14, flush=flush)
+        self._root = root
+        self._lives = 0
+        self.directory = root / "0"
+        self.directory.mkdir()
+
+    def open(self) -> NumberingBroker:
+        return NumberingBroker(self.directory, self.config, lambda: NOW_MS)
+
+    @contextmanager
+    def life(self, luck: float | None = None) -> Iterator[NumberingBroker]:
+        """One that ends with a loss of power; `luck` as in `Disk`, None: any."""
+        disk = Disk(self.directory)
+        disk.remember_all()
+        with replaced(disk):
+            broker = self.open()
+            yield broker
+            self._lives += 1
+            self.directory = self._root / str(self._lives)
+            chosen = self.random.choice((0.3, 0.7, 0.9, 1.0)) if luck is None else luck
+            disk.after_power_loss(self.directory, self.random, chosen)
+            broker.die()
+        disk.close()
+
+
+def sent_again(broker: NumberingBroker, sent: list[bytes], first: int = 1) -> list[int]:
+    """The offsets that are told; all of the batch is there, once, and where it is told."""
+    placed = broker.send(sent, first)
+    broker.store.flush()
+    assert broker.named(placed) == sent
+    there = broker.bodies()
+    assert [there.count(body) for body in sent] == [1] * len(sent)
+    offsets: list[int] = placed.queue_offsets.tolist()  # type: ignore[union-attr]
+    return offsets
+
+
+def outlives_its_journal(machine: Machine, sent: list[bytes], offsets: list[int]) -> None:
+    """A start that has the log alone tells the same."""
+    for copy, with_journal in ((machine.directory.with_name("copy"), True), (machine.directory, False)):
+        if with_journal:
+            shutil.copytree(machine.directory, copy)
+        else:
+            (machine.directory / "raymq" / "producers.journal").unlink()
+        broker = NumberingBroker(copy, machine.config, lambda: NOW_MS)
+        assert sent_again(broker, sent) == offsets
+        sent_again(broker, [b"next"], 1 + len(sent))
+        broker.die()
+
+
+@pytest.mark.sweep(every=4)
+@KINDS
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("saved", [False, True], ids=["", "journal written"])
+@pytest.mark.parametrize("others", [False, True], ids=["", "others came first"])
+def test_what_a_loss_of_power_cut_is_completed(
+    tmp_path: Path, kind: tuple[int, int], flush: str, saved: bool, others: bool
+) -> None:
+    count, body_bytes = kind
+    sent = batch(1, count, body_bytes)
+    cut = 0
+    for seed in range(10):
+        root = tmp_path / str(seed)
+        root.mkdir()
+        machine = Machine(root, seed, flush)
+        with machine.life(0.9) as broker:
+            broker.send([b"before"], 0)
+            broker.store._save_checkpoint()
+            broker.send(sent, 1)
+            if saved:
+                broker.save()
+        broker = machine.open()
+        there = broker.bodies()
+        assert there == [b"before", *sent[: len(there) - 1]]
+        cut += 1 < len(there) <= count
+        if others:
+            broker.send_others(*[b"other"] * 2 * count)
+        offsets = sent_again(broker, sent)
+        expected = [b"before", *sent[: len(there) - 1], *[b"other"] * 2 * count * others, *sent[len(there) - 1 :]]
+        assert broker.bodies() == expected
+        assert sent_again(broker, sent) == offsets
+        broker.die()
+        outlives_its_journal(machine, sent, offsets)
+    assert cut >= 2, "nothing was tested"
+
+
+@pytest.mark.sweep(every=5)
+@KINDS
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("seed", range(8))
+def test_it_is_completed_also_where_power_is_lost_again_and_again(
+    tmp_path: Path, kind: tuple[int, int], flush: str, seed: int
+) -> None:
+    count, body_bytes = kind
+    sent = batch(1, count, body_bytes)
+    machine = Machine(tmp_path, seed, flush)
+    with machine.life() as broker:
+        broker.send([b"before"], 0)
+        broker.store._save_checkpoint()
+    for _ in range(6):
+        with machine.life() as broker:
+            if machine.random.random() < 0.5:
+                broker.send_others(*[b"other"] * machine.random.randint(1, 2 * count))
+            if machine.random.random() < 0.5:
+                broker.store.flush()
+            placed = broker.send(sent, 1)
+            if machine.random.random() < 0.5:
+                broker.save()
+            assert len(placed.queue_offsets) == count
+            if machine.random.random() < 0.1:
+                sent_again(broker, sent)
+    broker = machine.open()
+    offsets = sent_again(broker, sent)
+    broker.die()
+    outlives_its_journal(machine, sent, offsets)
+
+
+def test_nothing_but_the_batch_itself_follows_one_that_is_cut(tmp_path: Path) -> None:
+    """Async flush: it was acknowledged, and its producer has gone on. It begins a new epoch then."""
+    sent = batch(1, 10, 200)
+    machine = Machine(tmp_path, 1, "async")
+    with machine.life(0.9) as broker:
+        broker.send([b"before"], 0)
+        broker.store._save_checkpoint()
+        broker.send(sent, 1)
+    broker = machine.open()
+    here = len(broker.bodies()) - 1
+    assert 0 < here < 10
+    for first, bodies in ((11, [b"next"]), (1 + here, sent[here:]), (1 + here, [b"next"]), (1, sent[:here])):
+        with pytest.raises(SequenceGap):
+            broker.send(bodies, first)
+    assert broker.bodies() == [b"before", *sent[:here]]
+    assert broker.named(broker.send([b"next"], 0, epoch=1)) == [b"next"]
+    with pytest.raises(SequenceGap):
+        broker.send(sent, 1)
+    broker.close()

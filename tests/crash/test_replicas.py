@@ -1,0 +1,201 @@
+"""Broker groups of whole processes: what is acknowledged survives any machine, whoever becomes of them master.
+
+Names of tests tell the trap that they prove; the traps are those that other brokers fell into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from raymq.actors.errors import (
+    RayMQError,
+)
+from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.client import Admin, Connection, Message, Producer, PullConsumer, SimpleConsumer
+from raymq.client.bulk.committing import StagedWrite
+from raymq.client.bulk.staging import StagedWriter
+from tests.polling import poll_until
+from tests.replica_clients import QUEUES, Clients, numbered
+from tests.replica_group import GROUP, ReplicaGroup
+from tests.stored import make_record
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+
+def test_what_is_acknowledged_survives_the_masters_machine(group: ReplicaGroup, clients: Clients) -> None:
+    sent = numbered(0, 200)
+    clients.send(*sent)
+    group.kill(1)
+    group.wipe(1)
+    assert group.elect() == 2
+    more = numbered(200, 220)
+    clients.send(*more)
+    assert set(clients.bodies()) == {*sent, *more}
+    found = poll_until(lambda: clients.found(lambda: clients.admin.query_by_key("t", "m17")), 15)
+    assert [each.body for each in found] == [b"m17"]  # trap 27: a replica has an index of its own
+
+
+def test_trap_12_topics_groups_and_progress_are_on_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 40))
+    clients.admin.create_topic("late", queues=3)
+    clients.admin.create_topic("gone", queues=1)
+    clients.send(b"in it", topic="gone")
+    clients.admin.delete_topic("gone")
+    offsets = {queue: clients.pull.offsets(queue)[1] - 1 for queue in clients.pull.queues("t")}
+    for queue, offset in offsets.items():
+        clients.pull.commit(queue, offset)
+    group.kill(1)
+    group.wipe(1)
+    group.elect()
+    with Connection([group.name_server]) as mq:
+        admin, pull = Admin(mq), PullConsumer(mq, "pullers")
+        poll_until(lambda: clients.found(lambda: "late" in admin.topics()), 15)
+        assert "gone" not in admin.topics()
+        assert {queue: pull.committed(queue) for queue in offsets} == offsets
+        assert len(pull.queues("late")) == 3
+
+
+def test_trap_26_what_waits_for_its_time_comes_once_from_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+    clients.producer.send(Message("t", b"level", delay_level=2))
+    clients.producer.send(Message("t", b"timer", deliver_at=time.time() + 4))
+    clients.producer.send(Message("t", b"later", delay_level=3))
+    group.kill(1)
+    group.wipe(1)
+    group.elect()
+    poll_until(lambda: set(clients.bodies()) >= {b"level", b"timer"}, 30)
+    assert sorted(clients.bodies()) == [b"level", b"timer"]
+
+
+def test_what_was_lent_is_lent_still_and_what_was_done_is_done(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 10))
+    with SimpleConsumer(clients.mq, "poppers", {"t": "*"}) as consumer:
+        taken = poll_until(lambda: consumer.receive(4, invisible_duration=60, await_duration=2), 15)
+        lent = consumer.receive(3, invisible_duration=6, await_duration=2)
+        assert consumer.ack(taken[0])
+        done = [taken[0].body]
+        group.kill(1)
+        group.wipe(1)
+        group.elect()
+        got: list[bytes] = []
+
+        def rest() -> bool:
+            found = clients.found(lambda: consumer.receive(10, invisible_duration=60, await_duration=1))
+            got.extend(each.body for each in found or [])  # type: ignore[attr-defined]
+            return len(set(got)) >= 10 - len(taken)
+
+        poll_until(rest, 40)
+    assert not set(done) & set(got)
+    assert set(got) == set(numbered(0, 10)) - {each.body for each in taken}
+    assert {each.body for each in lent} <= set(got)
+
+
+def test_a_staged_write_is_committed_on_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+    write = StagedWrite.open(clients.mq, "t", {GROUP})
+    with StagedWriter([group.name_server]) as writer:
+        for queue_id in range(QUEUES):
+            rows = [make_record(b"row %d %d" % (queue_id, each), topic="t", queue_id=queue_id) for each in range(50)]
+            sizes = np.array([len(each) for each in rows], np.int32)
+            queue = MessageQueue("t", GROUP, queue_id)
+            writer.stage(write.transaction, "part", queue_id, queue, b"".join(rows), sizes, home=write.home)
+    assert clients.bodies() == []
+    group.kill(1)
+    group.wipe(1)
+    group.elect()
+
+    def committed() -> bool:
+        return clients.found(lambda: write.commit([("part", GROUP, 50 * QUEUES)])) is not None
+
+    poll_until(committed, 30)
+    poll_until(lambda: len(clients.bodies()) == 50 * QUEUES, 20)
+
+
+def test_trap_29_a_repeat_is_known_by_the_new_master(group: ReplicaGroup, clients: Clients) -> None:
+    with Producer(clients.mq, "exactly", idempotent=True, timeout=20.0, retries=1_000) as producer:
+        ended = threading.Event()
+        sent: list[bytes] = []
+
+        def send() -> None:
+            number = 0
+            while not ended.is_set():
+                body = b"i%d" % number
+                with contextlib.suppress(RayMQError):
+                    if producer.send(Message("t", body)).status is SendStatus.SEND_OK:
+                        sent.append(body)
+                number += 1
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            poll_until(lambda: len(sent) > 100, 20)
+            group.kill(1)
+            group.elect()
+            before = len(sent)
+            poll_until(lambda: len(sent) > before + 100, 30)
+        finally:
+            ended.set()
+            thread.join()
+    found = clients.bodies()
+    assert set(sent) <= set(found)
+    assert len(found) == len(set(found)), "a message lies there twice"
+
+
+def test_traps_6_and_7_elections_without_a_write_between_and_the_same_master_again(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    clients.send(*numbered(0, 5))
+    for designated in (1, 2, 2, 1, 2):
+        group.elect(designated)
+        group.await_in_sync(1, 2)
+    clients.send(*numbered(5, 10))
+    group.await_end(1, of=2)
+    assert sorted(clients.bodies()) == numbered(0, 10)
+    assert group.status(1).epoch == group.status(2).epoch == 6
+
+
+def test_a_clean_stop_and_start_of_all_loses_nothing(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 30))
+    for queue in clients.pull.queues("t"):
+        clients.pull.commit(queue, 7)
+    group.stop(1)
+    group.stop(2)
+    group.start()
+    group.await_claimed(1, 2)
+    group.elect()
+    group.await_in_sync(1, 2)
+    assert sorted(clients.bodies()) == sorted(numbered(0, 30))
+    for queue in clients.asked(lambda: clients.pull.queues("t")):
+        assert clients.asked(lambda q=queue: clients.pull.committed(q)) == 7
+
+
+@pytest.mark.parametrize("group", [{"replicas": 3, "keepers": 3}], indirect=True)
+def test_three_replicas_two_machines_lost_one_after_the_other(group: ReplicaGroup, clients: Clients) -> None:
+    sent = numbered(0, 100)
+    clients.send(*sent)
+    group.kill(1)
+    group.wipe(1)
+    first = group.elect()
+    other = 5 - first
+    group.await_in_sync(2, 3)
+    more = numbered(100, 150)
+    clients.send(*more)
+    group.keepers.kill(2)
+    group.kill(first)
+    group.wipe(first)
+    assert group.elect() == other
+    clients.send(b"last")
+    assert set(clients.bodies()) == {*sent, *more, b"last"}
+
+
+@pytest.mark.parametrize("group", [{"store": {"flush": "sync"}}], indirect=True)
+def test_trap_22_with_sync_flush_it_is_on_the_disks_of_all_in_sync(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 50))
+    group.kill(1)
+    group.wipe(1)
+    group.elect()
+    clients.send(*numbered(50, 60))
+    assert sorted(clients.bodies()) == sorted(numbered(0, 60))

@@ -1,0 +1,147 @@
+"""Who comes back to its group: a former master, one without its state or without anything, a copy of one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+
+import pytest
+
+from raymq.actors.errors import (
+    InvalidInput,
+)
+from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.append import read_appended
+from raymq.actors.wire.commands.replication import seal_command
+from raymq.actors.wire.frame import Command
+from tests.polling import poll_until
+from tests.replica_clients import QUEUES, Clients, ask, commits, numbered, records
+from tests.replica_group import GROUP, ReplicaGroup
+from tests.replicas import log_content
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
+def test_traps_1_and_11_a_former_master_is_cut_and_follows(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 50))
+    group.await_end(2, of=1)
+    clients.pull.commit(MessageQueue("t", GROUP, 0), 5)
+    group.await_end(2, of=1)
+    group.kill(2)
+    # Async acknowledges what only the master has; that may be lost with it, and must not come back.
+    tail = ask(group, 1, records(30, mark=b"tail"))
+    assert read_appended(tail, 30)[0] is SendStatus.SEND_OK
+    group.kill(1)
+    group.start(2)
+    group.await_claimed(2)
+    assert group.elect() == 2
+    clients.send(*numbered(50, 80))
+    for queue_id in range(QUEUES):
+        poll_until(lambda q=queue_id: commits(clients, q), 15)
+    group.start(1)
+    group.await_in_sync(1, 2)
+    group.await_end(1, of=2)
+    assert group.elect(1) == 1
+    found = clients.bodies()
+    assert set(found) == set(numbered(0, 80))
+    assert clients.asked(lambda: clients.pull.committed(MessageQueue("t", GROUP, 0))) == 20
+    logs = [b"".join(log_content(group.directory(number)).values()).rstrip(b"\0") for number in (1, 2)]
+    assert logs[0] == logs[1]
+    assert b"tail" not in logs[0]
+    group.stop(1)
+    group.start(1)
+    assert b"tail" not in b"".join(log_content(group.directory(1)).values())
+
+
+def test_a_replica_leaves_the_set_before_it_drops_its_state_for_a_snapshot(group: ReplicaGroup) -> None:
+    """Without its state nobody could be elected with its log, if the master were lost in that moment."""
+    (group.directory(1) / "config").mkdir(parents=True)
+    (group.directory(1) / "config" / "large.json").write_bytes(bytes(100 << 20))  # so that it takes a while
+    group.begin()
+    group.pause(1)  # who was stopped itself blames nobody for having been away
+    group.kill(2)
+    numbers = group.directory(2) / "raymq" / "state_sequence"
+    with numbers.open("r+b") as file:  # it died within a change
+        (begun,) = struct.unpack("<q", file.read(8))
+        file.seek(0)
+        file.write(struct.pack("<q", begun + 1))
+    group.start(2)
+    group.await_claimed(2)
+    assert group.state.in_sync == {1, 2}
+    group.go_on(1)
+    marker = group.directory(2) / "raymq" / "state_snapshot"
+    poll_until(marker.exists, 20, "a snapshot begins")
+    assert group.state.in_sync == {1}
+    group.await_in_sync(1, 2)
+    assert not marker.exists()
+
+
+def test_an_emptied_replica_follows_from_nothing_also_where_the_masters_log_begins_late(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    for _ in range(5):
+        clients.send(*(each * 30_000 for each in numbered(10, 20, "m")), topic="t")
+    keep = b"fileReservedTime=0.0000001\ndeleteWhen=*\n"
+    ask(group, 1, Command(RequestCode.UPDATE_BROKER_CONFIG, body=keep))
+
+    def deleted() -> bool:
+        ask(group, 1, Command(RequestCode.DELETE_EXPIRED_COMMITLOG))
+        return group.status(1).begin[0] > 0
+
+    poll_until(deleted, 20)
+    group.kill(2)
+    group.await_in_sync(1)
+    group.wipe(2)
+    group.start(2)
+    group.await_in_sync(1, 2)
+    group.await_end(2, of=1)
+    assert group.status(2).begin[0] == group.status(1).begin[0] > 0
+    expected = clients.bodies()
+    clients.pull.commit(MessageQueue("t", GROUP, 0), clients.pull.offsets(MessageQueue("t", GROUP, 0))[1])
+    group.kill(1)
+    group.wipe(1)
+    assert group.elect() == 2
+    assert clients.bodies() == expected
+    clients.send(b"goes on")
+    assert len(clients.bodies()) == len(expected) + 1
+
+
+def test_trap_33_a_copied_directory_is_refused_by_name(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 5))
+    copy = group.folder / "copy"
+    shutil.copytree(group.directory(2), copy)
+    (copy / "raymq" / "broker.json").unlink()
+    (copy / "raymq" / "broker.json.bak").unlink(missing_ok=True)
+    told = json.loads((copy / "raymq" / "replica.json").read_text())
+    (copy / "raymq" / "replica.json").write_text(json.dumps({**told, "port": 0}))
+    stranger = group.started(group.spec(2, directory=str(copy)))
+    original = group.addresses[2]
+    try:
+        group.addresses[3] = group.address_of(stranger)
+        refused = poll_until(lambda: refusal(group, 3), 15)
+        assert original in refused
+        clients.send(*numbered(5, 10))
+        assert group.state.in_sync == {1, 2}
+    finally:
+        stranger.kill()
+        stranger.communicate()
+
+
+def refusal(group: ReplicaGroup, number: int) -> str:
+    status = group.status(number)
+    return status.trouble if status.role == "refused" else ""
+
+
+def test_nobody_is_sealed_to_an_epoch_that_will_not_come(group: ReplicaGroup) -> None:
+    """One such frame, of anybody, would take a replica away for good: it is remembered over restarts."""
+    group.begin()
+    epoch = group.state.epoch
+    for number in (1, 2):
+        for wrong in (epoch + 2, (1 << 31) - 1):
+            with pytest.raises(InvalidInput):
+                group.run(group.pool.request(group.addresses[number], seal_command(wrong), 5.0))
+        assert group.status(number).sealed <= epoch
+    assert group.status(1).serves

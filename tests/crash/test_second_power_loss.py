@@ -1,0 +1,63 @@
+"""What a start after a loss of power has cut off stays cut off when power is lost again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.store import Store
+from tests.crash.power_loss import Disk
+from tests.crash.test_power_loss import CONFIG
+from tests.stored import append, make_record, write_entries
+
+pytestmark = pytest.mark.crash
+
+
+def end_of(store: Store, queue_id: int) -> int:
+    return store.max_offset("orders", queue_id) if queue_id in store.queues("orders") else 0
+
+
+@pytest.mark.parametrize("later", [1, 30], ids=["a message later", "many messages later"])
+@pytest.mark.parametrize("sure", [0, 5], ids=["all of a queue", "the end of a queue"])
+def test_queue_entries_that_were_cut_off_do_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sure: int, later: int
+) -> None:
+    """They would point into records of other queues, and readers would be given these as messages of this one."""
+    boots = [0]
+    monkeypatch.setattr(checkpointing_module, "boot_id", lambda: f"boot {boots[0]}")
+    first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
+    with Store.open(first, CONFIG) as store:
+        append(store, make_record(b"other", queue_id=1), *[make_record(b"%d" % number) for number in range(sure)])
+        store._save_checkpoint()
+        kept = store.max_physical_offset
+        append(store, *[make_record(b"%d" % number) for number in range(sure, 10)])
+        write_entries(store)
+        shutil.copytree(first, second)
+    # The kernel had written the queue's pages to disk, and not yet those of the log.
+    with (second / "commitlog" / "00000000000000000000").open("r+b") as log:
+        log.truncate(kept)
+        log.truncate(CONFIG.commitlog_file_bytes)
+
+    boots[0] += 1
+    disk = Disk(second)
+    disk.remember_all()
+    with replaced(disk):
+        store = Store.open(second, CONFIG)
+        assert end_of(store, 0) == sure
+        append(store, *[make_record(b"other " + b"x" * 300, queue_id=1)] * later)
+        store.flush()
+        store._save_checkpoint()
+        disk.after_power_loss(third, random.Random(0), 0.0)
+        store._flusher.stop()
+        store._abandon()
+    disk.close()
+
+    boots[0] += 1
+    with Store.open(third, CONFIG) as store:
+        assert end_of(store, 0) == sure
+        assert end_of(store, 1) == 1 + later

@@ -1,0 +1,92 @@
+"""A replica whose machine loses power: a start in its directory succeeds, and what it has is not taken for all."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.storage import checkpointing
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.state import sequence_file
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from raymq.storage.tables import in_flight, progress
+from raymq.storage.timers import timer_log
+from tests.crash.power_loss import Disk
+from tests.crash.powerless_broker import CONFIG
+from tests.crash.test_state_prefixes import Worker
+from tests.state_copies import Shipping, state_of, take_snapshot
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(autouse=True)
+def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
+
+
+@pytest.mark.sweep(every=5)
+@pytest.mark.parametrize("luck", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replica_starts_after_a_loss_of_power_and_takes_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, luck: float
+) -> None:
+    boot = ["one"]
+    monkeypatch.setattr(checkpointing, "boot_id", lambda: boot[0])
+    monkeypatch.setattr(sequence_file, "boot_id", lambda: boot[0])
+    random_ = random.Random(seed)
+    (tmp_path / "replica").mkdir()
+    disk = Disk(tmp_path / "replica")
+    with replaced(disk):
+        worker = Worker(tmp_path / "master", seed)
+        replica = StateReplica(tmp_path / "replica")
+        take_snapshot(worker.recorder, replica)
+        follower = Store.open(tmp_path / "replica", CONFIG, follows=True)
+        shipping = Shipping(worker.store, worker.recorder, follower, replica)
+        for _ in range(80):
+            worker.work()
+            shipping.some(random_)
+            if random_.random() < 0.1:
+                replica.sync()
+        disk.after_power_loss(tmp_path / "found", random_, luck)
+        follower._flusher.stop()
+        follower._abandon()
+        assert replica.last > worker.moments[0].sequence
+        replica.close()
+        worker.close()
+    disk.close()
+
+    boot[0] = "another"
+    found = StateReplica(tmp_path / "found")
+    assert found.last == 0, "it takes a snapshot where there is a master"
+    found.close()
+    with Store.open(tmp_path / "found", CONFIG) as store:  # and can be one where there is nobody else
+        core = BrokerCore("broker-a", store)
+        core.topics.create("later", 1)
+        core.timers.close()
+
+
+def test_what_was_synced_is_there_after_a_loss_of_power(tmp_path: Path) -> None:
+    (tmp_path / "replica").mkdir()
+    disk = Disk(tmp_path / "replica")
+    with replaced(disk):
+        worker = Worker(tmp_path / "master", 3)
+        replica = StateReplica(tmp_path / "replica")
+        take_snapshot(worker.recorder, replica)
+        for number in range(3):
+            for _ in range(20):
+                worker.work()
+            while changes := worker.recorder.after(replica.last):
+                replica.apply(changes)
+            expected = state_of(tmp_path / "master")
+            replica.sync()
+            disk.after_power_loss(tmp_path / f"found{number}", random.Random(number), 0.0)
+            assert state_of(tmp_path / f"found{number}") == expected
+        replica.close()
+        worker.close()
+    disk.close()

@@ -1,0 +1,220 @@
+"""Every beginning of what a master ships makes a broker with what had been done until then; so does every kill."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.client import Message
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from raymq.storage.tables import in_flight, progress
+from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables.staging import StagedRecords
+from raymq.storage.timers import timer_log
+from tests.crash import state_follower
+from tests.crash.powerless_broker import CONFIG
+from tests.crash.state_follower import Recording
+from tests.state_copies import Shipping, state_of, take_snapshot
+from tests.unit.actors.bench import encoded
+
+pytestmark = pytest.mark.crash
+
+PROGRAM = Path(state_follower.__file__)
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Moment:
+    """What was true between two things that were done: behind this number, with so much of the log."""
+
+    sequence: int
+    log_end: int
+    facts: dict[str, Any]
+
+
+class Worker:
+    """A master that does one thing after the other."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.recorder = StateRecorder.begin(directory, log_end=lambda: 0)
+        self.store = Store.open(directory, CONFIG)
+        self.recorder.log_end = lambda: self.store.max_physical_offset
+        self.core = BrokerCore("broker-a", self.store)
+        self.core.topics.create("t", 2)
+        self.store.sync_settings()
+        self.moments = [self.moment()]
+        self.number = 0
+
+    def moment(self) -> Moment:
+        return Moment(self.recorder.last, self.store.max_physical_offset, facts_of(self.store, self.core))
+
+    def work(self) -> None:
+        """One thing."""
+        self.number += 1
+        getattr(self, self.random.choice(["send", "commit", "topic", "lend", "stage", "decide", "delete", "timer"]))()
+        self.moments.append(self.moment())
+
+    def send(self) -> None:
+        records, sizes = encoded(*[Message("t", b"%d" % self.number)] * self.random.choice((1, 5)))
+        self.core.append("t", 0, memoryview(records), sizes)
+
+    def timer(self) -> None:
+        records, sizes = encoded(Message("t", b"%d" % self.number, deliver_at=time.time() + 100_000))
+        self.core.append("t", 0, memoryview(records), sizes, delayed=True)
+        if (write := self.core.timers.checkpoint()) is not None and self.random.random() < 0.5:
+            write()
+
+    def commit(self) -> None:
+        end = self.store.max_offset("t", 0) if 0 in self.store.queues("t") else 0
+        self.store.consumer_offsets.commit(f"g{self.number % 3}", "t", 0, self.random.randint(0, end))
+
+    def topic(self) -> None:
+        self.core.topics.create(f"topic{self.random.randrange(6)}", 1)
+        if self.random.random() < 0.3:
+            self.store.topic_configs.save()
+
+    def delete(self) -> None:
+        name = f"topic{self.random.randrange(6)}"
+        if name in self.core.topics:
+            self.core.topics.delete(name)
+
+    def lend(self) -> None:
+        if 0 in self.store.queues("t"):
+            end = self.store.max_offset("t", 0)
+            lent = Lent(self.number, 4_000_000_000_000, 0, 16)
+            self.store.in_flight.deliver(("g", "t", 0), end, {end - 1: lent})
+
+    def stage(self) -> None:
+        records, sizes = encoded(Message("t", b"staged %d" % self.number))
+        self.core.staging.stage(f"tx{self.number}", "p", 0, ("t", 0), memoryview(records), sizes)
+
+    def decide(self) -> None:
+        name = next((each for each in StagedRecords(self.store.directory).transactions() if not each.over), None)
+        if name is not None:
+            for _ in self.core.staging.commit(name.name, ["p"]):
+                pass
+            self.store.flush()
+            self.core.staging.close(name.name)
+
+    def close(self) -> None:
+        self.core.timers.close()
+        self.store._parts.progress._wait()
+        self.store._parts.in_flight._wait()
+        self.store.close()
+        self.recorder.stop()
+
+
+def facts_of(store: Store, core: BrokerCore) -> dict[str, Any]:
+    """What a broker knows, each by a name of its own."""
+    found: dict[str, Any] = {
+        f"offset of {group}": store.consumer_offsets.get(group, "t", 0) for group in ("g0", "g1", "g2")
+    }
+    for number in range(6):
+        found[f"topic{number}"] = f"topic{number}" in core.topics
+    for queue, known in store.in_flight.queues.items():
+        found[f"lent {queue}"] = sorted(known.deliveries)
+    for transaction in StagedRecords(store.directory).transactions():
+        found[f"decided {transaction.name}"] = bool(transaction.commit) or transaction.over == "committed"
+    return found
+
+
+@pytest.fixture(autouse=True)
+def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 3)
+
+
+@pytest.mark.sweep(every=2)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_beginning_of_the_stream_makes_a_broker_with_all_that_was_done_until_then(
+    tmp_path: Path, seed: int
+) -> None:
+    worker = Worker(tmp_path / "master", seed)
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(worker.recorder, replica)
+    for _ in range(60):
+        worker.work()
+    follower = Store.open(tmp_path / "replica", CONFIG, follows=True)
+    shipping = Shipping(worker.store, worker.recorder, follower, replica)
+    moments, number = worker.moments, 0
+    while shipping.step(most_changes=1):
+        number += 1
+        if number % 3:
+            continue
+        done = [
+            at
+            for at, moment in enumerate(moments)
+            if moment.sequence <= replica.last and moment.log_end <= follower.max_physical_offset
+        ]
+        if not done:
+            continue
+        before, after = moments[done[-1]], moments[min(done[-1] + 1, len(moments) - 1)]
+        probe = tmp_path / "probe"
+        shutil.copytree(tmp_path / "replica", probe)
+        with Store.open(probe, CONFIG) as store:
+            core = BrokerCore("broker-a", store)
+            found = facts_of(store, core)
+            for name in before.facts.keys() | after.facts.keys() | found.keys():
+                allowed = [moment.facts.get(name) for moment in (before, after)]
+                assert found.get(name) in allowed, f"{name} after {replica.last}"
+            core.timers.close()
+        shutil.rmtree(probe)
+    assert number > 150
+    worker.close()
+    follower.close()
+    shipping_of_the_rest = worker.recorder.after(replica.last)
+    replica.apply(shipping_of_the_rest)
+    replica.close()
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_replica_that_is_killed_again_and_again_comes_to_its_masters_state(tmp_path: Path, seed: int) -> None:
+    worker = Worker(tmp_path / "master", seed)
+    recording = Recording(worker.store, worker.recorder)
+    for _ in range(80):
+        worker.work()
+        recording.record()
+    worker.close()
+    recording.record()
+    recording.save(tmp_path / "stream")
+    random_ = random.Random(seed)
+    kills, snapshots = 0, 0
+    for _ in range(60):
+        program = subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(tmp_path / "replica"), str(tmp_path / "stream")],
+            env={"PYTHONPATH": f"{ROOT}:{':'.join(sys.path)}", "PATH": "/usr/bin:/bin"},
+            stdout=subprocess.PIPE,
+        )
+        assert program.stdout is not None
+        wanted = random_.choice((1, 2, 5, 50, 200, 400))
+        for line in program.stdout:
+            snapshots += line == b"snapshot\n"
+            wanted -= 1
+            if not wanted:
+                program.send_signal(signal.SIGKILL)
+                break
+        program.stdout.close()
+        if program.wait(60) == 0:
+            break
+        assert program.returncode == -signal.SIGKILL
+        kills += 1
+    assert kills >= 3
+    assert snapshots >= 1
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+    with Store.open(tmp_path / "replica", CONFIG) as store, Store.open(tmp_path / "master", CONFIG) as master:
+        assert facts_of(store, BrokerCore("broker-a", store)) == facts_of(master, BrokerCore("broker-a", master))

@@ -1,0 +1,43 @@
+"""A plan that was answered is there after a loss of power: a batch that is run again finds what it has read."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.tables.stream_plans import StreamPlans
+from tests.crash.power_loss import Disk
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_that_was_answered_outlives_a_loss_of_power(tmp_path: Path, seed: int) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    disk, chance = Disk(root), random.Random(seed)
+    answered: dict[int, bytes] = {}
+    losses = 0
+
+    def lose_power() -> None:
+        nonlocal losses
+        losses += 1
+        target = tmp_path / str(losses)
+        disk.after_power_loss(target, chance, chance.random())
+        kept = dict(StreamPlans(target).kept("agg", "query"))
+        if answered:
+            newest = max(answered)
+            assert kept[newest] == answered[newest]
+            assert kept.keys() <= {newest - 1, newest, newest + 1}
+
+    disk.before_sync = lose_power
+    with contextlib.closing(disk), replaced(disk):
+        plans = StreamPlans(root)
+        for batch in range(4):
+            answered[batch] = plans.put("agg", "query", batch, chance.randbytes(chance.choice((10, 2_000))))
+            lose_power()
+    assert losses > 8

@@ -1,0 +1,53 @@
+"""Whatever prefix of its master's changes a replica has, an ordinary start makes a master of it; nothing is lost.
+
+See succeeded_broker.py.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.tables import in_flight, progress
+from raymq.storage.timers import timer_log
+from tests.crash.succeeded_broker import SucceededBroker
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(autouse=True)
+def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 5)
+
+
+def lives(root: Path, seed: int, *, sync: bool, works: int) -> int:
+    """Some masters, each the replica of the one before; how often a replica's files were its master's."""
+    random.seed(seed)  # pop takes queues in any order
+    broker = SucceededBroker(root, random.Random(seed), sync=sync)
+    broker.live(works)
+    broker.close()
+    return broker.compared
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_a_replica_succeeds_its_master_with_all_that_it_was_shipped(tmp_path: Path, sync: bool) -> None:
+    compared = 0
+    for seed in range(4):
+        (tmp_path / str(seed)).mkdir()
+        compared += lives(tmp_path / str(seed), seed, sync=sync, works=40)
+    assert compared
+
+
+@pytest.mark.sweep(every=5)
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.parametrize("first", range(100, 400, 50))
+def test_many_successions(tmp_path: Path, first: int, sync: bool) -> None:
+    for seed in range(first, first + 50):
+        (tmp_path / str(seed)).mkdir()
+        lives(tmp_path / str(seed), seed, sync=sync, works=60)

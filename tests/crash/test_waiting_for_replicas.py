@@ -1,0 +1,154 @@
+"""What is acknowledged, seen and refused while replicas, a master or keepers hang or are away."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    NotMaster,
+    NotStored,
+    RayMQError,
+    StoreFollows,
+    TooFewInSync,
+    WriteUnknown,
+)
+from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.actors.wire.commands.append import read_appended
+from raymq.client import Message
+from tests.polling import poll_until
+from tests.replica_clients import Clients, ask, numbered, records
+from tests.replica_group import GROUP, ReplicaGroup
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
+
+
+def test_trap_18_a_replica_that_hangs_leaves_the_set_and_sends_wait_for_that_once(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    clients.send(*numbered(0, 5))
+    group.pause(2)
+    began = time.monotonic()
+    clients.send(b"waits")
+    assert group.state.in_sync == {1}
+    waited = time.monotonic() - began
+    began = time.monotonic()
+    clients.send(*numbered(5, 55))
+    assert time.monotonic() - began < waited + 3.0
+    group.go_on(2)
+    group.await_in_sync(1, 2)
+    group.kill(1)
+    group.wipe(1)
+    group.elect()
+    assert set(clients.bodies()) == {b"waits", *numbered(0, 55)}
+
+
+@pytest.mark.parametrize("group", [{"min_in_sync": 2}], indirect=True)
+def test_with_too_few_in_sync_nothing_is_written(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 5))
+    group.kill(2)
+    group.await_in_sync(1)
+    before = group.status(1).end[0]
+    with pytest.raises(TooFewInSync, match="in-sync replicas not enough"):
+        ask(group, 1, records(3))
+    with pytest.raises(NotStored) as refused:
+        clients.producer.send(Message("t", b"refused"))
+    assert refused.value.code == "SYSTEM_ERROR"
+    assert group.status(1).end[0] == before
+    assert sorted(clients.bodies()) == numbered(0, 5)
+    group.start(2)
+    group.await_in_sync(1, 2)
+    clients.send(b"taken")
+    assert sorted(clients.bodies()) == [*numbered(0, 5), b"taken"]
+
+
+@pytest.mark.parametrize("group", [{"min_in_sync": 2}], indirect=True)
+def test_what_waits_while_the_set_shrinks_is_not_called_safe(group: ReplicaGroup, clients: Clients) -> None:
+    group.pause(2)
+    status, _ = read_appended(ask(group, 1, records(1), 10.0), 1)
+    assert status in {SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT}
+
+
+@pytest.mark.parametrize("group", [{"mode": "async"}, {"mode": "sync"}], indirect=True)
+def test_trap_30_a_master_that_was_stopped_for_longer_than_its_lease_acknowledges_nothing(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    clients.send(*numbered(0, 20))
+    group.await_end(2, of=1)
+    outcomes: list[object] = []
+
+    def send(number: int) -> None:
+        try:
+            outcomes.append(read_appended(ask(group, 1, records(1, mark=b"late%d" % number), 30.0), 1)[0])
+        except RayMQError as error:
+            outcomes.append(error)
+
+    group.pause(1)
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    assert group.elect(asked=[2]) == 2
+    clients.send(*numbered(20, 40))
+    group.go_on(1)
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(each, StoreFollows | WriteUnknown | BrokerUnavailable) for each in outcomes), outcomes
+    group.await_in_sync(1, 2)
+    assert sorted(clients.bodies()) == sorted(numbered(0, 40))
+    group.elect(1)
+    assert sorted(clients.bodies()) == sorted(numbered(0, 40))
+
+
+@pytest.mark.parametrize("group", [{"mode": "async"}, {"mode": "sync"}], indirect=True)
+def test_trap_3_consumers_see_only_what_is_confirmed(group: ReplicaGroup, clients: Clients) -> None:
+    clients.send(*numbered(0, 4))
+    group.await_end(2, of=1)
+    queue = MessageQueue("t", GROUP, 0)
+    seen = poll_until(lambda: clients.pull.offsets(queue), 10)
+    group.pause(2)
+    appending = threading.Thread(target=lambda: ask(group, 1, records(5), 10.0))
+    appending.start()
+    end = group.status(1).confirmed[0]
+    poll_until(lambda: group.status(1).end[0] > end, 5)
+    while 2 in group.state.in_sync:
+        assert clients.pull.offsets(queue) == seen or 2 not in group.state.in_sync
+    appending.join()
+    poll_until(lambda: clients.pull.offsets(queue)[1] == seen[1] + 5, 10)
+
+
+@pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)
+def test_async_waits_for_no_replica(group: ReplicaGroup, clients: Clients) -> None:
+    group.pause(2)
+    began = time.monotonic()
+    assert read_appended(ask(group, 1, records(5)), 5)[0] is SendStatus.SEND_OK
+    assert 2 in group.state.in_sync or time.monotonic() - began > 2.0
+    group.go_on(2)
+    group.await_in_sync(1, 2)
+    group.await_end(2, of=1)
+
+
+def test_a_master_without_keepers_takes_nothing_and_goes_on_when_they_are_back(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    clients.send(*numbered(0, 5))
+    before = group.status(1).epoch
+    group.keepers.kill(1)
+
+    def refused() -> bool:
+        try:
+            ask(group, 1, records(1, mark=b"refused"))
+        except NotMaster:
+            return True
+        return False
+
+    poll_until(refused, 10)
+    end = group.status(1).end[0]
+    assert refused()
+    assert group.status(1).end[0] == end
+    group.keepers.start(1)
+    clients.send(b"goes on")
+    assert group.status(1).epoch == before
+    assert b"goes on" in clients.bodies()

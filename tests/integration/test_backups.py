@@ -1,0 +1,253 @@
+"""Backups of brokers that run, by a path and by S3, and the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from raymq.actors.wire.commands import backup as commands
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client.errors import BrokerUnavailable
+from raymq.cluster import backup as module
+from raymq.cluster import backup_store, list_backups, restore_store, verify_backups
+from raymq.cluster.backup import RunningBroker
+from raymq.cluster.cli import main_group
+from raymq.storage.backup.making import back_up
+from raymq.storage.backup.target import FolderTarget
+from raymq.storage.config import StoreConfig
+from raymq.storage.errors import BackupFailed, StoreLocked
+from raymq.storage.files import file_calls
+from raymq.storage.store import Store
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+from tests.stored import bodies
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def send(mq: Connection, *texts: str) -> None:
+    with Producer(mq, "p") as producer:
+        producer.send_batch([Message("t", text.encode()) for text in texts], queue=QUEUE)
+
+
+def opened(directory: Path) -> Store:
+    return Store.open(directory, StoreConfig(commitlog_file_bytes=1 << 24, index_slots=1_000, index_entries=100_000))
+
+
+def test_a_broker_at_work_is_backed_up_as_of_one_moment(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path
+) -> None:
+    """All that was acknowledged before is there, and no offset that was committed speaks of what is not."""
+    over, sent, committed = threading.Event(), [0], [0]
+
+    def produce() -> None:
+        with Producer(mq, "p") as producer, PullConsumer(mq, "g") as pull:
+            while not over.is_set():
+                result = producer.send(Message("t", b"%d" % sent[0]), queue=QUEUE)
+                sent[0] += 1
+                pull.commit(QUEUE, result.queue_offset + 1)
+                committed[0] = result.queue_offset + 1
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(produce)
+        try:
+            for number in range(4):
+                poll_until(lambda so_far=sent[0]: sent[0] > so_far + 50)
+                before, done = sent[0], committed[0]
+                report = backup_store(services.directory / "broker-a", tmp_path / "target", name=f"b{number}")
+                restore_store(tmp_path / "target", tmp_path / f"r{number}")
+                with opened(tmp_path / f"r{number}") as store:
+                    found = bodies(store, "t", 0)
+                    offset = store.consumer_offsets.get("g", "t", 0)
+                assert found == [b"%d" % each for each in range(len(found))]
+                assert len(found) >= before
+                assert offset is not None
+                assert done <= offset <= len(found)
+                assert offset >= len(found) - 1, "a moment: the commit of all but the last message was before it"
+                assert report.log_begin == 0 < report.log_end
+        finally:
+            over.set()
+        working.result(10)
+    assert len({extent.object for each in list_backups(tmp_path / "target") for extent in each.extents()}) > 4
+    assert verify_backups(tmp_path / "target").bad == []
+
+
+def test_what_a_backup_held_is_given_back_when_it_ends_or_dies(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path
+) -> None:
+    backups = services.brokers["broker-a"].core.backups
+    plain = file_calls.current
+    address = services.brokers["broker-a"].address
+    send(mq, "a")
+    with Connection([address]) as dying:
+        commands.read_begun(dying.run(dying.pool.request(address, commands.begin_command(), 5.0)))
+        assert backups.held_from() == 0
+        with pytest.raises(BackupFailed, match="another backup"):
+            backup_store(services.directory / "broker-a", tmp_path / "target")
+    poll_until(lambda: backups.held_from() is None)
+    backup_store(services.directory / "broker-a", tmp_path / "target")
+    poll_until(lambda: backups.held_from() is None)
+    assert file_calls.current is plain
+
+
+def test_a_backup_whose_lease_is_lost_fails(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RENEW_SECONDS", 0.02)
+    send(mq, "a")
+    directory = services.directory / "broker-a"
+    with RunningBroker(directory, None, StoreLocked(directory, 1)) as source:
+        services.loop.run(_end(services))
+        poll_until(lambda: source._failure is not None)
+        with pytest.raises(BackupFailed, match="holds nothing"):
+            back_up(source, FolderTarget(tmp_path / "target"))
+    assert FolderTarget(tmp_path / "target").names() == []
+
+
+async def _end(services: Services) -> None:
+    services.brokers["broker-a"].core.backups.end()
+    await asyncio.sleep(0)
+
+
+def test_a_log_file_that_retention_took_is_named(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path
+) -> None:
+    send(mq, "a")
+    directory = services.directory / "broker-a"
+    with RunningBroker(directory, None, StoreLocked(directory, 1)) as source:
+        shutil.copytree(directory, tmp_path / "copy")
+        source.directory = tmp_path / "copy"
+        next((tmp_path / "copy" / "commitlog").iterdir()).unlink()
+        with pytest.raises(BackupFailed, match="85 %"):
+            back_up(source, FolderTarget(tmp_path / "target"))
+
+
+def test_who_has_the_directory_and_is_no_broker_of_it(services: Services, admin: Admin, tmp_path: Path) -> None:
+    directory = services.directory / "broker-a"
+    shutil.copytree(directory, tmp_path / "copy")
+    with opened(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="another directory"):
+        backup_store(tmp_path / "copy", tmp_path / "target")
+    for name in ("broker.json", "broker.json.bak"):
+        (tmp_path / "copy" / "raymq" / name).unlink()
+    with opened(tmp_path / "copy"), pytest.raises(BrokerUnavailable, match="not known"):
+        backup_store(tmp_path / "copy", tmp_path / "target")
+
+
+def raymq(*arguments: object, code: int = 0) -> Any:
+    result: Result = CliRunner().invoke(main_group, ["store", *map(str, arguments), "--json"], standalone_mode=False)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_commands(services: Services, mq: Connection, admin: Admin, tmp_path: Path) -> None:
+    send(mq, "a", "b")
+    directory, target = services.directory / "broker-a", tmp_path / "target"
+    made = raymq("backup", directory, target, "--name", "one")
+    assert made.keys() == {"name", "log_begin", "log_end", "files", "bytes", "copied_bytes", "gone"}
+    assert raymq("backup", directory, target, "--keep", "1")["gone"] == ["one"]
+    (listed,) = raymq("backups", target)
+    assert listed["broker"] == "broker-a"
+    assert raymq("verify", target)["bad"] == []
+    assert raymq("verify", target, "--at", listed["name"])["backups"] == 1
+    dry = raymq("restore", target, tmp_path / "restored", "--dry-run")
+    assert (dry["restored"], (tmp_path / "restored").exists()) == (False, False)
+    assert raymq("restore", target, tmp_path / "restored", "--new-address")["restored"]
+    assert raymq("verify", tmp_path / "restored")["records"] >= 2
+    damaged = max((path for path in target.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    damaged.write_bytes(b"x")
+    assert {each["object"] for each in raymq("verify", target, code=1)["bad"]} == {str(damaged)}
+
+
+def test_the_drill_of_the_documentation(services: Services, mq: Connection, admin: Admin, tmp_path: Path) -> None:
+    """Its commands, word for word, beside the original; then a broker starts there, and its clients find the same."""
+    text = (Path(__file__).parents[2] / "docs" / "backup.md").read_text("utf-8").partition("## Drill")[2]
+    lines = text.split("```")[1].strip().splitlines()
+    assert [line.split()[2] for line in lines] == ["backup", "verify", "restore", "verify"]
+    send(mq, "a", "b")
+    places = {"data/": f"{services.directory}/", "/backups/": f"{tmp_path}/backups/", "drill/": f"{tmp_path}/drill/"}
+    for line in lines:
+        words = shlex.split(line)[2:]
+        raymq(
+            *(
+                next((to + word[len(start) :] for start, to in places.items() if word.startswith(start)), word)
+                for word in words
+            )
+        )
+    drill = Services(tmp_path / "drill", names=("broker-a",))
+    drill.start()
+    try:
+        assert drill.brokers["broker-a"].address != services.brokers["broker-a"].address
+        with (
+            Connection([drill.name_server.address]) as copied,
+            PullConsumer(copied, "g") as pull,
+            Admin(copied) as there,
+        ):
+            assert there.topics() == admin.topics()
+            pull.seek(QUEUE, 0)
+            assert [each.body for each in pull.poll(QUEUE, 10, timeout=5.0)] == [b"a", b"b"]
+    finally:
+        drill.stop()
+
+
+def placed(word: str, places: dict[str, str]) -> str:
+    """A word of a command with the places of this test."""
+    return next((to + word.removeprefix(start) for start, to in places.items() if word.startswith(start)), word)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a bucket of an S3 server of this process."""
+    server_of = pytest.importorskip("moto.server", reason="moto is not installed (extra dev)")
+    boto3 = pytest.importorskip("boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = server_of.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1").create_bucket(Bucket="backups")
+    yield f"s3://backups/broker-a?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    server.stop()
+
+
+def test_backups_in_s3(services: Services, mq: Connection, admin: Admin, bucket: str, tmp_path: Path) -> None:
+    send(mq, *("x" * 1_000 for _ in range(200)))
+    directory = services.directory / "broker-a"
+    first = backup_store(directory, bucket)
+    send(mq, "more")
+    second = backup_store(directory, bucket)
+    assert second.copied_bytes > 0
+    assert [each.name for each in list_backups(bucket)] == [first.name, second.name]
+    assert verify_backups(bucket).bad == []
+    restore_store(bucket, tmp_path / "restored")
+    with opened(tmp_path / "restored") as store:
+        assert bodies(store, "t", 0)[-1] == b"more"
+        assert store.max_offset("t", 0) == 201
+    third = backup_store(directory, bucket, keep=1)
+    assert third.gone == [first.name, second.name]
+    target = module.open_target(bucket)
+    kept = {extent.object for each in list_backups(bucket) for extent in each.extents()}
+    assert target.objects().keys() == kept
+    lost, damaged = sorted(kept)[:2] if len(kept) > 1 else (min(kept), None)
+    target.remove_object(lost)
+    if damaged is not None:
+        target.write_object(damaged, b"x")
+    assert {each.object.rpartition("/")[2] for each in verify_backups(bucket).bad} == {lost, damaged} - {None}
+    with pytest.raises(BackupFailed, match="bucket"):
+        backup_store(directory, bucket.replace("/broker-a", "-none/broker-a"))

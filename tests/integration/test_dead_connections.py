@@ -1,0 +1,120 @@
+"""A connection that is dead without anybody having said so is given up, and what fails meanwhile is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import OutcomeUnknown
+from raymq.actors.wire import silence
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PushConsumer
+from raymq.client import health as of_consumers
+from raymq.client.push import fetching
+from raymq.client.requests import fetching as requests
+from tests.integration.cable import Cable
+from tests.integration.conftest import Services
+from tests.integration.taker import Taker
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@pytest.fixture
+def cable(services: Services) -> Iterator[Cable]:
+    host, _, port = services.brokers["broker-a"].address.rpartition(":")
+    made = Cable((host, int(port)))
+    services.loop.run(made.start())
+    yield made
+    services.loop.run(made.stop())
+
+
+@pytest.fixture
+def through(services: Services, admin: Admin, cable: Cable, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """A connection whose way to broker-a is the cable."""
+    with Connection([services.name_server.address]) as mq:
+        get = mq.routes.get
+
+        async def through_the_cable(topic: str, **options: Any) -> Any:
+            route = await get(topic, **options)
+            return replace(route, addresses=dict(route.addresses) | {"broker-a": cable.address})
+
+        monkeypatch.setattr(mq.routes, "get", through_the_cable)
+        yield mq
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(of_consumers, "FAILING_SECONDS", 1.0)
+    monkeypatch.setattr(fetching, "_PARK_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_consumer_goes_on_over_a_new_connection_and_is_not_well_until_then(
+    through: Connection, cable: Cable, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = Taker()
+    with PushConsumer(through, "g", {"t": "*"}, taker) as consumer, Connection(through.name_servers) as other:
+        producer = Producer(other, "p")
+        producer.send(Message("t", b"before"), queue=QUEUE)
+        poll_until(lambda: taker.bodies == [b"before"], 10)
+        poll_until(lambda: consumer.health.ok, 10)
+        with monkeypatch.context() as never:
+            never.setattr(silence, "SILENT_SECONDS", 1e9)
+            services.loop.run(_at_once(cable.freeze))
+            producer.send(Message("t", b"behind"), queue=QUEUE)
+            poll_until(lambda: not consumer.health.ok, 20)
+            (failing,) = consumer.health.fetches
+            assert failing.broker == "broker-a"
+            assert failing.count >= 1
+            assert "no answer" in failing.error
+            assert taker.bodies == [b"before"]
+        poll_until(lambda: taker.bodies == [b"before", b"behind"], 20)
+        poll_until(lambda: consumer.health.ok and not consumer.health.fetches, 20)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_producer_sends_over_a_new_connection(through: Connection, cable: Cable, services: Services) -> None:
+    with Producer(through, "p", timeout=0.5, retries=0) as producer:
+        assert producer.send_async(Message("t", b"before"), queue=QUEUE).result(10).queue == QUEUE
+        services.loop.run(_at_once(cable.freeze))
+        outcomes: list[bool] = []
+
+        def is_sent() -> bool:
+            try:
+                producer.send_async(Message("t", b"x"), queue=QUEUE).result(10)
+            except OutcomeUnknown:
+                outcomes.append(False)
+                return False
+            return True
+
+        poll_until(is_sent, 20)
+        assert outcomes, "it takes a while to know"
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_consumer_that_waits_for_longer_than_a_dead_connection_would_last_keeps_its_own(
+    through: Connection, cable: Cable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_PARK_SECONDS", 2.5)
+    taker = Taker()
+    with PushConsumer(through, "g", {"t": "*"}, taker) as consumer, Connection(through.name_servers) as other:
+        poll_until(lambda: consumer.health.works, 10)
+        used = through.run(through.pool.get(cable.address))
+        quiet_until = time.monotonic() + 4.0
+        poll_until(lambda: time.monotonic() > quiet_until, 10)
+        Producer(other, "p").send(Message("t", b"x"), queue=QUEUE)
+        poll_until(lambda: taker.bodies == [b"x"], 10)
+        assert through.run(through.pool.get(cable.address)) is used
+        assert consumer.health.ok
+
+
+async def _at_once(action: Any) -> None:
+    action()

@@ -1,0 +1,147 @@
+"""Sends that a signal interrupts: its handler sends, too, or raises; neither keeps anybody from sending."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from tests.integration.conftest import Services
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+HANDLER_SENDS = """
+    import signal, sys, time
+    from raymq.client import Connection, Message, Producer
+
+    mq = Connection([sys.argv[1]])
+    producer = Producer(mq, "p", timeout=20.0, {options})
+    sent, handling = [], []
+
+    def send():
+        sent.append(producer.{send}(Message("t", b"x")))
+
+    def handle(*_):
+        if not handling:  # on a busy machine they would come faster than they are handled
+            handling.append(True)
+            send()
+            handling.clear()
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0011)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until and len(sent) < 3_000:
+        send()
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    results = [each.result(20) if hasattr(each, "result") else each for each in sent]
+    assert len({{result.unique_key for result in results}}) == len(results)
+    assert len({{(result.queue, result.queue_offset) for result in results}}) == len(results)
+    mq.close()
+    print("ended")
+"""
+
+
+@pytest.mark.parametrize(
+    ("send", "options"),
+    [("send", ""), ("send", "idempotent=True"), ("send_async", "linger=0.005"), ("send_async", "")],
+)
+def test_a_handler_that_sends_does_not_wait_for_the_send_that_it_has_interrupted(
+    services: Services, admin: Admin, send: str, options: str
+) -> None:
+    """It waited for locks that were held by the thread on which it ran: the program hung for ever, whatever its
+    time-outs.
+    """
+    del admin
+    program = textwrap.dedent(HANDLER_SENDS).format(send=send, options=options)
+    done = subprocess.run(
+        [sys.executable, "-c", program, services.name_server.address],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "ended\n")
+
+
+#: Those of the batcher that begin a batch, and hand one to the loop.
+HANDING = ("_begin", "_take", "_wait_for_room")
+
+
+def interrupted_at(step: int, files: tuple[str, ...], work: Callable[[], object], *functions: str) -> bool:
+    """Do it, interrupted behind so many lines of these files, or of these functions there; whether it came so far.
+
+    A signal interrupts between calls only, and not between any two lines. What comes in a `__del__` raises nowhere.
+    """
+    left = step
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        code = frame.f_code
+        if (
+            code.co_name == "__del__"
+            or not code.co_filename.endswith(files)
+            or (functions and code.co_name not in functions)
+        ):
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_a_send_that_is_interrupted_anywhere_leaves_its_queue_to_the_next_one(mq: Connection, admin: Admin) -> None:
+    """It kept the queue's turn for ever: all later sends to it failed when their time was over."""
+    del admin
+    files = ("sending/direct_idempotent.py", "sending/idempotent.py", "sending/queue_turn.py", "wire/channel.py")
+    with Producer(mq, "p", idempotent=True, retries=0) as producer:
+        producer.send(Message("t", b"first"), queue=QUEUE)
+        step, longest = 0, 0.0
+        while interrupted_at(step, files, lambda: producer.send(Message("t", b"interrupted"), queue=QUEUE)):
+            began = time.monotonic()
+            producer.send(Message("t", b"%d" % step), queue=QUEUE, timeout=10.0)
+            longest = max(longest, time.monotonic() - began)
+            step += 1
+        assert step > 30
+        assert longest < 9.0
+        assert mq.channels._count(next(iter(mq.channels._idle))) <= 2, "interrupted sends give their places back"
+    with PullConsumer(mq, "g") as pull:
+        found = [message.body for message in pull.poll(QUEUE, 1_000)]
+    assert [body for body in found if body.isdigit()] == [b"%d" % number for number in range(step)]
+
+
+def test_gathered_sends_that_are_interrupted_anywhere_lose_no_other_message(mq: Connection, admin: Admin) -> None:
+    """A batch that was taken, and not handed over yet, was never sent."""
+    del admin
+    with Producer(mq, "p", linger=0.002, buffer_bytes=2_000) as producer:
+
+        def send() -> Future[SendResult]:
+            return producer.send_async(Message("t", bytes(900)))
+
+        step, sent = 0, [send()]
+        while interrupted_at(step, ("produce/batcher.py",), lambda: [sent.append(send()) for _ in range(3)], *HANDING):
+            sent.append(send())
+            step += 1
+        assert step > 10
+        assert {future.result(10).status for future in sent} == {SendStatus.SEND_OK}
+        assert producer.flush(10)

@@ -1,0 +1,66 @@
+"""An answer about a receipt that is lost: what was asked for may have been done, and nobody says that it was not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import ConnectionLost
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.client import Connection, Message, Producer, ReceivedMessage, SimpleConsumer
+from raymq.client.errors import BrokerUnavailable
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+def lose_one_answer(mq: Connection, monkeypatch: pytest.MonkeyPatch, code: RequestCode) -> None:
+    """The connection breaks when the broker has done what the next request of this kind asks for."""
+    request, left = mq.pool.request, [code]
+
+    async def losing(address: str, command: Command, *arguments: Any, **options: Any) -> Command:
+        answer = await request(address, command, *arguments, **options)
+        if command.code in left:
+            left.clear()
+            raise ConnectionLost(address, "cut")
+        return answer
+
+    monkeypatch.setattr(mq.pool, "request", losing)
+
+
+def received(mq: Connection, consumer: SimpleConsumer, count: int) -> list[ReceivedMessage]:
+    with Producer(mq, "p") as producer:
+        for number in range(count):
+            producer.send(Message("t", b"%d" % number))
+    found: list[ReceivedMessage] = []
+    poll_until(lambda: len(found) == count or found.extend(consumer.receive(10, 60.0, 1.0)), 30)
+    return found
+
+
+@pytest.mark.usefixtures("admin")
+def test_a_changed_time_whose_answer_is_lost_is_not_called_unchanged(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said False, "nothing has changed": the handle was another one by then, and the message came again."""
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        (message,) = received(mq, consumer, 1)
+        lose_one_answer(mq, monkeypatch, RequestCode.CHANGE_MESSAGE_INVISIBLETIME)
+        with pytest.raises(BrokerUnavailable):
+            consumer.change_invisible_duration(message, 60.0)
+        assert not consumer.ack(message), "of a request that was answered it is told"
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_acknowledgement_whose_answer_is_lost_is_not_called_stale(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
+        messages = received(mq, consumer, count)
+        code = RequestCode.ACK_MESSAGE if count == 1 else RequestCode.BATCH_ACK_MESSAGE
+        lose_one_answer(mq, monkeypatch, code)
+        with pytest.raises(BrokerUnavailable):
+            consumer.ack(messages if count > 1 else messages[0])
+        assert not consumer.ack(messages), "they are done, and their handles stale"

@@ -1,0 +1,44 @@
+"""The pipeline of examples/: killed with everything that it started, it goes on, and every flight is counted once."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.polling import poll_until
+
+pytest.importorskip("raydp")
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(900)]
+
+PIPELINE = Path(__file__).resolve().parents[2] / "examples" / "pipeline_flights.py"
+
+
+def batches(folder: Path) -> int:
+    """How many batches Spark has written down as done."""
+    return len([path for path in folder.glob("checkpoints/per-hour/commits/*") if path.name.isdigit()])
+
+
+def test_a_pipeline_that_is_killed_with_its_brokers_goes_on_and_counts_every_flight_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(PIPELINE), str(tmp_path)]
+    for _ in range(2):
+        done = batches(tmp_path)
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            poll_until(lambda: batches(tmp_path) >= done + 2 or process.poll() is not None, 200)  # noqa: B023
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        finally:
+            # All at once: where the first process of a container reaps no others, Ray's workers outlive their node.
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                    each.kill()
+            process.wait()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.splitlines()[-1] == "12056 flights in 743 hours, 152 told late: exact"

@@ -1,0 +1,104 @@
+"""A topic that is deleted and made anew under a pull consumer: its offsets are of other messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client.errors import OffsetOutOfRange
+from tests.integration.conftest import Services
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+def send(mq: Connection, prefix: str, count: int) -> None:
+    with Producer(mq, "p") as producer:
+        for number in range(count):
+            producer.send(Message("t", f"{prefix}{number}".encode()), queue=QUEUE)
+
+
+def make_anew(services: Services) -> None:
+    """As another program does it."""
+    with Connection([services.name_server.address]) as other:
+        admin = Admin(other)
+        admin.delete_topic("t")
+        admin.create_topic("t", queues=2)
+        send(other, "new", 8)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda pull: pull.poll(QUEUE, 10),
+        lambda pull: pull.fetch_table(QUEUE, 10),
+        lambda pull: asyncio.run(pull.apoll(QUEUE, 10)),
+    ],
+    ids=["poll", "fetch_table", "apoll"],
+)
+@pytest.mark.parametrize("sought", [True, False])
+def test_what_is_new_is_not_passed_over(
+    services: Services, mq: Connection, admin: Admin, read: Callable[[PullConsumer], Any], sought: bool
+) -> None:
+    """It went on at offset 5, and of the eight new messages five were never seen."""
+    del admin
+    send(mq, "old", 5)
+    with PullConsumer(mq, "g") as pull:
+        if sought:
+            pull.seek(QUEUE, 0)
+        assert len(read(pull)) == 5
+        pull.commit(QUEUE, 5)
+        make_anew(services)
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRange):
+                read(pull)
+        with pytest.raises(OffsetOutOfRange):
+            pull.commit(QUEUE, 6)
+        pull.seek(QUEUE, "earliest")
+        assert [message.body for message in pull.poll(QUEUE, 10)] == [b"new%d" % number for number in range(8)]
+        pull.commit(QUEUE, 8)
+        assert pull.committed(QUEUE) == 8
+
+
+@pytest.mark.parametrize(
+    "seek",
+    [
+        lambda pull: pull.seek(QUEUE, "latest"),
+        lambda pull: pull.seek_to_time(QUEUE, time.time() + 60.0),
+        lambda pull: asyncio.run(pull.aseek_to_time(QUEUE, time.time() + 60.0)),
+    ],
+    ids=["latest", "time", "time in asyncio"],
+)
+def test_a_place_that_was_sought_in_the_old_topic_is_none_in_the_new_one(
+    services: Services, mq: Connection, admin: Admin, seek: Callable[[PullConsumer], Any]
+) -> None:
+    """It was read as an offset of the new one, whose first five messages were passed over."""
+    del admin
+    send(mq, "old", 5)
+    with PullConsumer(mq, "g") as pull:
+        seek(pull)
+        make_anew(services)
+        with pytest.raises(OffsetOutOfRange):
+            pull.poll(QUEUE, 10)
+        pull.seek(QUEUE, "earliest")
+        assert len(pull.poll(QUEUE, 10)) == 8
+
+
+def test_a_consumer_that_begins_with_the_new_topic_knows_nothing_of_the_old_one(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    del admin
+    send(mq, "old", 5)
+    with PullConsumer(mq, "g") as pull:
+        pull.poll(QUEUE, 10)
+        pull.commit(QUEUE, 5)
+    make_anew(services)
+    with PullConsumer(mq, "g") as pull:
+        assert len(pull.poll(QUEUE, 10)) == 8
+        assert pull.poll(QUEUE, 10, timeout=0.1) == []

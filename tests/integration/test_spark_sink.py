@@ -1,0 +1,297 @@
+"""Writes and sinks of Spark that die at any moment: each row is there once. A real cluster, a real Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.polling import poll_until
+from tests.ray_cluster import own_cluster
+
+pytest.importorskip("raydp")
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+
+from raymq import cluster
+from raymq.client import Admin, InvalidInput, Message, Producer
+from raymq.client.bulk import committing
+from raymq.client.bulk.committing import StagedWrite, Written
+from raymq.client.errors import OutcomeUnknown
+from raymq.spark_bridge import SparkBridge, WriteResult
+from tests.integration.exactly_once import content, differences, stored
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+
+CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
+#: What a batch may take on a machine that does much else.
+PATIENT = 120.0
+
+EachBatch = Callable[[DataFrame, int], None]
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
+    with own_cluster(tmp_path_factory, "sink", CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bridge(mq: cluster.Cluster) -> Iterator[SparkBridge]:
+    with SparkBridge(mq, cores=2, memory="512m") as running:
+        yield running
+
+
+@pytest.fixture
+def topics(mq: cluster.Cluster) -> tuple[str, str]:
+    """One that is read, and one that is written."""
+    name = f"t{uuid.uuid4().hex[:10]}"
+    with Admin(mq) as admin:
+        for each in (name, f"{name}-out"):
+            admin.create_topic(each, queues=2)
+    return name, f"{name}-out"
+
+
+def send(mq: cluster.Cluster, topic: str, first: int, count: int) -> None:
+    with Producer(mq, group="tests", timeout=30.0) as producer:
+        producer.send_batch([Message(topic, str(number).encode()) for number in range(first, first + count)])
+
+
+def values(bridge: SparkBridge, topic: str) -> DataFrame:
+    return bridge.stream(topic, topic, start="earliest", max_offsets_per_batch=50).select(
+        F.col("body").cast("string").alias("value")
+    )
+
+
+def run(df: DataFrame, each_batch: EachBatch, checkpoint: Path, until: Callable[[], bool]) -> str | None:
+    """Run a query until it has come so far; what it says if it ends with an error."""
+    writer = df.writeStream.foreachBatch(each_batch).trigger(processingTime="100 milliseconds")
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        poll_until(lambda: until() or not query.isActive, PATIENT)
+        if query.isActive:
+            return None
+        try:
+            query.awaitTermination(1)
+        except StreamingQueryException as error:
+            return str(error)
+        return "it has ended"
+    finally:
+        query.stop()
+
+
+def test_a_batch_that_spark_runs_again_is_written_once(
+    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    """The driver fails behind the commit, so that Spark does not know that the batch is done."""
+    source, target = topics
+    send(mq, source, 0, 120)
+    sink, calls = bridge.sink(target), []
+
+    def each(df: DataFrame, batch: int) -> None:
+        sink(df, batch)
+        calls.append(batch)
+        if len(calls) % 2:
+            raise RuntimeError("behind the commit")
+
+    for _ in range(3):
+        told = run(values(bridge, source), each, tmp_path, lambda: len(calls) >= 7)
+        assert told is None or "behind the commit" in told
+    assert max(Counter(calls).values()) > 1, calls
+    poll_until(lambda: not run(values(bridge, source), sink, tmp_path, lambda: content(bridge, target).total() >= 120))
+    assert differences(Counter(map(str, range(120))), content(bridge, target)) == ""
+
+
+def test_a_double_commit_and_a_lost_batch_would_be_noticed(
+    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    """The check of the test above, where the sink is made to fail: another name, and a number that is taken."""
+    source, target = topics
+    send(mq, source, 0, 40)
+    calls: list[int] = []
+
+    def twice(df: DataFrame, batch: int) -> None:
+        for name in ("one", "two"):
+            bridge.sink(target, name=name)(df, batch)
+        calls.append(batch)
+
+    assert run(values(bridge, source), twice, tmp_path / "a", lambda: content(bridge, target).total() >= 80) is None
+    assert differences(Counter(map(str, range(40))), content(bridge, target)) == "0 lost, 40 too many"
+
+    def taken(df: DataFrame, batch: int) -> None:
+        query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        write = StagedWrite.open(mq, source, {"broker-a"}, series=f"{query}/{source}/", number=batch)
+        assert isinstance(write, StagedWrite | Written)
+        if isinstance(write, StagedWrite):
+            write.commit([])
+        bridge.sink(source)(df.limit(0), batch)
+        calls.append(batch)
+
+    before = len(calls)
+    assert run(values(bridge, source), taken, tmp_path / "b", lambda: len(calls) > before) is None
+    assert differences(Counter(map(str, range(80))), content(bridge, source)) == "40 lost, 0 too many"
+
+
+def test_two_sinks_of_one_topic_in_one_batch_need_names(
+    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    source, target = topics
+    send(mq, source, 0, 20)
+
+    def both(names: tuple[str, str]) -> EachBatch:
+        def each(df: DataFrame, batch: int) -> None:
+            bridge.sink(target, name=names[0])(df, batch)
+            bridge.sink(target, name=names[1])(df.selectExpr("concat('x', value) AS value"), batch)
+
+        return each
+
+    told = run(values(bridge, source), both(("", "")), tmp_path / "a", lambda: False)
+    assert told is not None
+    assert "name=" in told
+    before = content(bridge, target)
+    everything = before + Counter(f"{mark}{n}" for mark in ("", "x") for n in range(20))
+    told = run(
+        values(bridge, source),
+        both(("plain", "marked")),
+        tmp_path / "b",
+        lambda: content(bridge, target).total() >= everything.total(),
+    )
+    assert told is None
+    assert differences(everything, content(bridge, target)) == ""
+
+
+def test_a_sink_outside_of_a_query_says_so(bridge: SparkBridge, topics: tuple[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="foreachBatch"):
+        bridge.sink(topics[1])(bridge.spark.createDataFrame([("x",)], "value string"), 0)
+    with pytest.raises(InvalidInput, match="64"):
+        bridge.sink(topics[1], name="n" * 65)
+    with pytest.raises(InvalidInput):
+        bridge.sink("no topic")
+
+
+def test_a_write_of_which_a_broker_stands_still_is_finished_and_not_doubled(
+    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raised Timeout and half of the rows were there, later all of them: who repeated it doubled them."""
+    _, target = topics
+    frame = bridge.spark.range(2_000).selectExpr("cast(id AS string) AS value").repartition(8)
+    with Admin(mq) as admin:
+        pid = next(each.pid for each in admin.cluster_info().brokers if each.name == "broker-b")
+    settle = committing._settle
+
+    async def stopped(*arguments: object) -> Written:
+        os.kill(pid, signal.SIGSTOP)
+        return await settle(*arguments)  # type: ignore[arg-type]
+
+    for name, seconds in (("PATIENCE_SECONDS", 1.0), ("_APPEND_SECONDS", 1.0), ("_ALIVE_SECONDS", 1.0)):
+        monkeypatch.setattr(committing, name, seconds)
+    monkeypatch.setattr(committing, "_settle", stopped)
+    try:
+        with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
+            bridge.write(frame, target, "value")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        monkeypatch.undo()
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.committed
+    assert bridge.finish_write(error.transaction) == WriteResult(2_000, error.transaction)
+    with pytest.raises(InvalidInput, match="not committed"):
+        bridge.abort_write(error.transaction)
+    assert differences(Counter(map(str, range(2_000))), content(bridge, target)) == ""
+
+
+def test_what_a_failed_write_has_staged_is_forgotten(
+    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _, target = topics
+    broken = bridge.spark.range(1_000).selectExpr("IF(id = 999, raise_error('no'), cast(id AS string)) AS value")
+    with pytest.raises(Exception, match="no"):
+        bridge.write(broken.repartition(4), target, "value")
+    roots = list(tmp_path_factory.getbasetemp().rglob("raymq/staged"))
+    assert roots
+    poll_until(lambda: not [path for root in roots for path in root.rglob("*.chunk")], 30)
+    assert content(bridge, target) == Counter()
+
+
+KILLED = """
+    import sys, time
+    from pathlib import Path
+    from pyspark.sql import functions as F
+    from raymq import cluster
+    from raymq.spark_bridge import SparkBridge
+    if __name__ == "__main__":
+        namespace, address, source, target, folder = sys.argv[1:]
+        with cluster.connect(namespace=namespace, address=address) as mq, SparkBridge(mq, memory="512m") as bridge:
+            sink = bridge.sink(target)
+            def each(df, batch):
+                sink(df, batch)
+                with (Path(folder) / "batches").open("a") as file:
+                    file.write(f"{batch}\\n")
+            stream = bridge.stream(source, "killed", start="earliest", max_offsets_per_batch=1_000)
+            rows = stream.select(F.col("body").cast("string").alias("value"))
+            writer = rows.writeStream.foreachBatch(each).option("checkpointLocation", str(Path(folder) / "checkpoint"))
+            query = writer.trigger(processingTime="50 milliseconds").start()
+            while not (Path(folder) / "stop").exists() and query.isActive:
+                time.sleep(0.1)
+            if query.exception() is not None:
+                raise query.exception()
+            query.stop()
+"""
+
+
+@pytest.mark.timeout(900)
+def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
+    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
+) -> None:
+    """With live producers: every message that was sent is in the other topic once."""
+    source, target = topics
+    script = tmp_path / "killed.py"
+    script.write_text(textwrap.dedent(KILLED))
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, str(script), mq.namespace, address, source, target, str(tmp_path)]
+    sent, killed = 0, list[int]()
+
+    def batches() -> int:
+        path = tmp_path / "batches"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    for life in ("killed", "killed beside a broker", "killed", "to the end"):
+        done = batches()
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 200
+            while batches() < done + 4 and process.poll() is None and time.monotonic() < deadline:
+                if sent < 1_000 * (batches() + 5):  # a slow machine must come to the end of it, too
+                    send(mq, source, sent, 100)
+                    sent += 100
+                time.sleep(0.1)  # the producers' pace, no wait
+                if life == "killed beside a broker" and not killed and batches() >= done + 2:
+                    with Admin(mq) as admin:
+                        killed = [each.pid for each in admin.cluster_info().brokers if each.name == "broker-b"]
+                    os.kill(killed[0], signal.SIGKILL)
+            assert batches() >= done + 4, (tmp_path / "log").read_text()[-3_000:]
+            if life != "to the end":
+                continue
+            poll_until(lambda: stored(mq, target) >= sent, PATIENT, "every message")  # noqa: B023
+            (tmp_path / "stop").touch()
+            assert process.wait(60) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the JVM is in the same session
+            process.wait()
+    assert differences(Counter(map(str, range(sent))), content(bridge, target)) == ""

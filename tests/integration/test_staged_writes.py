@@ -1,0 +1,242 @@
+"""Staged writes over real sockets: definite answers for whoever asks, and nothing after a decision."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS
+from raymq.actors.wire.codes import RequestCode
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.client.bulk import committing
+from raymq.client.bulk.committing import StagedWrite, Written
+from raymq.client.bulk.staging import StagedWriter
+from raymq.client.errors import BrokerUnavailable, InvalidInput, NotStored, OutcomeUnknown
+from raymq.storage.records.record import encode, encode_properties
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+BROKERS = {"broker-a", "broker-b"}
+
+
+def opened(mq: Connection, series: str = "", number: int = 0) -> StagedWrite:
+    write = StagedWrite.open(mq, "t", BROKERS, series=series, number=number)
+    assert isinstance(write, StagedWrite)
+    return write
+
+
+def stage(mq: Connection, write: StagedWrite, mark: str = "row", part: str = "p") -> list[tuple[str, str, int]]:
+    with StagedWriter(mq.name_servers) as writer:
+        for broker in sorted(BROKERS):
+            bodies = [f"{mark} {broker} {n}" for n in range(10)]
+            records = [
+                encode("t", 0, body.encode(), encode_properties({"UNIQ_KEY": body.replace(" ", "-")}),
+                       born_timestamp_ms=1, born_host=("127.0.0.1", 0))
+                for body in bodies
+            ]  # fmt: skip
+            sizes = np.array([len(record) for record in records], np.int32)
+            queue = MessageQueue("t", broker, 0)
+            writer.stage(write.transaction, part, 0, queue, b"".join(records), sizes, home=write.home)
+    return [(part, broker, 10) for broker in sorted(BROKERS)]
+
+
+def there(services: Services) -> int:
+    return sum(broker.core.bounds("t", 0)[1] for broker in services.brokers.values())
+
+
+def test_another_process_is_told_what_has_become_of_a_write(services: Services, mq: Connection, admin: Admin) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    with Connection([services.name_server.address]) as another:
+        with pytest.raises(InvalidInput, match="abort_write"):
+            committing.finish(another, write.transaction)
+        assert write.commit(parts) == Written(write.transaction, 20)
+        assert committing.finish(another, write.transaction) == Written(write.transaction, 20)
+        with pytest.raises(InvalidInput, match="not committed"):
+            committing.abort(another, write.transaction)
+        for unknown in ("never-was-broker-a", "never", f"{'0' * 32}-broker-a"):
+            with pytest.raises(InvalidInput, match="7 days"):
+                committing.finish(another, unknown)
+    assert there(services) == 20
+
+
+def test_another_process_gives_up_a_write_and_its_driver_is_told(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    with Connection([services.name_server.address]) as another:
+        committing.abort(another, write.transaction)
+        with pytest.raises(NotStored, match="aborted"):
+            committing.finish(another, write.transaction)
+    with pytest.raises(NotStored, match="aborted"):
+        write.commit(parts)
+    assert there(services) == 0
+
+
+def test_nothing_is_staged_after_the_decision(services: Services, mq: Connection, admin: Admin) -> None:
+    """An attempt that was overtaken made its chunks anew."""
+    for end in (lambda write, parts: write.commit(parts), lambda write, _: write.abort(BROKERS)):
+        write = opened(mq)
+        end(write, stage(mq, write))
+        before = there(services)
+        for part in ("p", "late"):
+            with pytest.raises(InvalidInput, match="decided"):
+                stage(mq, write, part=part)
+        assert there(services) == before
+
+
+def test_what_is_staged_after_the_marks_have_gone_is_dropped(services: Services, mq: Connection, admin: Admin) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    write.commit(parts)
+    for broker in services.brokers.values():
+        staging = broker.core.staging
+        poll_until(lambda staging=staging: staging.following.is_told(write.transaction))
+        staging._files.put_aside(write.transaction)
+    stage(mq, write)  # a request that was under way for very long
+    for broker in services.brokers.values():
+        folder = broker.store.directory / "raymq" / "staged" / write.transaction
+        poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 15)
+    assert there(services) == 20
+
+
+def test_a_task_that_names_another_home_is_refused(services: Services, mq: Connection, admin: Admin) -> None:
+    write = opened(mq)
+    stage(mq, write)
+    (other,) = BROKERS - {write.home}
+    with pytest.raises(InvalidInput, match="home"):
+        stage(mq, StagedWrite(mq, write.transaction, other), part="q")
+    write.abort()
+
+
+def test_brokers_drop_the_rows_of_a_write_that_its_home_gave_up(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """Nobody tells them: the home decides, and they ask."""
+    write = opened(mq)
+    stage(mq, write)
+    home = services.brokers[write.home].core.writes
+    now = home._clock()
+    home._clock = lambda: now + ABANDONED_SECONDS + 60
+    assert home.sweep() == [write.transaction]
+    for broker in services.brokers.values():
+        folder = broker.store.directory / "raymq" / "staged" / write.transaction
+        poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 15)
+    assert there(services) == 0
+
+
+def test_where_the_answer_is_lost_the_process_that_knows_the_parts_finishes(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    broker = services.brokers[write.home]
+    handlers = broker._server.handlers
+    broker._server.handlers = {**handlers, RequestCode.DECIDE_WRITE: lambda connection, _: connection.close()}
+    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+    with pytest.raises(OutcomeUnknown) as caught:
+        write.commit(parts)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.transaction, error.committed, error.retriable) == (write.transaction, False, False)
+    broker._server.handlers = handlers
+    monkeypatch.undo()
+    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert there(services) == 20
+
+
+def test_a_home_without_room_is_passed_over(services: Services, mq: Connection, admin: Admin) -> None:
+    services.brokers["broker-a"].core.writes._most = 0
+    assert {opened(mq).home for _ in range(6)} == {"broker-b"}
+
+
+def test_each_number_of_a_series_is_written_once(services: Services, mq: Connection, admin: Admin) -> None:
+    first = opened(mq, "q/t/", 0)
+    second = opened(mq, "q/t/", 0)
+    assert second.commit(stage(mq, second, "second")).rows == 20
+    assert first.commit(stage(mq, first, "first")) == Written(second.transaction, 20)
+    with Connection([services.name_server.address]) as another:
+        assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=0) == Written(second.transaction, 20)
+        assert opened(another, "q/t/", 1).commit([]).rows == 0
+    assert there(services) == 20
+
+
+def test_a_write_whose_home_is_away_is_not_unknown(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nobody else knows it any more: what it was called says who the home is."""
+    write = opened(mq)
+    write.commit(stage(mq, write))
+    home = services.brokers[write.home].core.writes
+    poll_until(lambda: (record := home.look(write.transaction).record) is not None and not record.unfinished)
+    services.crash_broker(write.home)
+    poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
+    for broker in services.brokers.values():
+        broker.core.staging._files.put_aside(write.transaction)
+    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+    with pytest.raises(OutcomeUnknown, match=write.home):
+        committing.finish(mq, write.transaction)
+    services.start_broker(write.home)
+    poll_until(lambda: write.home in mq.run(mq.routes.cluster()).masters)
+    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+
+
+def test_a_series_whose_home_is_away_is_nowhere_else(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a batch that is run again would be written again."""
+    write = opened(mq, "q/t/", 5)
+    write.commit(stage(mq, write))
+    services.crash_broker(write.home)
+    poll_until(lambda: write.home not in mq.run(mq.routes.cluster()).masters)
+    monkeypatch.setattr(committing, "patiently", lambda attempt: attempt())
+    with Connection([services.name_server.address]) as another:
+        with pytest.raises(BrokerUnavailable, match=write.home):
+            StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5)
+        services.start_broker(write.home)
+        poll_until(lambda: write.home in another.run(another.routes.cluster()).masters)
+        assert StagedWrite.open(another, "t", BROKERS, series="q/t/", number=5) == Written(write.transaction, 20)
+
+
+def test_a_commit_wakes_who_waits_for_its_queues(services: Services, mq: Connection, admin: Admin) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    queues = [MessageQueue("t", broker, 0) for broker in sorted(BROKERS)]
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as consumers:
+        readers = [consumers.enter_context(PullConsumer(mq, f"g{n}")) for n in range(2)]
+        polled = [
+            pool.submit(reader.poll, queue, max_messages=100, timeout=20.0)
+            for reader, queue in zip(readers, queues, strict=True)
+        ]
+        poll_until(lambda: all(len(broker.polls) for broker in services.brokers.values()))
+        assert write.commit(parts).rows == 20
+        assert [len(each.result(10)) for each in polled] == [10, 10]
+    with Producer(mq, "p") as producer:
+        producer.send(Message("t", b"after"), queue=MessageQueue("t", "broker-a", 0))
+    assert there(services) == 21
+
+
+def test_a_write_of_more_tasks_than_a_header_could_name_is_committed(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    none = [(f"{number:032x}", write.home, 0) for number in range(30_000)]
+    assert write.commit([*none, *parts]) == committing.finish(mq, write.transaction)
+    assert there(services) == sum(rows for _, _, rows in parts)
+
+
+def test_a_write_of_more_tasks_than_may_be_is_given_up(services: Services, mq: Connection, admin: Admin) -> None:
+    write = opened(mq)
+    stage(mq, write)
+    with pytest.raises(InvalidInput, match="coalesce"):
+        write.commit((f"{number:032x}", write.home, 0) for number in range(200_001))
+    with pytest.raises(NotStored):
+        committing.finish(mq, write.transaction)
+    assert there(services) == 0

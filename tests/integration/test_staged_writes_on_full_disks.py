@@ -1,0 +1,67 @@
+"""Writes that are committed while a disk has no room: all of them or nothing comes to be there, and that is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from raymq.client import Admin, Connection
+from raymq.client.bulk import committing
+from raymq.client.bulk.committing import Written
+from raymq.client.errors import InvalidInput, OutcomeUnknown, StoreFull
+from raymq.storage.files.file_calls import FileCalls, replaced
+from tests.integration.conftest import Services
+from tests.integration.test_staged_writes import BROKERS, opened, stage, there
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+
+class NoRoomIn(FileCalls):
+    """A disk that makes no file in folders of this name below `root`."""
+
+    def __init__(self, root: Path, folder: str) -> None:
+        self._root = root
+        self._folder = folder
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & os.O_CREAT and self._root in path.parents and self._folder in path.parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return super().open(path, flags)
+
+
+def test_a_broker_without_room_for_its_rows_goes_on_by_itself_when_there_is_some(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    (full,) = BROKERS - {write.home}
+    with replaced(NoRoomIn(services.brokers[full].store.directory, "staged")):
+        with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
+            write.commit(parts)
+        assert caught.value.committed
+        assert services.brokers[full].core.bounds("t", 0) == (0, 0)
+        assert services.brokers[write.home].core.bounds("t", 0) == (0, 10)
+    poll_until(lambda: there(services) == 20, 30)
+    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert there(services) == 20
+
+
+def test_a_home_without_room_for_its_decision_says_so_and_nothing_is_there(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    write = opened(mq)
+    parts = stage(mq, write)
+    with replaced(NoRoomIn(services.brokers[write.home].store.directory, "writes")), pytest.raises(StoreFull):
+        write.commit(parts)
+    assert there(services) == 0
+    with pytest.raises(InvalidInput, match="abort_write"):
+        committing.finish(mq, write.transaction)
+    committing.abort(mq, write.transaction)
+    for broker in services.brokers.values():
+        folder = broker.store.directory / "raymq" / "staged" / write.transaction
+        poll_until(lambda folder=folder: not list(folder.glob("*.chunk")), 30)
+    assert there(services) == 0

@@ -1,0 +1,98 @@
+"""What brokers keep of streaming queries and tell of their topics' queues, over real sockets, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer
+from raymq.client.bulk.home import home_of
+from raymq.client.bulk.streams import KIND, PlanRegister, bounds, bounds_of
+from raymq.client.errors import BrokerUnavailable, InvalidInput, QueueNotFound, TopicNotFound
+from tests.integration.conftest import Services
+from tests.polling import poll_until
+
+pytestmark = pytest.mark.integration
+
+#: For what is there.
+PATIENT = 10.0
+
+
+@pytest.fixture
+def register(mq: Connection) -> PlanRegister:
+    return PlanRegister(mq, "agg", mq.run(home_of(mq, KIND, "agg")))
+
+
+def test_plans_are_kept_on_the_home_and_outlive_its_death(
+    services: Services, mq: Connection, register: PlanRegister
+) -> None:
+    assert mq.run(register.kept("query-1")).plans == {}
+    assert mq.run(register.plan("query-1", 0, b"plan 0")) == b"plan 0"
+    assert mq.run(register.plan("query-1", 1, b"plan 1")) == b"plan 1"
+    home = mq.run(home_of(mq, KIND, "agg"))
+    services.crash_broker(home)
+    services.start_broker(home)
+    assert mq.run(register.plan("query-1", 1, b"another")) == b"plan 1"
+    assert mq.run(register.kept("query-1")) == ("query-1", {0: b"plan 0", 1: b"plan 1"})
+    assert mq.run(register.kept(None)).query == "query-1"
+    with pytest.raises(InvalidInput):
+        mq.run(register.plan("no/name", 0, b""))
+
+
+def test_a_stream_that_nobody_planned_has_no_query(mq: Connection, register: PlanRegister) -> None:
+    assert mq.run(register.kept(None)) == ("", {})
+
+
+def test_the_bounds_of_all_queues_of_topics(mq: Connection, admin: Admin) -> None:
+    admin.create_topic("u", queues=1)
+    with Producer(mq, "tests") as producer:
+        for _ in range(3):
+            producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-b", 1))
+    found = mq.run(bounds(mq, ["t", "u"], {}, PATIENT))
+    assert set(found) == {(topic, broker) for topic in "tu" for broker in ("broker-a", "broker-b")}
+    assert bounds_of(found, MessageQueue("t", "broker-b", 1)) == (0, 3)
+    assert bounds_of(found, MessageQueue("t", "broker-b", 0)) == (0, 0)
+    assert {tuple(sorted(each.queues)) for (topic, _), each in found.items() if topic == "t"} == {(0, 1)}
+    assert all(each.readable and each.kept is None for told in found.values() for each in told.queues.values())
+    of_another_time = mq.run(bounds(mq, ["t"], {("t", "broker-b"): 12_345}, PATIENT))["t", "broker-b"].queues
+    assert of_another_time[1].kept == 0  # of an epoch that is not known nothing can be relied on
+    with pytest.raises(QueueNotFound):
+        bounds_of(found, MessageQueue("t", "broker-b", 2))
+    with pytest.raises(TopicNotFound):
+        mq.run(bounds(mq, ["t", "nobody"], {}, PATIENT))
+
+
+def test_a_queue_that_was_taken_away_still_tells_what_it_holds(mq: Connection, admin: Admin) -> None:
+    queue = MessageQueue("t", "broker-a", 1)
+    with Producer(mq, "tests") as producer:
+        producer.send(Message("t", b"x"), queue=queue)
+    admin.update_topic("t", queues=1)
+    told = mq.run(bounds(mq, ["t"], {}, PATIENT))["t", "broker-a"].queues
+    assert (told[1].readable, told[1].high, told[0].readable) == (False, 1, True)
+
+
+def test_a_topic_that_was_made_anew_is_known_by_its_id(mq: Connection, admin: Admin) -> None:
+    with Producer(mq, "tests") as producer:
+        producer.send(Message("t", b"x"), queue=MessageQueue("t", "broker-a", 0))
+        before = mq.run(bounds(mq, ["t"], {}, PATIENT))["t", "broker-a"]
+        admin.delete_topic("t")
+        admin.create_topic("t", queues=2)
+    after = mq.run(bounds(mq, ["t"], {}, PATIENT))["t", "broker-a"]
+    assert before.queues[0].high == 1
+    assert after.topic_id not in {"", before.topic_id}
+    assert after.queues[0].high == 0
+
+
+def test_a_broker_that_is_known_and_away_is_waited_for_and_then_told(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    found = mq.run(bounds(mq, ["t"], {}, PATIENT))
+    epochs = {origin: each.epoch for origin, each in found.items()}
+    services.crash_broker("broker-b")
+    poll_until(lambda: set(mq.run(mq.routes.cluster()).masters) == {"broker-a"})
+    with Connection([services.name_server.address]) as another:
+        assert set(another.run(bounds(another, ["t"], {}, 0.0))) == {("t", "broker-a")}
+        with pytest.raises(BrokerUnavailable, match="broker-b"):
+            another.run(bounds(another, ["t"], epochs, 0.5))
+        services.start_broker("broker-b")
+        again = another.run(bounds(another, ["t"], epochs, 30.0))
+    assert again.keys() == found.keys()

@@ -1,0 +1,110 @@
+"""Clients of a group of replicas, and what tests ask its brokers for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from raymq.actors.errors import (
+    RayMQError,
+)
+from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.actors.wire.commands.append import append_command
+from raymq.actors.wire.frame import Command
+from raymq.client import Admin, Connection, Message, Producer, PullConsumer
+from tests.polling import poll_until
+from tests.replica_group import GROUP, ReplicaGroup
+from tests.replicas import log_content
+from tests.state_copies import state_of
+from tests.stored import make_record
+
+#: Of the topic that tests use.
+QUEUES = 2
+T = TypeVar("T")
+
+
+class Clients:
+    """Clients of a group, which find its master by themselves."""
+
+    def __init__(self, group: ReplicaGroup) -> None:
+        self.group = group
+        self.mq = Connection([group.name_server], tls=group.client_tls)
+        self.admin = Admin(self.mq)
+        self.producer = Producer(self.mq, "producers")
+        self.pull = PullConsumer(self.mq, "pullers")
+
+    def send(self, *bodies: bytes, topic: str = "t", seconds: float = 30.0) -> None:
+        """Acknowledged when it returns: each is sent until that is so, so that some may be there twice."""
+        deadline = time.monotonic() + seconds
+        for body in bodies:
+            while True:
+                try:
+                    sent = self.producer.send(Message(topic, body, keys=body[:9].decode().replace(" ", "-")))
+                except RayMQError:
+                    if time.monotonic() > deadline:
+                        raise
+                    continue
+                if sent.status is SendStatus.SEND_OK:
+                    break
+                assert time.monotonic() < deadline, sent
+
+    def bodies(self, topic: str = "t") -> list[bytes]:
+        """All that can be read, in the queues' order."""
+        found: list[bytes] = []
+        for queue in poll_until(lambda: self.found(lambda: self.pull.queues(topic)), 15):
+            low, high = poll_until(lambda queue=queue: self.found(lambda: self.pull.offsets(queue)), 15)
+            self.pull.seek(queue, low)
+            seen = low
+            while seen < high:
+                messages = self.found(lambda queue=queue: self.pull.poll(queue, 100, 1.0)) or []
+                seen += len(messages)
+                found += [each.body for each in messages]
+        return found
+
+    def asked(self, call: Callable[[], T]) -> T:
+        """What it returns, as soon as somebody is there to answer."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return call()
+            except RayMQError:
+                if time.monotonic() > deadline:
+                    raise
+
+    @staticmethod
+    def found(call: Callable[[], object]) -> object:
+        """What it returns; None as long as nobody is there to answer."""
+        with contextlib.suppress(RayMQError):
+            return call()
+        return None
+
+
+def numbered(begin: int, end: int, mark: str = "m") -> list[bytes]:
+    return [b"%s%d" % (mark.encode(), number) for number in range(begin, end)]
+
+
+def ask(group: ReplicaGroup, number: int, command: Command, timeout: float = 5.0) -> Command:
+    return group.run(group.pool.request(group.addresses[number], command, timeout, patient=True))
+
+
+def records(count: int, topic: str = "t", queue_id: int = 0, mark: bytes = b"r") -> Command:
+    made = [make_record(b"%s%d" % (mark, number), topic=topic, queue_id=queue_id) for number in range(count)]
+    return append_command(topic, queue_id, b"".join(made), np.array([len(each) for each in made], np.int32))
+
+
+def commits(clients: Clients, queue_id: int) -> bool:
+    return clients.found(lambda: clients.pull.commit(MessageQueue("t", GROUP, queue_id), 20) is None) is not None
+
+
+def are_alike(group: ReplicaGroup) -> bool:
+    """All replicas have the same log and the same state, byte for byte."""
+    numbers = range(1, group.count + 1)
+    if len({group.status(number).end for number in numbers}) > 1:
+        return False
+    states = [state_of(group.directory(number)) for number in numbers]
+    logs = [b"".join(log_content(group.directory(number)).values()).rstrip(b"\0") for number in numbers]
+    return all(state == states[0] for state in states) and all(log == logs[0] for log in logs)

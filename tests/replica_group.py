@@ -1,0 +1,404 @@
+"""A broker group of whole processes without Ray: keepers, a name server, replicas; and who elects them, by hand.
+
+The test is the coordinator: it founds the group, seals, chooses and elects by the same decisions as the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
+
+from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.errors import BrokerUnavailable, ConnectionLost, RayMQError
+from raymq.actors.event_loop import EventLoopThread
+from raymq.actors.keeper.errors import RegisterError
+from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
+from raymq.actors.keeper.keeper_register import KeeperRegister
+from raymq.actors.keeper.messages import NOTHING, Registered
+from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.names.service import NameServerService
+from raymq.actors.protocol import NameServerSpec
+from raymq.actors.wire.commands.replication import (
+    ReplicaStatus,
+    read_replica_status,
+    read_sealed,
+    replica_status_command,
+    seal_command,
+)
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.tls import client_context
+from raymq.storage.failpoints import VARIABLE
+from tests.certificates import certificates
+from tests.crash.keeper_process import KeeperProcesses
+from tests.polling import poll_until
+
+GROUP = "broker-a"
+T = TypeVar("T")
+PROGRAM = Path(__file__).with_name("replica_process.py")
+
+
+class ReplicaGroup:
+    """Use `with`. Replicas are known by their numbers, from 1 on."""
+
+    def __init__(
+        self,
+        folder: Path,
+        replicas: int = 2,
+        *,
+        mode: str = "sync",
+        min_in_sync: int = 1,
+        keepers: int = 1,
+        store: Mapping[str, Any] | None = None,
+        tls: bool = False,
+        name: str = GROUP,
+        beside: ReplicaGroup | None = None,
+        host: str = "127.0.0.1",
+        places: Mapping[int, tuple[str, Sequence[str]]] = MappingProxyType({}),
+    ) -> None:
+        """`beside`: another group, whose keepers and name server this one has, too.
+
+        `host`: of the keepers and the name server. `places`: the address of each replica's machine, and what a command
+        begins with that is to run there; of those that are not named it is `host`.
+        """
+        self._host = host
+        self._places = places
+        self.folder = folder
+        self.name = name
+        self.count = replicas
+        self._beside = beside
+        self.tls, client = certificates(folder / "tls") if tls else (None, None)
+        #: How clients of the group check whom they speak to.
+        self.client_tls = client
+        self._context = None if client is None else client_context(client)
+        self.policy = ReplicationPolicy(mode, min_in_sync)
+        self._store = {
+            "commitlog_file_bytes": 1 << 20,
+            "index_slots": 500,
+            "index_entries": 4_000,
+            "delay_levels": "1s 2s 30s",
+            **(store or {}),
+        }
+        self.keepers = KeeperProcesses(folder, keepers, self.tls, host) if beside is None else beside.keepers
+        self.loop = EventLoopThread("group")
+        self.up: dict[int, subprocess.Popen[str]] = {}
+        self.addresses: dict[int, str] = {}
+        self._paused: set[int] = set()
+
+    def __enter__(self) -> Self:
+        if self._beside is None:
+            for number in self.keepers.ports:
+                self.keepers.start(number)
+        self.loop.run(self._begin())
+        return self
+
+    async def _begin(self) -> None:
+        self._name_service: NameServerService | None = None
+        if self._beside is None:
+            spec = NameServerSpec(0, str(self.folder), self._host, 0, tls=self.tls)
+            self._name_service = await NameServerService.start(spec)
+            self.name_server = self._name_service.address
+        else:
+            self.name_server = self._beside.name_server
+        self.pool = ConnectionPool(tls=self._context)
+        self.door = SocketKeeperDoor(tls=self._context)
+        self.register = KeeperRegister(self.keepers.keepers, self.door)
+
+    def __exit__(self, *_: object) -> None:
+        for number in list(self.up):
+            self.kill(number)
+        if self._beside is None:
+            self.keepers.end()
+        with contextlib.suppress(Exception):
+            self.loop.run(self._end(), 10)
+        self.loop.stop()
+
+    async def _end(self) -> None:
+        await self.pool.close()
+        await self.door.close()
+        if self._name_service is not None:
+            await self._name_service.stop()
+
+    # -- processes
+
+    def directory(self, number: int) -> Path:
+        return self.folder / (self.name if number == 1 else f"{self.name}.{number - 1}")
+
+    def spec(self, number: int, **changes: Any) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "cluster": "test",
+            "directory": str(self.directory(number)),
+            "host": self._place(number)[0],
+            "name_servers": [self.name_server],
+            "auto_create_topics": True,
+            "append_wait_ms": 5_000,
+            "store": self._store,
+            "tls": None if self.tls is None else dataclasses.asdict(self.tls),
+            "keepers": self.keepers.keepers.to_json(),
+            "replica": number - 1,
+            "replicas": self.count,
+            "replication": self.policy.mode,
+            "min_in_sync": self.policy.min_in_sync,
+            **changes,
+        }
+
+    def start(self, *numbers: int, **changes: Any) -> None:
+        for number in numbers or range(1, self.count + 1):
+            self.up[number] = self.started(self.spec(number, **changes), inside=self._place(number)[1])
+        for number in numbers or range(1, self.count + 1):
+            self.addresses[number] = self.address_of(self.up[number])
+
+    def _place(self, number: int) -> tuple[str, Sequence[str]]:
+        return self._places.get(number, (self._host, ()))
+
+    @staticmethod
+    def started(spec: dict[str, Any], failpoint: str = "", inside: Sequence[str] = ()) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*inside, sys.executable, str(PROGRAM), json.dumps(spec)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, VARIABLE: failpoint},
+        )
+
+    @staticmethod
+    def address_of(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def kill(self, *numbers: int) -> None:
+        for number in numbers:
+            process = self.up.pop(number)
+            process.kill()
+            process.communicate(timeout=30)
+            self._paused.discard(number)
+
+    def stop(self, number: int) -> None:
+        process = self.up.pop(number)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+    def pause(self, number: int) -> None:
+        self.up[number].send_signal(signal.SIGSTOP)
+        self._paused.add(number)
+
+    def go_on(self, number: int) -> None:
+        self.up[number].send_signal(signal.SIGCONT)
+        self._paused.discard(number)
+
+    def disk(self, number: int, mode: str) -> None:
+        """Let a replica's disk be so (`BrokenDisk`) from now on."""
+        self.tell(number, f"disk {mode}")
+
+    def tell(self, number: int, line: str) -> None:
+        """See `replica_process`."""
+        self.write_line(number, line)
+        self._await_said(number, "ok")
+
+    def write_line(self, number: int, line: str) -> None:
+        """`tell`, without waiting for its being obeyed."""
+        process = self.up[number]
+        assert process.stdin is not None
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+
+    def await_held(self, number: int) -> None:
+        """Somebody in it has begun to wait as it was told."""
+        self._await_said(number, "held")
+
+    def _await_said(self, number: int, what: str) -> None:
+        process = self.up[number]
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == what
+
+    def await_dead(self, number: int) -> None:
+        """It has died as it was told."""
+        process = self.up.pop(number)
+        try:
+            assert process.wait(60) == -signal.SIGKILL
+        finally:
+            process.kill()
+            process.communicate()
+
+    def start_to_die(self, number: int, failpoint: str) -> None:
+        """Start it; when this returns it has died at that failpoint."""
+        self.up[number] = self.started(self.spec(number), failpoint, self._place(number)[1])
+        self.await_dead(number)
+
+    def wipe(self, number: int) -> None:
+        shutil.rmtree(self.directory(number))
+
+    # -- the register, and elections
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
+        return self.loop.run(work, timeout)
+
+    def read(self) -> Registered:
+        while True:
+            with contextlib.suppress(RegisterError):
+                return self.run(self.register.read(self.name))
+
+    @property
+    def state(self) -> GroupState:
+        value = self.read().value
+        assert isinstance(value, GroupState)
+        return value
+
+    def found(self) -> None:
+        self.run(self.register.change(self.name, NOTHING, GroupState(policy=self.policy)))
+
+    def begin(self) -> None:
+        """Found the group, start all, and elect replica 1; all are in sync when this returns."""
+        self.found()
+        self.start()
+        self.await_claimed(*range(1, self.count + 1))
+        self.elect()
+        self.await_in_sync(*range(1, self.count + 1))
+
+    def await_claimed(self, *numbers: int) -> None:
+        for number in numbers:
+            self._await_claimed(number)
+
+    def _await_claimed(self, number: int) -> None:
+        self._await(number, lambda status: status.role in {"replica", "master"}, 20, "is registered")
+
+    def _await(self, number: int, is_so: Callable[[ReplicaStatus], bool], timeout: float, what: str) -> None:
+        """Poll its status; while a role is changed connections may end."""
+
+        def seen() -> bool:
+            with contextlib.suppress(RayMQError):
+                return is_so(self.status(number))
+            return False
+
+        try:
+            poll_until(seen, timeout, f"replica {number} {what}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.told()}") from error
+
+    def status(self, number: int, timeout: float = 5.0) -> ReplicaStatus:
+        async def ask() -> ReplicaStatus:
+            deadline = time.monotonic() + timeout
+            while True:
+                left = max(0.1, deadline - time.monotonic())
+                try:
+                    answer = await self.pool.request(
+                        self.addresses[number], replica_status_command(), left, patient=True
+                    )
+                    return read_replica_status(answer)
+                except (BrokerUnavailable, ConnectionLost):  # its role is changed, or it is another process by now
+                    if time.monotonic() > deadline:
+                        raise
+                    await asyncio.sleep(0.02)
+
+        return self.run(ask())
+
+    def await_in_sync(self, *numbers: int, timeout: float = 20.0) -> None:
+        def there() -> bool:
+            state = self.state
+            return state.master is not None and state.in_sync == set(numbers)
+
+        try:
+            poll_until(there, timeout, f"in sync: {numbers}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.told()}") from error
+
+    def await_serving(self, number: int, timeout: float = 20.0) -> None:
+        self._await(number, lambda status: status.serves, timeout, "serves")
+
+    def await_end(self, number: int, of: int) -> None:
+        """A replica has all that another one has."""
+        self._await(number, lambda status: status.end == self.status(of).end, 20, f"has what {of} has")
+
+    def told(self) -> str:
+        lines = [str(self.state)]
+        for number in self.up.keys() - self._paused:
+            with contextlib.suppress(Exception):
+                lines.append(str(self.status(number, 1.0)))
+        return "\n".join(lines)
+
+    def elect_and_leave(self, designated: int) -> None:
+        """Have it elected; what becomes of it then is not waited for."""
+        assert self.run(self._elect(designated, None, unclean=False)) == designated
+
+    def elect(
+        self, designated: int | None = None, *, asked: Collection[int] | None = None, unclean: bool = False
+    ) -> int:
+        """Have somebody elected, and wait until he serves; who it is."""
+        winner = self.run(self._elect(designated, asked, unclean=unclean))
+        self.await_serving(winner)
+        return winner
+
+    async def _elect(self, designated: int | None, asked: Collection[int] | None, *, unclean: bool) -> int:
+        deadline = time.monotonic() + 30
+        last = ""
+        value = (await self.register.settle(self.name)).value
+        assert isinstance(value, GroupState)
+        if value.master is not None and (asked is None or value.master in asked):
+            # A master that lives has to step down: it would keep its lease.
+            with contextlib.suppress(RayMQError):
+                await self.pool.request(value.replicas[value.master].address, seal_command(value.epoch + 1), 1.0)
+        while time.monotonic() < deadline:
+            try:
+                now = await self.register.settle(self.name)
+                assert isinstance(now.value, GroupState)
+                now = await self.register.change(self.name, now, now.value.electing())
+                break
+            except RegisterError as error:
+                last = str(error)
+                await asyncio.sleep(0.1)
+        else:
+            raise AssertionError(f"no election could begin: {last}")
+        while time.monotonic() < deadline:
+            assert isinstance(now.value, GroupState)
+            answers = await self._seal(now.value, asked)
+            made = choose(now.value, answers, designated=designated, unclean=unclean)
+            if isinstance(made, Winner):
+                with contextlib.suppress(RegisterError):
+                    await self.register.change(self.name, now, now.value.elected(made.replica, made.in_sync))
+                    return made.replica
+            assert isinstance(made, NoWinner | Winner)
+            last = made.reason if isinstance(made, NoWinner) else ""
+            await asyncio.sleep(0.1)
+            now = await self.register.read(self.name)
+        raise AssertionError(f"nobody was elected: {last}")
+
+    async def _seal(self, state: GroupState, asked: Collection[int] | None) -> dict[int, SealedState]:
+        async def one(number: int, address: str) -> tuple[int, SealedState | None]:
+            try:
+                told = read_sealed(await self.pool.request(address, seal_command(state.epoch), 1.0))
+            except RayMQError:
+                return number, None
+            return number, SealedState(
+                told.replica,
+                told.identity,
+                told.nonce,
+                told.sealed,
+                told.epoch,
+                StreamPosition(*told.end),
+                told.tail_lost,
+                told.healthy,
+                told.priority,
+                told.reaches_keepers,
+            )
+
+        numbers = [each for each in state.replicas if asked is None or each in asked]
+        found = await asyncio.gather(*(one(each, state.replicas[each].address) for each in numbers))
+        return {number: told for number, told in found if told is not None}
+
+
+def environment() -> dict[str, str]:
+    """That of a program that a test starts."""
+    return dict(os.environ)

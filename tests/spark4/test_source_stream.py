@@ -1,0 +1,188 @@
+"""`spark.readStream.format("raymq")`: batches with a limit, runs that end by themselves, and positions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody gives it
+from pyspark.sql.streaming import StreamingQuery
+
+from raymq import cluster
+from raymq.client import Admin
+from tests.integration.streamed import PATIENT, Batches, collecting, failure_of, running
+from tests.polling import poll_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+Send = Callable[[str, list[str]], None]
+
+
+def numbers(first: int, count: int) -> list[str]:
+    return [str(number) for number in range(first, first + count)]
+
+
+def stream(spark: SparkSession, topic: str, **options: object) -> DataFrame:
+    df = spark.readStream.format("raymq").options(**options).load(topic)
+    return df.select(F.col("body").cast("string").cast("int"))
+
+
+def ends(query: StreamingQuery, topic: str) -> list[int]:
+    """Of the queues that have messages, what the query has read of them."""
+    progress = query.lastProgress
+    if progress is None:
+        return []
+    offset = json.loads(progress["sources"][0]["endOffset"])
+    return [end for broker in offset["ends"][topic].values() for end in broker.values() if end]
+
+
+def test_a_query_reads_what_comes_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    send(topic, numbers(0, 60))
+    batches = Batches()
+    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+        batches.wait_for(60, query)
+        send(topic, numbers(60, 5))
+        batches.wait_for(65, query)
+        poll_until(lambda: query.lastProgress["numInputRows"] == 0, PATIENT, "progress of an idle query")
+        assert sum(ends(query, topic)) == 65
+        (source,) = query.lastProgress["sources"]
+        assert json.loads(source["latestOffset"])["ends"] == json.loads(source["endOffset"])["ends"]
+    send(topic, numbers(65, 7))
+    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+        batches.wait_for(72, query)
+    assert batches.all == [(number,) for number in range(72)]
+
+
+def test_available_now_reads_what_was_there_when_it_began_in_batches_of_the_limit(
+    spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    """And a second run what has come since."""
+    send(topic, numbers(0, 950))
+    batches = Batches()
+    batches.before = lambda batch: send(topic, numbers(950, 100)) if batch == 0 else None
+
+    def run() -> None:
+        df = stream(spark, topic, start="earliest", max_offsets_per_batch=300)
+        writer = df.writeStream.foreachBatch(batches).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path)).start()
+        assert query.awaitTermination(PATIENT)
+
+    run()
+    assert batches.all == [(number,) for number in range(950)]
+    assert max(map(len, batches.rows.values())) <= 300
+    assert len(batches.rows) == 4
+    run()
+    assert batches.all == [(number,) for number in range(1050)]
+
+
+def test_latest_is_what_comes_after_the_query_has_begun(
+    spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    send(topic, numbers(0, 70))
+    batches = Batches()
+    with running(collecting(stream(spark, topic), batches), tmp_path) as query:
+        poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
+        send(topic, numbers(70, 10))
+        batches.wait_for(10, query)
+    assert batches.all == [(number,) for number in range(70, 80)]
+
+
+def test_a_batch_that_is_run_again_reads_the_same_messages(
+    spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    send(topic, numbers(0, 120))
+    failed, batches = Batches(), Batches()
+
+    def fail(batch: int) -> None:
+        failed.rows[batch] = [(-1,)]
+        raise RuntimeError("the sink fails")
+
+    failed.before = fail
+    assert "the sink fails" in failure_of(collecting(stream(spark, topic, start="earliest"), failed), tmp_path)
+    send(topic, numbers(120, 60))
+    with running(collecting(stream(spark, topic, start="earliest", tasks=3), batches), tmp_path) as query:
+        batches.wait_for(180, query)
+    assert sorted(batches.rows[0]) == [(number,) for number in range(120)]
+    assert batches.all == [(number,) for number in range(180)]
+
+
+def test_a_first_batch_that_is_run_again_begins_where_it_began(
+    spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    """Spark asks again where "latest" is, and that is behind what the batch has read."""
+    send(topic, numbers(0, 30))
+    failed, batches = Batches(), Batches()
+
+    def fail(_: int) -> None:
+        raise RuntimeError("the sink fails")
+
+    failed.before = fail
+    with running(collecting(stream(spark, topic), failed), tmp_path) as query:
+        poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
+        send(topic, numbers(30, 50))
+        poll_until(query.exception, PATIENT, "the failure of the sink")
+    send(topic, numbers(80, 60))
+    with running(collecting(stream(spark, topic), batches), tmp_path) as query:
+        batches.wait_for(110, query)
+    assert batches.all == [(number,) for number in range(30, 140)]
+
+
+def test_new_queues_are_read_from_their_first_message(
+    mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    send(topic, numbers(0, 60))
+    batches = Batches()
+    with running(collecting(stream(spark, topic, start="latest"), batches), tmp_path) as query:
+        poll_until(lambda: query.lastProgress is not None or query.exception(), PATIENT, "its beginning")
+        with Admin(mq) as admin:
+            admin.update_topic(topic, queues=4)
+        sent = 60
+        while len(ends(query, topic)) < 8:
+            assert sent < 5_000, "messages of the new queues are not read"
+            send(topic, numbers(sent, 50))
+            sent += 50
+            batches.wait_for(sent - 60, query)
+    assert batches.all == [(number,) for number in range(60, sent)]
+
+
+def test_a_topic_that_is_made_anew_ends_the_query(
+    mq: cluster.Cluster, spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    """Its offsets are of other messages then: nothing is passed over in silence."""
+    send(topic, numbers(0, 60))
+    batches = Batches()
+    with running(collecting(stream(spark, topic, start="earliest"), batches), tmp_path) as query:
+        batches.wait_for(60, query)
+    with Admin(mq) as admin:
+        admin.delete_topic(topic)
+        failure = failure_of(collecting(stream(spark, topic), Batches()), tmp_path)
+        assert "TopicNotFound" in failure, failure
+        admin.create_topic(topic, queues=2)
+    send(topic, numbers(0, 200))
+    failure = failure_of(collecting(stream(spark, topic), Batches()), tmp_path)
+    assert "StreamBroken" in failure, failure
+
+
+def test_windows_watermarks_and_state_go_on_over_a_restart(
+    spark: SparkSession, topic: str, send: Send, tmp_path: Path
+) -> None:
+    counts: dict[int, int] = {}
+
+    def keep(df: DataFrame, _: int) -> None:
+        counts.update({row.key: row["count"] for row in df.collect()})
+
+    def run() -> None:
+        df = spark.readStream.format("raymq").option("start", "earliest").schema("key INT, at TIMESTAMP").load(topic)
+        counted = df.withWatermark("at", "1 minute").groupBy("key").count()
+        writer = counted.writeStream.outputMode("update").foreachBatch(keep).trigger(availableNow=True)
+        assert writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(PATIENT)
+
+    for _ in range(2):
+        send(topic, [f'{{"key": {number % 3}, "at": "2024-01-01T00:00:00Z"}}' for number in range(90)])
+        run()
+    assert counts == {0: 60, 1: 60, 2: 60}

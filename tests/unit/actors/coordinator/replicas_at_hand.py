@@ -1,0 +1,128 @@
+"""Replicas without stores: they claim, follow what the register says, and answer the coordinator over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+
+from raymq.actors.broker.replication.claims import ReplicaClaim, claimed, founding_wait
+from raymq.actors.keeper.errors import RegisterConflict, RegisterError
+from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
+from raymq.actors.keeper.leases import MasterLease
+from raymq.actors.keeper.messages import LeaseClaim
+from raymq.actors.keeper.register import Register
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.replication import (
+    ReplicaStatus,
+    Sealed,
+    read_seal,
+    replica_status_answer,
+    sealed_answer,
+)
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server import Server, bind
+from raymq.actors.wire.server_connection import ServerConnection
+from raymq.storage.clock import boottime
+
+_nonces = itertools.count(1)
+
+
+class ReplicaAtHand:
+    """One life of a replica after the other; `end` is how much log it has."""
+
+    def __init__(self, register: Register, group: str, number: int) -> None:
+        self._register, self._group, self.number = register, group, number
+        with bind("127.0.0.1", 0, is_chosen=True) as bound:
+            self._port = bound.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
+        self.identity, self.nonce = f"dir-{number}", ""
+        self.end, self.epoch, self.sealed = 0, 0, 0
+        self._nonces: list[str] = []
+        self.lease: MasterLease | None = None
+        self.state: GroupState | None = None
+        self._server: Server | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.nonce = f"start-{next(_nonces)}"
+        self._server = Server({RequestCode.SEAL: self._seal, RequestCode.REPLICA_STATUS: self._status})
+        await self._server.start(bind("127.0.0.1", self._port))
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def kill(self) -> None:
+        """It is gone, and says nothing to anybody."""
+        if self._running is not None and self._server is not None:
+            self._running.cancel()
+            self._running, self.lease = None, None
+            await self._server.stop()
+
+    @property
+    def serves(self) -> bool:
+        return self.lease is not None and self.lease.holds
+
+    async def _run(self) -> None:
+        await self._claim()
+        while True:
+            with contextlib.suppress(RegisterError):
+                self.state = found = (await self._register.read(self._group)).value
+                assert isinstance(found, GroupState)
+                if found.master != self.number or found.epoch < self.sealed:
+                    self.lease = None
+                    if found.master is not None and self.number in found.in_sync:
+                        self.epoch = found.epoch  # it follows
+                elif self.lease is not None or self.epoch < found.epoch:
+                    self.lease = self.lease or MasterLease(boottime)
+                    self.epoch = self.sealed = found.epoch
+                    began = self.lease.ask()
+                    claim = LeaseClaim(self.number, self.nonce, found.epoch)
+                    self.lease.given(began, await self._register.renew(self._group, claim))
+            await asyncio.sleep(0.1)
+
+    async def _claim(self) -> None:
+        while True:
+            with contextlib.suppress(RegisterError):
+                now = await self._register.settle(self._group)
+                assert now.value is None or isinstance(now.value, GroupState)
+                if now.value is not None and founding_wait(now.value, self.number) is None:
+                    record = ReplicaRecord(self.identity, self.address, self.nonce)
+                    claim = ReplicaClaim(self.number, record, self._nonces)
+                    await self._register.change(self._group, now, claimed(now.value, claim, registered_answers=False))
+                    self._nonces = [self.nonce]
+                    return
+            await asyncio.sleep(0.05)
+
+    async def take_in(self, *numbers: int) -> None:
+        """As master: have these in sync."""
+        while True:
+            now = await self._register.read(self._group)
+            assert isinstance(now.value, GroupState)
+            if not now.value.replicas.keys() >= set(numbers):
+                await asyncio.sleep(0.02)
+                continue
+            with contextlib.suppress(RegisterConflict):
+                await self._register.change(self._group, now, now.value.with_set({self.number, *numbers}))
+                return
+
+    def _seal(self, _: ServerConnection, request: Command) -> Command:
+        epoch = read_seal(request)
+        if epoch > self.sealed and self.lease is not None:
+            self.lease = None
+            claim = LeaseClaim(self.number, self.nonce, self.epoch)
+            asyncio.get_running_loop().create_task(self._register.release(self._group, claim))
+        self.sealed = max(self.sealed, epoch)
+        told = Sealed(
+            self.number, self.identity, self.nonce, self.sealed, self.epoch, (self.end, 0),
+            tail_lost=False, healthy=True, priority=100, reaches_keepers=True,
+        )  # fmt: skip
+        return sealed_answer(request, told)
+
+    def _status(self, _: ServerConnection, request: Command) -> Command:
+        nothing = (0, 0)
+        told = ReplicaStatus(
+            self.number, "master" if self.serves else "replica", self.identity, self.nonce, 1, self.serves,
+            self.sealed, self.epoch, None, 0, self.address, "", nothing, (self.end, 0), nothing, (), 0,
+            reaches_keepers=True,
+        )  # fmt: skip
+        return replica_status_answer(request, dataclasses.replace(told))

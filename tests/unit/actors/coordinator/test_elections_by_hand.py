@@ -1,0 +1,171 @@
+"""An operator's elections, and what RocketMQ's tools ask a controller, over a name server's socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raymq.actors.errors import BrokerGroupNotFound, BrokerUnavailable, ElectionFailed, InvalidInput, ProtocolError
+from raymq.actors.names.service import NameServerService
+from raymq.actors.protocol import NameServerSpec
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.controller import elect_command, read_group_master, replica_info_command
+from raymq.actors.wire.commands.keeper import KEEPERS
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.controller import CleanBrokerData
+from tests.unit.actors.coordinator.test_coordinator_service import GROUP, Group, grouped
+
+
+class Desk:
+    """A name server that knows where the keepers are, and a connection to it."""
+
+    def __init__(self, server: NameServerService, pool: ConnectionPool) -> None:
+        self.server, self._pool = server, pool
+
+    async def ask(self, command: Command) -> Command:
+        return await self._pool.request(self.server.address, command, 15.0)
+
+    async def elect(self, replica: int | None = None, *, unclean: bool = False) -> tuple[int | None, int]:
+        told = read_group_master(await self.ask(elect_command(GROUP, replica, unclean=unclean)))
+        return told.master, told.epoch
+
+    async def json(self, code: RequestCode, body: Any) -> Any:
+        return json.loads(bytes((await self.ask(Command(code, body=json.dumps(body).encode()))).body))
+
+
+@contextlib.asynccontextmanager
+async def at_desk(folder: Path, *, coordinated: bool = True) -> AsyncIterator[tuple[Group, Desk]]:
+    """Three replicas in sync, the first one master."""
+    server = await NameServerService.start(NameServerSpec(0, str(folder), "127.0.0.1", 0))
+    pool = ConnectionPool()
+    try:
+        async with grouped(folder) as group:
+            addresses = {str(number): each.address for number, each in group.keepers.keepers.members.items()}
+            server.publish(KEEPERS, addresses)
+            coordinator = await group.coordinate()
+            for replica in group.replicas.values():
+                await replica.start()
+            await group.until(lambda: group.master is not None)
+            await group.replicas[1].take_in(2, 3)
+            await group.until(lambda: all(each.epoch == 1 for each in group.replicas.values()))
+            if not coordinated:
+                await coordinator.stop()
+                group.coordinators.clear()
+            yield group, Desk(server, pool)
+    finally:
+        await pool.close()
+        await server.stop()
+
+
+@pytest.mark.parametrize("coordinated", [True, False])
+async def test_a_designated_replica_becomes_master_without_waiting_for_a_lease(
+    tmp_path: Path, coordinated: bool
+) -> None:
+    async with at_desk(tmp_path, coordinated=coordinated) as (group, desk):
+        assert await desk.elect(2) == (2, 2)
+        await group.until(lambda: group.master is group.replicas[2])
+        assert (await group.state()).in_sync == {1, 2, 3}, "all have the same"
+        assert await desk.elect(2) == (2, 2), "it is master already"
+
+
+async def test_a_replica_that_lacks_something_is_not_elected_and_the_group_keeps_a_master(tmp_path: Path) -> None:
+    async with at_desk(tmp_path) as (group, desk):
+        group.replicas[1].end = 50
+        with pytest.raises(ElectionFailed, match="replica 3 has the log up to 0, replica 1 up to 50"):
+            await desk.elect(3)
+        await group.until(lambda: group.master is group.replicas[1])
+        group.replicas[3].end = 50
+        await group.replicas[1].take_in(2, 3)
+        await group.until(lambda: group.replicas[3].epoch == 2)
+        assert (await desk.elect(3))[0] == 3
+
+
+async def test_who_is_not_in_sync_or_not_there_is_not_elected_and_nobody_is_disturbed(tmp_path: Path) -> None:
+    async with at_desk(tmp_path) as (group, desk):
+        await group.replicas[1].take_in(2)
+        with pytest.raises(ElectionFailed, match="replica 3 is not in sync"):
+            await desk.elect(3)
+        await group.replicas[2].kill()
+        with pytest.raises(ElectionFailed, match="replica 2 does not answer"):
+            await desk.elect(2)
+        with pytest.raises(InvalidInput):
+            await desk.elect(7)
+        with pytest.raises(BrokerGroupNotFound) as unknown:
+            await desk.ask(elect_command("broker-z", None, unclean=False))
+        assert unknown.value.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST.name
+        assert await desk.elect() == (1, 1)
+        assert group.master is group.replicas[1]
+
+
+async def test_without_anybody_in_sync_only_an_operator_may_take_the_loss(tmp_path: Path) -> None:
+    async with at_desk(tmp_path) as (group, desk):
+        await group.replicas[1].take_in(1)
+        await group.replicas[1].kill()
+        with pytest.raises(ElectionFailed, match=r"no replica in sync \[1\]"):
+            await desk.elect()
+        told = read_group_master(await desk.ask(elect_command(GROUP, None, unclean=True)))
+        assert told.master in {2, 3}
+        assert "lost" in told.warning
+        await group.until(lambda: group.master is not None)
+
+
+async def test_what_tools_ask_is_told_from_the_register(tmp_path: Path) -> None:
+    async with at_desk(tmp_path) as (group, desk):
+        info = await desk.ask(replica_info_command(GROUP))
+        assert info.fields["masterBrokerId"] == "1"
+        assert info.fields["masterAddress"] == group.replicas[1].address
+        assert json.loads(bytes(info.body))["syncStateSet"] == [1, 2, 3]
+        meta = await desk.ask(Command(RequestCode.CONTROLLER_GET_METADATA_INFO))
+        assert meta.fields["controllerLeaderAddress"] == desk.server.address
+        await group.replicas[3].kill()
+        table = await desk.json(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, [GROUP, "unknown"])
+        assert table["replicasInfoTable"].keys() == {GROUP}
+        told = table["replicasInfoTable"][GROUP]
+        assert (told["masterBrokerId"], told["masterEpoch"]) == (1, 1)
+        assert [(each["brokerId"], each["alive"]) for each in told["inSyncReplicas"]] == [
+            (1, True),
+            (2, True),
+            (3, False),
+        ]
+        assert told["notInSyncReplicas"] == []
+        for body in ({"a": 1}, [1], "x", ["a"] * 2_000):
+            with pytest.raises(InvalidInput):
+                await desk.json(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body)
+
+
+async def test_replicas_that_are_gone_for_good_are_forgotten(tmp_path: Path) -> None:
+    async with at_desk(tmp_path) as (group, desk):
+        clean = CleanBrokerData(GROUP, broker_controller_ids_to_clean="3")
+        with pytest.raises(InvalidInput, match="not in sync"):
+            await desk.ask(clean.command())
+        await group.replicas[1].take_in(2)
+        with pytest.raises(InvalidInput, match="do not run"):
+            await desk.ask(clean.command())
+        await group.replicas[3].kill()
+        await desk.ask(clean.command())
+        assert (await group.state()).replicas.keys() == {1, 2}
+        for wrong in ("", "x", "9", "1"):
+            with pytest.raises(InvalidInput):
+                await desk.ask(CleanBrokerData(GROUP, broker_controller_ids_to_clean=wrong).command())
+
+
+async def test_a_cluster_without_keepers_serves_none_of_it(tmp_path: Path) -> None:
+    server = await NameServerService.start(NameServerSpec(0, str(tmp_path), "127.0.0.1", 0))
+    pool = ConnectionPool()
+    try:
+        for command in (elect_command(GROUP, 1, unclean=False), replica_info_command(GROUP)):
+            with pytest.raises(ProtocolError) as refused:
+                await pool.request(server.address, command, 5.0)
+            assert refused.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED.name
+        server.publish(KEEPERS, {"1": "127.0.0.1:1"})
+        with pytest.raises(BrokerUnavailable, match="keepers"):
+            await pool.request(server.address, replica_info_command(GROUP), 5.0)
+    finally:
+        await pool.close()
+        await server.stop()

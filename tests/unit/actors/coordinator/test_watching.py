@@ -1,0 +1,250 @@
+"""What a group needs next: when it is founded, when its master is taken away, and whom it is given."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from raymq.actors.broker.replication.election import SealedState
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.coordinator.watching import (
+    BECOMING_SECONDS,
+    GATHER_SECONDS,
+    NEW_SILENT_SECONDS,
+    SILENT_SECONDS,
+    Change,
+    GroupWatch,
+    Rest,
+    Seal,
+)
+from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
+from raymq.actors.wire.commands.replication import ReplicaStatus
+from tests.unit.actors.clock import FakeClock
+from tests.unit.actors.keeper.keepers_at_hand import mastered
+
+STATE = mastered(1, 6, 3)
+SYNC = ReplicationPolicy("sync", 2)
+
+
+@pytest.fixture
+def watch(clock: FakeClock) -> GroupWatch:
+    return GroupWatch("g", clock)
+
+
+def status(number: int = 1, *, serves: bool = True, epoch: int = 6, **more: object) -> ReplicaStatus:
+    nothing = (0, 0)
+    made = ReplicaStatus(
+        number, "master", f"dir-{number}", f"n{number}", 1, serves, 0, epoch, 1, 6, "h:1", "h:2",
+        nothing, nothing, nothing, (1,), 1, reaches_keepers=True,
+    )  # fmt: skip
+    return dataclasses.replace(made, **more)  # type: ignore[arg-type]
+
+
+def sealed(number: int, state: GroupState, offset: int = 100, **more: object) -> SealedState:
+    made = SealedState(number, f"dir-{number}", f"n{number}", state.epoch, 6, StreamPosition(offset, 0))
+    return dataclasses.replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_a_group_that_is_to_be_there_is_founded_without_replicas(clock: FakeClock) -> None:
+    found = GroupWatch("g", clock, SYNC).next(None, {})
+    assert found == Change(GroupState(policy=SYNC), "is founded")
+    assert isinstance(found, Change)
+    found.after.validate()
+    assert isinstance(GroupWatch("g", clock).next(None, {}), Rest)
+    assert isinstance(GroupWatch("g", clock, SYNC).next(found.after, {}), Rest), "the first replica comes by itself"
+
+
+def test_a_group_begins_with_epoch_1(watch: GroupWatch) -> None:
+    state = dataclasses.replace(STATE, master=None, epoch=0)
+    step = watch.next(state, {})
+    assert isinstance(step, Change)
+    assert (step.after.master, step.after.epoch) == (None, 1)
+    assert watch.next(step.after, {}) == Seal()
+
+
+def test_another_promise_is_put_into_the_register_and_changes_nothing_else(clock: FakeClock) -> None:
+    step = GroupWatch("g", clock, SYNC).next(STATE, {1: status()})
+    assert isinstance(step, Change)
+    assert step.after == dataclasses.replace(STATE, policy=SYNC)
+    assert GroupWatch("g", clock, SYNC).next(step.after, {1: status()}) == Rest()
+
+
+def test_a_master_that_serves_stays(watch: GroupWatch, clock: FakeClock) -> None:
+    for _ in range(20):
+        assert watch.next(STATE, {1: status()}) == Rest()
+        clock.advance(1.0)
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        {},
+        {1: status(serves=False)},
+        {1: status(nonce="another process")},
+        {1: status(number=2)},
+        {1: status(epoch=5)},
+        {2: status(number=2)},
+    ],
+    ids=["nothing", "it does not serve", "another process", "another replica", "a former epoch", "others only"],
+)
+def test_a_master_that_does_not_serve_is_taken_away_after_a_while(
+    watch: GroupWatch, clock: FakeClock, heard: dict[int, ReplicaStatus]
+) -> None:
+    assert watch.next(STATE, {1: status()}) == Rest()
+    clock.advance(SILENT_SECONDS - 0.1)
+    assert isinstance(watch.next(STATE, heard), Rest)
+    clock.advance(0.2)
+    step = watch.next(STATE, heard)
+    assert isinstance(step, Change)
+    assert (step.after.master, step.after.epoch, step.after.in_sync) == (None, 7, STATE.in_sync)
+
+
+def test_one_that_was_just_elected_has_time_to_open_its_store(watch: GroupWatch, clock: FakeClock) -> None:
+    opening = {1: status(serves=False, role="replica", epoch=5)}
+    for _ in range(int(BECOMING_SECONDS) - 1):
+        assert isinstance(watch.next(STATE, opening), Rest)
+        clock.advance(1.0)
+    clock.advance(1.1)
+    assert isinstance(watch.next(STATE, opening), Change)
+
+
+def test_one_that_says_that_it_opens_its_store_has_as_much(watch: GroupWatch, clock: FakeClock) -> None:
+    """Its process answers and renews its lease meanwhile."""
+    opening = {1: status(serves=False, role="opening")}
+    for _ in range(int(BECOMING_SECONDS) - 1):
+        assert isinstance(watch.next(STATE, opening), Rest)
+        clock.advance(1.0)
+    clock.advance(1.1)
+    step = watch.next(STATE, opening)
+    assert isinstance(step, Change), "others in sync are tried"
+    assert "has not begun it in 30 s" in step.why
+
+
+def test_where_nobody_else_is_in_sync_it_has_all_the_time_that_it_needs(watch: GroupWatch, clock: FakeClock) -> None:
+    alone = dataclasses.replace(STATE, in_sync=frozenset({1}))
+    for _ in range(100):
+        assert isinstance(watch.next(alone, {1: status(serves=False, role="opening")}), Rest)
+        clock.advance(NEW_SILENT_SECONDS - 0.1)
+    assert isinstance(watch.next(alone, {1: status()}), Rest)
+
+
+def test_one_that_dies_while_it_opens_its_store_is_taken_for_gone(watch: GroupWatch, clock: FakeClock) -> None:
+    alone = dataclasses.replace(STATE, in_sync=frozenset({1}))
+    assert isinstance(watch.next(alone, {1: status(serves=False, role="opening")}), Rest)
+    clock.advance(NEW_SILENT_SECONDS - 0.1)
+    assert isinstance(watch.next(alone, {}), Rest)
+    clock.advance(0.2)
+    assert isinstance(watch.next(alone, {}), Change)
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        {},
+        {1: status(serves=False, role="refused", epoch=5)},
+        {1: status(serves=False, epoch=5, reaches_keepers=False)},
+        {1: status(serves=False, epoch=6)},
+        {1: status(serves=False, role="opening", reaches_keepers=False)},
+        {1: status(serves=False, role="opening", nonce="another process")},
+    ],
+    ids=[
+        "nothing",
+        "it is refused",
+        "it reaches no keeper",
+        "it has begun its epoch and left",
+        "it opens its store without a lease",
+        "another process opens it",
+    ],
+)
+def test_one_that_will_not_come_to_serve_has_less(
+    watch: GroupWatch, clock: FakeClock, heard: dict[int, ReplicaStatus]
+) -> None:
+    assert isinstance(watch.next(STATE, heard), Rest)
+    clock.advance(SILENT_SECONDS + 0.1)
+    assert isinstance(watch.next(STATE, heard), Rest), "a coordinator that has just started knows nothing yet"
+    clock.advance(NEW_SILENT_SECONDS - SILENT_SECONDS)
+    assert isinstance(watch.next(STATE, heard), Change)
+
+
+def test_patience_doubles_until_somebody_comes_to_serve(watch: GroupWatch, clock: FakeClock) -> None:
+    """A machine may have so much to do that nobody hears of the one that was elected for as long."""
+    state, waited = STATE, []
+    for _ in range(4):
+        began = clock()
+        while not isinstance(step := watch.next(state, {}), Change):
+            clock.advance(0.5)
+        waited.append(clock() - began)
+        state = step.after.elected(1, frozenset({1}))
+    assert waited == [NEW_SILENT_SECONDS * each for each in (1, 2, 4, 8)]
+    watch.next(state, {1: status(epoch=state.epoch)})
+    clock.advance(SILENT_SECONDS)
+    step = watch.next(state, {})
+    assert isinstance(step, Change)
+    state = step.after.elected(1, frozenset({1}))
+    assert isinstance(watch.next(state, {}), Rest)
+    clock.advance(NEW_SILENT_SECONDS)
+    assert isinstance(watch.next(state, {}), Change), "one has served meanwhile"
+
+
+def test_who_was_elected_and_did_not_come_to_serve_is_not_tried_again_before_others(
+    watch: GroupWatch, clock: FakeClock
+) -> None:
+    watch.next(STATE, {})
+    clock.advance(NEW_SILENT_SECONDS)
+    step = watch.next(STATE, {})
+    assert isinstance(step, Change)
+    # Opening its store has changed its state: it has more than those that are in sync with it.
+    answers = {1: sealed(1, step.after, 120), 2: sealed(2, step.after), 3: sealed(3, step.after)}
+    found = watch.elect(step.after, answers)
+    assert isinstance(found, Change)
+    assert (found.after.master, found.after.in_sync) == (2, {2, 3})
+    clock.advance(NEW_SILENT_SECONDS)
+    alone = dataclasses.replace(step.after, in_sync=frozenset({1}))
+    found = watch.elect(alone, answers)
+    assert isinstance(found, Change)
+    assert found.after.master == 1, "there is nobody else"
+
+
+def test_each_master_is_watched_from_its_own_beginning(watch: GroupWatch, clock: FakeClock) -> None:
+    watch.next(STATE, {1: status()})
+    clock.advance(SILENT_SECONDS + 0.1)
+    other = dataclasses.replace(STATE, master=2, epoch=7)
+    assert isinstance(watch.next(other, {}), Rest)
+    clock.advance(SILENT_SECONDS + 0.1)
+    assert isinstance(watch.next(other, {}), Rest)
+
+
+def test_the_longest_log_of_those_in_sync_becomes_master(watch: GroupWatch) -> None:
+    state = STATE.electing()
+    assert watch.next(state, {}) == Seal()
+    step = watch.elect(state, {1: sealed(1, state), 2: sealed(2, state, 140), 3: sealed(3, state, 90)})
+    assert isinstance(step, Change)
+    assert (step.after.master, step.after.epoch, step.after.in_sync) == (2, 7, {2})
+
+
+def test_members_in_sync_that_may_be_there_are_waited_for(watch: GroupWatch, clock: FakeClock) -> None:
+    state = STATE.electing()
+    answers = {1: sealed(1, state), 3: sealed(3, state)}
+    assert watch.elect(state, answers) == Rest("waiting for replicas [2]")
+    clock.advance(GATHER_SECONDS)
+    step = watch.elect(state, answers)
+    assert isinstance(step, Change)
+    assert step.after.in_sync == {1, 3}
+
+
+def test_the_master_that_is_gone_is_not_waited_for(watch: GroupWatch, clock: FakeClock) -> None:
+    watch.next(STATE, {1: status()})
+    clock.advance(SILENT_SECONDS)
+    assert isinstance(watch.next(STATE, {}), Change)
+    state = STATE.electing()
+    assert isinstance(watch.elect(state, {2: sealed(2, state), 3: sealed(3, state)}), Change)
+
+
+def test_without_anybody_in_sync_there_is_no_master_and_it_is_said_why(watch: GroupWatch, clock: FakeClock) -> None:
+    state = dataclasses.replace(STATE, in_sync=frozenset({1, 2})).electing()
+    watch.elect(state, {})
+    clock.advance(GATHER_SECONDS)
+    step = watch.elect(state, {3: sealed(3, state)})
+    assert isinstance(step, Rest)
+    assert "[1, 2]" in step.trouble

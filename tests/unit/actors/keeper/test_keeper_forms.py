@@ -1,0 +1,217 @@
+"""States, messages and a keeper's file: bounded, checked, and never taken for something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raymq.actors.keeper.group_state import MOST_STATE_BYTES, GroupState, ReplicationPolicy
+from raymq.actors.keeper.keeper_file import DurableKeeperFile
+from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.message_json import (
+    MOST_MESSAGE_BYTES,
+    decode_answer,
+    decode_call,
+    encode_answer,
+    encode_call,
+)
+from raymq.actors.keeper.messages import (
+    NOTHING,
+    Accept,
+    AcceptedBallot,
+    Ballot,
+    Inquire,
+    KeeperCall,
+    KeeperRefused,
+    Keys,
+    LeaseClaim,
+    LeaseGiven,
+    ListKeys,
+    Prepare,
+    Promised,
+    Reason,
+    Registered,
+    Release,
+    Released,
+    Renew,
+    Standing,
+)
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
+from raymq.storage.files.file_calls import replaced
+from tests.faulty_calls import FaultyCalls
+from tests.unit.actors.keeper.keepers_at_hand import group, mastered
+
+SET = KeeperSet(2, {1: KeeperMember("k1", "a"), 2: KeeperMember("k2", "b")}, {1: KeeperMember("k1", "a")})
+ENTRY = Registered(3, "c3", mastered())
+CLAIM = LeaseClaim(1, "n1", 1)
+REQUESTS = [
+    Prepare("g", Ballot(1, 1 << 61), moves=True),
+    Accept("g", Ballot(1, 2), ENTRY),
+    Accept("", Ballot(1, 2), Registered(1, "c", SET)),
+    Inquire("g"),
+    ListKeys(),
+    Renew("g", CLAIM),
+    Release("g", CLAIM),
+]
+ANSWERS = [
+    Promised(Ballot(2, 2), Ballot(1, 1), ENTRY),
+    Promised(Ballot(2, 2), Ballot(0, 0), NOTHING),
+    AcceptedBallot(Ballot(1, 2)),
+    Standing(Ballot(1, 2), Ballot(1, 2), ENTRY),
+    Keys(("", "g")),
+    LeaseGiven(2.0),
+    Released(),
+    KeeperRefused(Reason.OLD_SET, Ballot(1, 2), 0.5, SET),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda each: type(each).__name__)
+def test_a_call_is_read_as_it_was_written(request_: Any) -> None:
+    call = KeeperCall(3, "made", request_)
+    assert decode_call(encode_call(call)) == call
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda each: type(each).__name__)
+def test_an_answer_is_read_as_it_was_written(answer: Any) -> None:
+    assert decode_answer(encode_answer(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff",
+        b"[" * 20_000,
+        b'{"kind":"Nothing"}',
+        b'{"set":1,"to":"a","kind":"Inquire"}',
+        b'{"set":1,"to":"a","kind":"Inquire","key":7}',
+        b'{"set":1,"to":"a","kind":"Inquire","key":"g","more":1}',
+        b'{"set":-1,"to":"a","kind":"Inquire","key":"g"}',
+        b'{"set":true,"to":"a","kind":"Inquire","key":"g"}',
+        b'{"set":1,"to":"a","kind":"Inquire","key":"' + b"g" * 300 + b'"}',
+        b'{"set":1,"to":"a","kind":"Prepare","key":"g","ballot":[1],"moves":true}',
+        b'{"set":1,"to":"a","kind":"Prepare","key":"g","ballot":[1,1e999],"moves":true}',
+        b'{"set":1,"to":"a","kind":"Renew","key":"g","claim":null}',
+        b" " * (MOST_MESSAGE_BYTES + 1),
+    ],
+    ids=range(16),
+)
+def test_another_form_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        decode_call(body)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, len(REQUESTS) - 1), st.data())
+def test_damaged_calls_are_refused_or_read(which: int, data: st.DataObject) -> None:
+    body = bytearray(encode_call(KeeperCall(3, "made", REQUESTS[which])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        read = decode_call(bytes(body))
+    except InvalidInput:
+        return
+    assert isinstance(read, KeeperCall)
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    assert GroupState.decode(mastered().encode()) == mastered()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("master", 3),
+        ("master", "1"),
+        ("epoch", -1),
+        ("epoch", 1 << 31),
+        ("epoch", True),
+        ("inSync", [1, 7]),
+        ("inSync", []),
+        ("inSync", 1),
+        ("setEpoch", None),
+        ("policy", {"mode": "later", "minInSync": 1}),
+        ("policy", {"mode": "sync", "minInSync": 0}),
+        ("replicas", {"0": {"identity": "a", "address": "b", "nonce": "c"}}),
+        ("replicas", {"1": {"identity": "", "address": "b", "nonce": "c"}}),
+        ("replicas", {"1": {"identity": "a" * 256, "address": "b", "nonce": "c"}}),
+        ("replicas", {str(n): {"identity": "a", "address": "b", "nonce": "c"} for n in range(1, 18)}),
+        ("replicas", []),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(field: str, value: object) -> None:
+    raw = mastered().to_json() | {field: value}
+    with pytest.raises(InvalidInput):
+        GroupState.decode(json.dumps(raw).encode())
+
+
+def test_a_state_is_never_longer_than_its_bound() -> None:
+    with pytest.raises(InvalidInput):
+        GroupState.decode(b" " * (MOST_STATE_BYTES + 1))
+    with pytest.raises(InvalidInput):
+        GroupState.decode(b"[" * MOST_STATE_BYTES)
+
+
+def test_the_steps_of_a_state() -> None:
+    state = group(3)
+    electing = state.electing()
+    assert (electing.master, electing.epoch, electing.in_sync) == (None, 1, {1, 2, 3})
+    elected = electing.elected(2, [3])
+    assert (elected.master, elected.epoch, elected.in_sync, elected.set_epoch) == (2, 1, {2, 3}, 1)
+    shrunk = elected.with_set([2])
+    assert (shrunk.in_sync, shrunk.set_epoch) == ({2}, 2)
+    assert shrunk.without_replica(1).replicas.keys() == {2, 3}
+    first = GroupState(policy=ReplicationPolicy("sync")).with_replica(1, state.replicas[1])
+    assert first.in_sync == {1}
+    assert first.with_replica(2, state.replicas[2]).in_sync == {1}
+
+
+# The keeper's file.
+
+RECORD = KeeperRecord("c", 2, "made", SET, {"g": Slot(Ballot(4, 5), True, Ballot(3, 5), ENTRY)})
+
+
+def test_a_record_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    file = DurableKeeperFile(tmp_path / "raymq" / "keeper")
+    assert file.load() is None
+    file.save(RECORD)
+    assert file.load() == RECORD
+    file.save(KeeperRecord("c", 2, "made"))
+    assert file.load() == KeeperRecord("c", 2, "made")
+
+
+def test_trap_21_a_flipped_bit_or_a_missing_end_is_refused_and_no_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "keeper"
+    file = DurableKeeperFile(path)
+    file.save(RECORD)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at])
+        with pytest.raises(StoreCorrupt):
+            file.load()
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(StoreCorrupt):
+            file.load()
+
+
+def test_a_failed_fsync_is_told(tmp_path: Path) -> None:
+    file = DurableKeeperFile(tmp_path / "keeper")
+    file.save(RECORD)
+    with replaced(FaultyCalls("fsync", 1, 5)), pytest.raises(StoreFailed):
+        file.save(KeeperRecord("c", 2, "made"))
+    assert file.load() == RECORD
+
+
+def test_a_saved_record_is_on_disk(tmp_path: Path) -> None:
+    calls = FaultyCalls()
+    with replaced(calls):
+        DurableKeeperFile(tmp_path / "keeper").save(RECORD)
+    assert calls.counts["fsync"] >= 2, "the file and its folder"

@@ -1,0 +1,154 @@
+"""A broker around the real machines, on a simulated disk and network: what the shells will be, as small as can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raymq.actors.broker.replication.claims import ClaimRefused, ReplicaClaim, claimed
+from raymq.actors.broker.replication.election import SealedState, first_entry
+from raymq.actors.keeper.errors import RegisterError
+from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
+from raymq.actors.keeper.messages import Registered
+from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk
+from tests.unit.actors.replication.model.virtual_time import Process
+
+if TYPE_CHECKING:
+    from tests.unit.actors.replication.model.world import World
+
+from tests.unit.actors.replication.model.broker_parts import GROUP, Office
+from tests.unit.actors.replication.model.master_part import MasterPart
+from tests.unit.actors.replication.model.replica_part import ReplicaPart
+
+
+class BrokerNode(MasterPart, ReplicaPart):
+    """One life of a broker."""
+
+    def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, nonce: str) -> None:
+        super().__init__(world, number, process, disk, nonce)
+        process.spawn(self.run())
+
+    async def status(self, nonce: str) -> dict[str, Any]:
+        """For the coordinator, and for another claimant of the directory."""
+        office = self.office
+        return {
+            "nonce": self.nonce,
+            "serves": office is not None and office.lease.holds and not self.disk.fails,
+            "reaches keepers": self.process.clock() - self.read_at < 1.0,
+            "epoch": self.extent.epoch,
+            "end": self.end,
+            "asked": nonce,
+        }
+
+    async def seal(self, epoch: int) -> SealedState | None:
+        if epoch < self.disk.sealed or not self.is_claimed:
+            return None
+        if "elect without sealing" not in self.bugs:
+            self.disk.sealed = epoch
+            if self.office is not None and self.office.epoch < epoch:
+                self.leave_office()
+            self.hang_up()
+        return SealedState(
+            self.number,
+            self.disk.identity,
+            self.nonce,
+            epoch,
+            self.extent.epoch,
+            self.end,
+            tail_lost=self.disk.tail_lost,
+            healthy=not self.disk.fails,
+            reaches_keepers=self.process.clock() - self.read_at < 1.0,
+        )
+
+    async def run(self) -> None:
+        if not await self.claim():
+            return
+        while True:
+            try:
+                registered = await self.register.read(GROUP)
+            except RegisterError:
+                pass
+            else:
+                self.read_at = self.process.clock()
+                if not self.take_role(registered):
+                    return
+            await self.process.pause(0.3)
+
+    async def claim(self) -> bool:
+        """Be known in the register as this process."""
+        before = list(self.disk.nonces)
+        self.disk.nonces.append(self.nonce)
+        while True:
+            try:
+                now = await self.register.settle(GROUP)
+                assert isinstance(now.value, GroupState)
+                if "go on after a restart" in self.bugs and now.value.master == self.number:
+                    after = now.value.with_replica(self.number, self._record())
+                else:
+                    answers = await self._registered_answers(now.value)
+                    made = ReplicaClaim(self.number, self._record(), before, tail_lost=self.disk.tail_lost)
+                    after = claimed(now.value, made, registered_answers=answers)
+                if after != now.value:
+                    await self.register.change(GROUP, now, after)
+                self.disk.nonces = [self.nonce]
+                self.is_claimed = True
+            except ClaimRefused as refused:
+                self.refused = str(refused)
+                return False
+            except RegisterError:
+                await self.process.pause(0.2)
+            else:
+                return True
+
+    def _record(self) -> ReplicaRecord:
+        return ReplicaRecord(self.disk.identity, self.process.name, self.nonce)
+
+    async def _registered_answers(self, state: GroupState) -> bool:
+        known = state.replicas.get(self.number)
+        if known is None or known.address == self.process.name:
+            return False
+        answered = self.world.network.request(self.process, known.address, "status", known.nonce)
+        await self.process.within(answered, 0.5)
+        return answered.is_done and answered.value["nonce"] == known.nonce
+
+    def take_role(self, registered: Registered) -> bool:
+        """Whether this process still speaks for the replica."""
+        state = registered.value
+        assert isinstance(state, GroupState)
+        mine = state.replicas.get(self.number)
+        if mine is None or mine.nonce != self.nonce:
+            self.leave_office()
+            self.hang_up()
+            return False
+        if self.number in state.in_sync and state.master not in {None, self.number} and self.follower is not None:
+            self.disk.tail_lost = False
+        if state.master == self.number:
+            if state.epoch >= self.disk.sealed and (self.office is None or self.office.epoch < state.epoch):
+                self.take_office(registered)
+        else:
+            if self.office is not None and self.office.epoch <= state.epoch:
+                self.leave_office()
+            if state.master is not None:
+                self.follow(state)
+        return True
+
+    def take_office(self, registered: Registered) -> None:
+        assert isinstance(registered.value, GroupState)
+        self.hang_up()
+        self.leave_office()
+        epoch = registered.value.epoch
+        if epoch <= self.disk.epochs.last_epoch and "go on after a restart" not in self.bugs:
+            return
+        self.disk.sealed = epoch
+        self.disk.tail_lost = False
+        if "cut the tail of the new master" in self.bugs:
+            self.cut(self.confirmed, self.disk.epochs.last_epoch)
+        whole = self.end.offset - self.end.offset % RECORD_BYTES
+        if whole != self.end.offset:
+            self.cut(self.end._replace(offset=whole), self.disk.epochs.last_epoch)
+        self.disk.epochs.clamp(self.end)
+        if epoch > self.disk.epochs.last_epoch:
+            self.disk.epochs.append(first_entry(self.disk.epochs, epoch, self.extent.begin, self.end))
+        self.confirmed = self.confirmed.meet(self.end)
+        self.office = Office(self, registered)
+        self.process.spawn(self.renew(self.office))
+        self.process.spawn(self.look_after(self.office))

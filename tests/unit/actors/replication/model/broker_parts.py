@@ -1,0 +1,162 @@
+"""What the parts of a broker share: its disk, its stream, and its time as master."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raymq.actors.broker.replication.acknowledging import AckRule
+from raymq.actors.broker.replication.feeding import Feeder
+from raymq.actors.broker.replication.following import (
+    Follower,
+)
+from raymq.actors.broker.replication.in_sync import InSyncSet
+from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.reconciling import StreamExtent
+from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.leases import MasterLease
+from raymq.actors.keeper.messages import LeaseClaim, Registered
+from tests.unit.actors.replication.model.disk import BrokerDisk
+from tests.unit.actors.replication.model.network import Line
+from tests.unit.actors.replication.model.virtual_time import Process, Signal
+
+if TYPE_CHECKING:
+    from tests.unit.actors.replication.model.world import World
+
+GROUP = "broker-a"
+SLAVE_TIMEOUT_SECONDS = 3.0
+#: So many frames are kept before they are folded.
+FOLDED_FRAMES = 12
+
+
+class InSyncWithBugs(InSyncSet):
+    """The real set, but for deliberate bugs."""
+
+    bugs: frozenset[str] = frozenset()
+
+    def validate(self) -> None:
+        if not self.bugs:
+            super().validate()
+
+    @property
+    def counted(self) -> frozenset[int]:
+        if self.proposed is not None:
+            if "grow the set before the answer" in self.bugs and self.proposed > self.members:
+                return self.members
+            if "shrink the set before the answer" in self.bugs and self.proposed < self.members:
+                return self.proposed
+        return super().counted
+
+    def _has_caught_up(self, replica: int, now: float) -> bool:
+        if "take in who lags" in self.bugs:
+            return self._peers[replica].has is not None
+        return super()._has_caught_up(replica, now)
+
+    def acknowledged(self, replica: int, connection: int, position: StreamPosition) -> bool:
+        if "believe old connections" in self.bugs and (peer := self._peers.get(replica)) is not None:
+            peer.connection = connection
+            peer.has = peer.has.join(position) if peer.has else position
+            return self._confirm()
+        return super().acknowledged(replica, connection, position)
+
+
+class Office:
+    """A broker's time as master in one epoch."""
+
+    def __init__(self, node: BrokerParts, registered: Registered) -> None:
+        assert isinstance(registered.value, GroupState)
+        self.node = node
+        self.registered = registered
+        self.state = registered.value
+        self.epoch = self.state.epoch
+        self.claim = LeaseClaim(node.number, node.nonce, self.epoch)
+        self.lease = MasterLease(node.process.clock)
+        kind = type("Set", (InSyncWithBugs,), {"bugs": node.bugs})
+        self.in_sync: InSyncSet = kind(
+            node.number, self.state.in_sync, node.end, node.process.clock, confirmed=node.confirmed
+        )
+        self.rule = AckRule(self.state.policy, self.in_sync, self.lease, node.number)
+        self.changed = Signal()
+        self.connections: dict[Line, Feeder] = {}
+        self.is_over = False
+        #: One call that may change what is known of the register at a time.
+        self.is_changing = False
+
+    def wake(self) -> None:
+        changed, self.changed = self.changed, Signal()
+        changed.set()
+
+    def leave(self) -> None:
+        self.is_over = True
+        self.lease.give_up()
+        for line in self.connections:
+            line.close()
+        self.wake()
+
+
+class BrokerParts:
+    """One life of a broker, whatever its role is."""
+
+    def __init__(self, world: World, number: int, process: Process, disk: BrokerDisk, nonce: str) -> None:
+        self.world, self.number, self.process, self.disk, self.nonce = world, number, process, disk, nonce
+        self.bugs = world.bugs
+        self.register = world.register(process)
+        self.states, extent = disk.recover()
+        self.confirmed = BEGIN
+        self.office: Office | None = None
+        self.follower: Follower | None = None
+        self.line: Line | None = None
+        self.heard_at = 0.0
+        self.read_at = 0.0
+        self.is_claimed = False
+        self.refused: str | None = None
+        self.connection_count = 0
+        self.end = extent.end
+        #: Of a snapshot that is arriving; it counts when it is whole.
+        self.tables = (0, 0)
+
+    @property
+    def extent(self) -> StreamExtent:
+        return StreamExtent(self.disk.epochs, StreamPosition(0, self.states.folded), self.end)
+
+    def is_valid(self, office: Office) -> bool:
+        return self.office is office
+
+    def leave_office(self) -> None:
+        office, self.office = self.office, None
+        if office is not None:
+            self.confirmed = self.confirmed.join(office.in_sync.confirmed)
+            office.leave()
+
+    def hang_up(self) -> None:
+        if self.line is not None:
+            self.line.close()
+        self.line = self.follower = None
+
+    def fold(self, confirmed: StreamPosition) -> None:
+        if len(self.states) < FOLDED_FRAMES:
+            return
+        feeders = self.office.connections.values() if self.office is not None else ()
+        needed = [each.needs_state_from for each in feeders]
+        bound = min(confirmed.sequence, self.states.last, *(each for each in needed if each is not None))
+        bound = max(bound, self.states.folded)
+        if "fold what is not confirmed" in self.bugs:
+            bound, confirmed = self.states.last, self.end
+        folded = self.states.fold(bound, confirmed)
+        if folded:
+            self.disk.folded = (bound, int.from_bytes(folded[-1].payload, "big"))
+            self.disk.frames = list(self.states.after(bound))
+            self.disk.synced_frames = max(0, self.disk.synced_frames - len(folded))
+
+    def cut(self, position: StreamPosition, epoch: int) -> None:
+        """Log, state and epochs, durably."""
+        disk = self.disk
+        if "cut in memory only" in self.bugs:
+            self.world.revive(self, bytes(disk.log[position.offset :]), position.offset)
+        del disk.log[position.offset :]
+        disk.synced_log = min(disk.synced_log, len(disk.log))
+        if "cut without the state" not in self.bugs:
+            self.states.cut(position.sequence)
+            disk.frames = list(self.states.after(self.states.folded))
+            disk.synced_frames = min(disk.synced_frames, len(disk.frames))
+        disk.epochs.cut(epoch)
+        self.end = StreamPosition(len(disk.log), self.states.last)

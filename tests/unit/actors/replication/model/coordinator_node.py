@@ -1,0 +1,191 @@
+"""Keepers, and a coordinator without state of its own, around the real machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner
+from raymq.actors.coordinator.watching import GroupWatch, Rest, Seal
+from raymq.actors.keeper.acceptor import Acceptor
+from raymq.actors.keeper.errors import RegisterError
+from raymq.actors.keeper.group_state import GroupState
+from raymq.actors.keeper.keeper_set import KeeperSet
+from raymq.actors.keeper.messages import AcceptedBallot, Answer, KeeperCall, KeeperRefused, Reason
+from raymq.actors.keeper.proposal import Answers
+from raymq.actors.wire.commands.replication import ReplicaStatus
+from tests.unit.actors.replication.model.broker_parts import GROUP
+from tests.unit.actors.replication.model.virtual_time import Process, Signal, gathered
+
+if TYPE_CHECKING:
+    from tests.unit.actors.replication.model.world import World
+
+
+class KeeperNode:
+    """One life of a keeper."""
+
+    def __init__(self, world: World, acceptor: Acceptor) -> None:
+        self._world = world
+        self.acceptor = acceptor
+        #: It takes nothing in.
+        self.is_deaf = False
+
+    async def handle(self, call: KeeperCall) -> Answer:
+        if self.is_deaf:
+            return KeeperRefused(Reason.FAILED)
+        answer = self.acceptor.handle(call)
+        if isinstance(answer, AcceptedBallot) and not self._world.clocks_are_wrong:
+            self._world.check_leases()
+        return answer
+
+
+def acceptor_with(bugs: Collection[str]) -> type[Acceptor]:
+    """The real keeper, but for deliberate bugs."""
+
+    class Made(Acceptor):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            if "keepers forget leases" in bugs:
+                self.leases._quiet_until = 0.0
+            if "keepers ignore leases" in bugs:
+                self.leases.held_against = lambda *_: 0.0  # type: ignore[method-assign]
+
+    return Made
+
+
+class ModelDoor:
+    """The way to the keepers from one process."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    async def ask(
+        self, keepers: KeeperSet, asked: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
+    ) -> Answers:
+        answers: dict[int, Answer] = {}
+        enough = Signal()
+        is_over = False
+
+        def heard(number: int, answered: Signal) -> None:
+            if not is_over:
+                answers[number] = answered.value
+                if is_enough(answers):
+                    enough.set()
+
+        for number, call in asked.items():
+            answered = self._world.network.request(self._process, keepers.everyone[number].address, "handle", call)
+            answered.then(lambda number=number, answered=answered: heard(number, answered))  # type: ignore[misc]
+        await self._process.within(enough, 0.5)
+        is_over = True
+        return dict(answers)
+
+    async def pause(self, seconds: float) -> None:
+        await self._process.pause(seconds)
+
+
+class WatchWithBugs(GroupWatch):
+    """The real decisions, but for deliberate bugs."""
+
+    def __init__(self, world: World, clock: Callable[[], float]) -> None:
+        super().__init__(GROUP, clock)
+        self._world = world
+        self.heartbeats: dict[int, dict[str, Any]] = {}
+
+    def choose(self, state: GroupState, sealed: Mapping[int, SealedState]) -> Winner | NoWinner:
+        bugs = self._world.bugs
+        if "elect by heartbeat" in bugs:
+            sealed = {
+                number: _replaced(each, end=self.heartbeats[number]["end"], epoch=self.heartbeats[number]["epoch"])
+                for number, each in sealed.items()
+                if number in self.heartbeats
+            }
+            members = [each for number, each in sealed.items() if number in state.in_sync]
+            if not members:
+                return NoWinner("nobody")
+            best = max(members, key=lambda each: (each.epoch, each.end))
+            equal = [each.replica for each in members if each.end == best.end]
+            return Winner(best.replica, frozenset(equal))
+        if "elect the longest of all" in bugs and len(sealed) >= 2:
+            best = max(sealed.values(), key=lambda each: each.end)
+            return Winner(best.replica, frozenset({best.replica}))
+        if "elect by length before epoch" in bugs:
+            sealed = {number: _replaced(each, epoch=1) for number, each in sealed.items()}
+        if "trust a lost tail" in bugs:
+            sealed = {number: _replaced(each, tail_lost=False) for number, each in sealed.items()}
+        return super().choose(state, sealed)
+
+
+class CoordinatorNode:
+    """Does what `GroupWatch` says, as `CoordinatorService`."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._register = world.register(process)
+        self._watch = WatchWithBugs(world, process.clock)
+        process.spawn(self.run())
+
+    async def run(self) -> None:
+        while True:
+            with contextlib.suppress(RegisterError):
+                await self._turn()
+            await self._process.pause(0.3)
+
+    async def _turn(self) -> None:
+        now = await self._register.read(GROUP)
+        while True:
+            state = now.value
+            assert isinstance(state, GroupState)
+            heard = await self._ask(state, "status", "")
+            self._watch.heartbeats.update(heard)
+            step = self._watch.next(state, {number: _status(number, each) for number, each in heard.items()})
+            if isinstance(step, Seal):
+                sealed = {
+                    number: each for number, each in (await self._ask(state, "seal", state.epoch)).items() if each
+                }
+                step = self._watch.elect(state, sealed)
+            if isinstance(step, Rest):
+                return
+            now = await self._register.change(GROUP, now, step.after)
+            if step.after.master is not None:
+                self._world.elections += 1
+                self._world.warned |= "lost" in step.why
+
+    async def _ask(self, state: GroupState, name: str, argument: Any) -> dict[int, Any]:
+        asked = {
+            number: self._world.network.request(self._process, record.address, name, argument)
+            for number, record in state.replicas.items()
+        }
+        await gathered([self._process.within(each, 0.4) for each in asked.values()])
+        return {number: each.value for number, each in asked.items() if each.is_done}
+
+
+def _status(number: int, told: Mapping[str, Any]) -> ReplicaStatus:
+    begin = (0, 0)
+    return ReplicaStatus(
+        replica=number,
+        role="master" if told["serves"] else "replica",
+        identity="",
+        nonce=told["nonce"],
+        pid=0,
+        serves=told["serves"],
+        sealed=0,
+        epoch=told["epoch"],
+        master=None,
+        master_epoch=0,
+        address="",
+        replication_address="",
+        begin=begin,
+        end=begin,
+        confirmed=begin,
+        in_sync=(),
+        set_epoch=0,
+        reaches_keepers=told["reaches keepers"],
+    )
+
+
+def _replaced(state: SealedState, **changes: Any) -> SealedState:
+    return dataclasses.replace(state, **changes)

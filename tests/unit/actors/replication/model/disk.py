@@ -1,0 +1,80 @@
+"""A simulated disk of one broker: what is written survives the process, what is fsynced survives a loss of power."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from raymq.actors.broker.replication.epoch_map import EpochMap
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.reconciling import StreamExtent
+from raymq.actors.broker.replication.state_stream import StateStream
+from raymq.storage.errors import StoreFailed
+from raymq.storage.state.changes import StateChange
+
+#: A message is its number, so many bytes long.
+RECORD_BYTES = 8
+
+
+def record(number: int) -> bytes:
+    return number.to_bytes(RECORD_BYTES, "big")
+
+
+def numbers(content: bytes | bytearray) -> list[int]:
+    """The messages in a log."""
+    return [
+        int.from_bytes(content[at : at + RECORD_BYTES], "big")
+        for at in range(0, len(content) - RECORD_BYTES + 1, RECORD_BYTES)
+    ]
+
+
+@dataclass
+class BrokerDisk:
+    """The files of one directory."""
+
+    identity: str
+    log: bytearray = field(default_factory=bytearray)
+    frames: list[StateChange] = field(default_factory=list)
+    epochs: EpochMap = field(default_factory=EpochMap)
+    #: The tables: up to which frame they are folded, and the group's progress.
+    folded: tuple[int, int] = (0, 0)
+    sealed: int = 0
+    #: The nonces of starts that may be registered.
+    nonces: list[str] = field(default_factory=list)
+    #: The tail may be gone since the replica was last in sync.
+    tail_lost: bool = False
+    boot: int = 0
+    fails: bool = False
+    synced_log: int = 0
+    synced_frames: int = 0
+
+    def sync(self) -> None:
+        """fsync; StoreFailed."""
+        if self.fails:
+            raise StoreFailed("fsync failed")
+        self.synced_log, self.synced_frames = len(self.log), len(self.frames)
+
+    def lose_power(self, chance: random.Random, keep: int) -> None:
+        """What was not synced is gone, as far as `keep` (bytes of the log) allows."""
+        length = max(chance.randint(min(self.synced_log, len(self.log)), len(self.log)), keep)
+        if length < len(self.log):
+            del self.log[length:]
+        count = chance.randint(min(self.synced_frames, len(self.frames)), len(self.frames))
+        del self.frames[count:]
+        self.boot += 1
+
+    def recover(self) -> tuple[StateStream, StreamExtent]:
+        """What a start makes of it: whole records, state that speaks of no more than these, epochs that begin there."""
+        del self.log[len(self.log) - len(self.log) % RECORD_BYTES :]
+        states = StateStream(self.folded[0], self.frames)
+        states.clamp(len(self.log))
+        self.frames = list(states.after(states.folded))
+        self.synced_log = min(self.synced_log, len(self.log))
+        self.synced_frames = min(self.synced_frames, len(self.frames))
+        end = StreamPosition(len(self.log), states.last)
+        self.epochs.clamp(end)
+        return states, StreamExtent(self.epochs, StreamPosition(0, states.folded), end)
+
+    def progress(self) -> int:
+        """The consumer group's committed offset, in messages."""
+        return int.from_bytes(self.frames[-1].payload, "big") if self.frames else self.folded[1]

@@ -1,0 +1,123 @@
+"""A broker as replica: it follows, and does what the master says."""
+
+from __future__ import annotations
+
+from raymq.actors.broker.replication.following import (
+    BeginEpoch,
+    BeginSnapshot,
+    CutStream,
+    EndSnapshot,
+    Follower,
+    LoadTables,
+    Step,
+    WriteLog,
+    WriteStates,
+)
+from raymq.actors.broker.replication.frame_bodies import Hello
+from raymq.actors.broker.replication.frames import HEAD_BYTES, FrameKind, ReplicationFrame, ReplicationReader
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.state_stream import StateStream
+from raymq.actors.errors import ProtocolError
+from raymq.actors.keeper.group_state import GroupState
+from raymq.storage.errors import StoreError
+from tests.unit.actors.replication.model.broker_parts import GROUP, BrokerParts
+from tests.unit.actors.replication.model.network import Line
+
+
+class ReplicaPart(BrokerParts):
+    """What a broker does while another one is master."""
+
+    def follow(self, state: GroupState) -> None:
+        assert state.master is not None
+        is_connected = self.line is not None and self.line.is_open and self.process.clock() - self.heard_at < 1.5
+        if is_connected and self.follower is not None and self.follower._epoch == state.epoch:
+            return
+        self.hang_up()
+        if state.epoch < self.disk.sealed and "elect without sealing" not in self.bugs:
+            return
+        follower = Follower(state.epoch, self.extent, self.confirmed)
+        reader = ReplicationReader()
+
+        def receive(content: bytes) -> None:
+            if self.line is not line:
+                return
+            try:
+                for frame in self._read(reader, content):
+                    self._take(line, follower, frame)
+            except (ProtocolError, StoreError):
+                self.hang_up()
+
+        self.follower, self.heard_at = follower, self.process.clock()
+        self.line = line = self.world.network.connect(self.process, state.replicas[state.master].address, receive)
+        line.send(self._hello(follower), by_source=True)
+
+    def _read(self, reader: ReplicationReader, content: bytes) -> list[ReplicationFrame]:
+        if "skip the CRC" in self.bugs and len(content) > HEAD_BYTES and content[3] == FrameKind.LOG:
+            from raymq.actors.broker.replication import frames
+
+            try:
+                head = frames.read_head(content)
+            except ProtocolError:
+                return list(reader.feed(content))
+            body = content[HEAD_BYTES:]
+            return [ReplicationFrame(head.kind, head.epoch, head.position, head.confirmed, body)]
+        return list(reader.feed(content))
+
+    def _hello(self, follower: Follower) -> bytes:
+        extent = self.extent
+        hello = Hello("c", GROUP, self.number, self.disk.identity, self.nonce, extent.begin, extent.epochs)
+        return follower.hello(hello).encode()
+
+    def _take(self, line: Line, follower: Follower, frame: ReplicationFrame) -> None:
+        self.heard_at = self.process.clock()
+        sealed = 0 if "elect without sealing" in self.bugs else self.disk.sealed
+        steps = follower.receive(frame, sealed)
+        self.confirmed = follower.confirmed
+        if "acknowledge what was received" in self.bugs and any(isinstance(step, WriteLog) for step in steps):
+            line.send(follower.acknowledgement(follower.end).encode(), by_source=True)
+            self.process.spawn(self._later(line, steps))
+            return
+        for step in steps:
+            self._do(line, follower, step)
+        if frame.kind in {FrameKind.LOG, FrameKind.STATE, FrameKind.HEARTBEAT, FrameKind.EPOCH, FrameKind.GO_ON}:
+            if self.world.flush_sync and "acknowledge before the fsync" not in self.bugs:
+                self.disk.sync()
+            line.send(follower.acknowledgement(self.end).encode(), by_source=True)
+            self.fold(self.confirmed)
+
+    async def _later(self, line: Line, steps: list[Step]) -> None:
+        await self.process.pause(0.05)
+        if self.line is line and self.follower is not None:
+            try:
+                for step in steps:
+                    self._do(line, self.follower, step)
+            except AssertionError:
+                self.hang_up()
+
+    def _do(self, line: Line, follower: Follower, step: Step) -> None:
+        disk = self.disk
+        if isinstance(step, WriteLog):
+            assert step.offset == len(disk.log), "a gap"
+            disk.log += step.content
+        elif isinstance(step, WriteStates):
+            for frame in step.frames:
+                self.states.take(frame)
+            disk.frames += step.frames
+        elif isinstance(step, BeginEpoch):
+            disk.epochs.append(step.entry)
+        elif isinstance(step, CutStream):
+            self.cut(step.position, step.epoch)
+        elif isinstance(step, BeginSnapshot):
+            del disk.log[step.position.offset if step.keeps_log else 0 :]
+            disk.frames, disk.epochs, disk.folded = [], step.epochs, (0, 0)
+            disk.synced_log, disk.synced_frames = min(disk.synced_log, len(disk.log)), 0
+            self.states = StateStream()
+            self.tables = (step.position.sequence, 0)
+        elif isinstance(step, LoadTables):
+            self.tables = (self.tables[0], int.from_bytes(step.content, "big"))
+        elif isinstance(step, EndSnapshot):
+            disk.folded = self.tables
+            self.states = StateStream(self.tables[0])
+        self.end = StreamPosition(len(disk.log), self.states.last)
+        if isinstance(step, CutStream | EndSnapshot):
+            line.send(self._hello(follower), by_source=True)

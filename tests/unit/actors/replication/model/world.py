@@ -1,0 +1,357 @@
+"""Brokers, keepers, a coordinator and a client in virtual time, what may go wrong, and what must hold all the same.
+
+The invariants of replication, where they are looked at:
+    I1  what was acknowledged with sync is in the log in the end                                    `check_end`
+    I2  what had an unknown outcome may be there or not; I3 what was refused is nowhere             `check_end`
+    I4  acknowledged messages lie in the order in which they were sent                              `check_end`
+    I5  what lies at an offset that somebody may see never changes                                  `check_seen`
+    I7  acknowledged progress never goes back, and speaks of no message that is gone                `check_end`
+    I11 no two brokers acknowledge in one epoch, none in an epoch before one that has acknowledged  `acknowledged`
+    I12 a flipped bit does not spread                                                               `check_seen`
+    I13 when all faults are over a message is acknowledged, and all replicas have the same          `recover`
+    I14 state frames are folded, not kept for ever                                                  `check_end`
+    Besides: with sync a message lies on `min_in_sync` disks when it is acknowledged                `acknowledged`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
+from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
+from raymq.actors.keeper.keeper_register import KeeperRegister
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.keeper.leases import claim_of
+from raymq.actors.keeper.messages import Ballot, Registered
+from tests.unit.actors.keeper.keepers_at_hand import MemoryFile
+from tests.unit.actors.replication.model.broker_node import BrokerNode
+from tests.unit.actors.replication.model.broker_parts import FOLDED_FRAMES, GROUP, Office
+from tests.unit.actors.replication.model.coordinator_node import (
+    CoordinatorNode,
+    KeeperNode,
+    ModelDoor,
+    acceptor_with,
+)
+from tests.unit.actors.replication.model.disk import RECORD_BYTES, BrokerDisk, numbers, record
+from tests.unit.actors.replication.model.network import Network
+from tests.unit.actors.replication.model.virtual_time import Process, Scheduler
+
+KEEPERS = (1, 2, 3)
+#: How long a group may take to serve again once all faults are over, in seconds.
+RECOVERY_SECONDS = 30.0
+
+
+class Violated(AssertionError):
+    """An invariant does not hold."""
+
+
+class World:
+    """All of it. Everything that is random comes from the seed."""
+
+    def __init__(
+        self,
+        seed: int,
+        bugs: Collection[str] = (),
+        *,
+        replicas: int = 3,
+        mode: str = "sync",
+        min_in_sync: int = 1,
+        flush_sync: bool = False,
+    ) -> None:
+        self.scheduler = Scheduler(seed)
+        self.chance = self.scheduler.chance
+        self.network = Network(self.scheduler)
+        self.bugs = frozenset(bugs)
+        self.flush_sync = flush_sync
+        self.policy = ReplicationPolicy(mode, min_in_sync)
+        self.elections = 0
+        #: Whether somebody was elected though a tail may be lost.
+        self.warned = False
+        #: A master's clock may stand still: nothing that rests on leases can be promised then, all else is.
+        self.clocks_are_wrong = False
+        #: The messages that were acknowledged, with where they end, in the order of that; the progress likewise.
+        self.acked: list[tuple[int, int]] = []
+        self.acked_progress = 0
+        self.refused: set[int] = set()
+        self._masters: dict[int, str] = {}
+        self._last_epoch = 0
+        #: What was confirmed anywhere: the log that everybody agrees to.
+        self.history = b""
+        self._tails: dict[int, tuple[int, bytes]] = {}
+        self._starts = 0
+        members = {number: KeeperMember(f"k{number}", f"made-{number}") for number in KEEPERS}
+        self.keeper_set = KeeperSet(1, members)
+        self.keepers: dict[int, KeeperNode] = {}
+        self.keeper_files = {number: MemoryFile() for number in KEEPERS}
+        first = {number: ReplicaRecord(f"dir-{number}", f"b{number}", "never") for number in range(1, replicas + 1)}
+        state = GroupState(in_sync=frozenset(first), replicas=first, policy=self.policy)
+        slot = Slot(Ballot(1, 1), moves=False, accepted=Ballot(1, 1), entry=Registered(1, "founded", state))
+        for number in KEEPERS:
+            founded = KeeperRecord("c", number, f"made-{number}", self.keeper_set, {GROUP: slot})
+            self.keeper_files[number].save(founded)
+            self.start_keeper(number)
+        self.disks = {number: BrokerDisk(f"dir-{number}", nonces=["never"]) for number in first}
+        self.brokers: dict[int, BrokerNode] = {}
+        for number in first:
+            self.start(number)
+        self.start_coordinator()
+        self.client = self._process("client")
+        self._sent = 0
+        self._known_master = 1
+        self.client.spawn(self._send())
+        self.client.spawn(self._consume())
+        self.scheduler.after(0.25, self._look)
+
+    def _process(self, name: str, speed: float = 1.0) -> Process:
+        made = Process(self.scheduler, name, speed)
+        self.network.processes[name] = made
+        return made
+
+    def register(self, process: Process) -> KeeperRegister:
+        return KeeperRegister(self.keeper_set, ModelDoor(self, process), self.chance.randrange)
+
+    # What happens to processes, disks and the network.
+
+    def start(self, number: int) -> None:
+        """Start a broker on what its disk has."""
+        self._starts += 1
+        disk = self.disks[number]
+        if (tail := self._tails.pop(number, None)) is not None and len(disk.log) < tail[0] + len(tail[1]):
+            disk.log += tail[1][len(disk.log) - tail[0] :]
+        if "forget the seal" in self.bugs:
+            disk.sealed = 0
+        process = self._process(f"b{number}", self.chance.choice((0.95, 1.0, 1.05)))
+        node = BrokerNode(self, number, process, disk, f"start-{self._starts}")
+        self.brokers[number] = self.network.services[process.name] = node
+
+    def kill(self, number: int) -> None:
+        """SIGKILL: what was written is there."""
+        self.brokers[number].process.kill()
+
+    def lose_power(self, number: int) -> None:
+        """The machine goes down: what was not fsynced may be gone, but never the last copy of what is confirmed."""
+        self.kill(number)
+        disk = self.disks[number]
+        others = [each for key, each in self.disks.items() if key != number]
+        keep = 0
+        promised = max([len(self.history), *(end for _, end in self.acked)])
+        for at in range(0, min(len(disk.log), promised), RECORD_BYTES):
+            piece = disk.log[at : at + RECORD_BYTES]
+            if not any(other.log[at : at + RECORD_BYTES] == piece for other in others):
+                keep = at + RECORD_BYTES
+        frames = disk.synced_frames
+        if disk.frames and all(other.progress() < disk.progress() for other in others):
+            # Without the log that it speaks of, a frame is dropped by the next start.
+            frames, keep = len(disk.frames), max(keep, disk.frames[-1].log_offset)
+        before = len(disk.log), len(disk.frames)
+        saved = disk.synced_frames
+        disk.synced_frames = frames
+        disk.lose_power(self.chance, keep)
+        disk.synced_frames = min(saved, len(disk.frames))
+        if not self.flush_sync and before != (0, 0):
+            disk.tail_lost = True
+
+    def stop(self, number: int) -> None:
+        self.brokers[number].process.stop()
+
+    def go_on(self, number: int) -> None:
+        self.brokers[number].process.go_on()
+
+    def start_keeper(self, number: int) -> None:
+        """Start a keeper on what its file has; a first start is that of a set that was just founded."""
+        process = self._process(f"k{number}", self.chance.choice((0.95, 1.0, 1.05)))
+        file = self.keeper_files[number]
+        kind = acceptor_with(self.bugs)
+        acceptor = kind(file.load(), file, process.clock, just_founded=self.scheduler.now == 0)
+        self.keepers[number] = self.network.services[process.name] = KeeperNode(self, acceptor)
+
+    def kill_keeper(self, number: int) -> None:
+        self.network.processes[f"k{number}"].kill()
+
+    def start_coordinator(self) -> None:
+        process = self._process("coordinator")
+        self.network.services[process.name] = CoordinatorNode(self, process)
+
+    def partition(self, side: Collection[str], *, one_way: bool = False) -> None:
+        """Nothing goes from this side to the other one, nor, unless `one_way`, back."""
+        for source in side:
+            for target in self.network.processes.keys() - set(side):
+                self.network.cut.add((source, target))
+                if not one_way:
+                    self.network.cut.add((target, source))
+
+    def heal(self) -> None:
+        """All faults are over: everybody runs, and everybody is reached."""
+        self.network.cut.clear()
+        self.network.loss = self.network.flips = 0.0
+        self.network.is_slow = False
+        for number in self.disks:
+            self.disks[number].fails = False
+            process = self.brokers[number].process
+            process.set_right()
+            if process.is_stopped and process.is_alive:
+                process.go_on()
+            if not process.is_alive:
+                self.start(number)
+        for number in KEEPERS:
+            if not self.network.processes[f"k{number}"].is_alive:
+                self.start_keeper(number)
+
+    def revive(self, node: BrokerNode, tail: bytes, at: int) -> None:
+        """A cut that was made in memory only: the bytes are in the file still."""
+        self._tails[node.number] = at, tail
+
+    def run(self, seconds: float) -> None:
+        self.scheduler.run(seconds)
+
+    # The client.
+
+    async def _send(self) -> None:
+        while True:
+            self._sent += 1
+            outcomes = []
+            for _ in range(self.chance.choice((1, 2, 3))):
+                outcomes.append(await self._ask("send", self._sent))
+                if outcomes[-1] == "ok":
+                    break
+            if set(outcomes) == {"refused"}:
+                self.refused.add(self._sent)
+            await self.client.pause(self.chance.choice((0.02, 0.1, 0.2)))
+
+    async def _consume(self) -> None:
+        seen = 0
+        while True:
+            found = await self._ask("read", seen)
+            if isinstance(found, list) and found:
+                seen += len(found)
+                await self._ask("commit", seen)
+            await self.client.pause(0.3)
+
+    async def _ask(self, name: str, argument: int) -> object:
+        answered = self.network.request(self.client, f"b{self._known_master}", name, argument)
+        await self.client.within(answered, self.chance.choice((0.4, 1.0, 4.0)))
+        if not answered.is_done or answered.value is None or answered.value == "refused":
+            self._known_master = self.chance.choice(list(self.disks))
+        return answered.value if answered.is_done else "unknown"
+
+    # What must hold.
+
+    def acknowledged(
+        self, node: BrokerNode, office: Office, number: int | None, progress: int | None, end: StreamPosition
+    ) -> None:
+        """A broker sends SEND_OK now."""
+        who = f"{node.process.name} {node.nonce}"
+        if self._masters.setdefault(office.epoch, who) != who:
+            raise Violated(f"I11: {who} and {self._masters[office.epoch]} acknowledge in epoch {office.epoch}")
+        if office.epoch < self._last_epoch:
+            raise Violated(f"I11: {who} acknowledges in epoch {office.epoch}, after epoch {self._last_epoch} has")
+        self._last_epoch = office.epoch
+        if self.policy.mode != "sync":
+            return
+        if number is not None:
+            at = end.offset - RECORD_BYTES
+            holders = [key for key, disk in self.disks.items() if disk.log[at : end.offset] == record(number)]
+            # What a replica had when it acknowledged, and without a sync lost with its machine a moment ago, counts.
+            lost = [key for key, disk in self.disks.items() if disk.tail_lost and key not in holders]
+            if len(holders) + len(lost) < self.policy.min_in_sync:
+                raise Violated(f"message {number} is acknowledged and lies on {holders} only")
+            if self.flush_sync and any(self.disks[key].synced_log < end.offset for key in office.in_sync.members):
+                raise Violated(
+                    f"message {number} is acknowledged and not on the disks of {set(office.in_sync.members)}"
+                )
+            self.acked.append((number, end.offset))
+        if progress is not None:
+            self.acked_progress = max(self.acked_progress, progress)
+
+    def check_seen(self, node: BrokerNode, content: bytes) -> None:
+        """A consumer sees this much of a broker's log."""
+        shared = min(len(content), len(self.history))
+        if content[:shared] != self.history[:shared]:
+            raise Violated(f"I5: {node.process.name} shows {numbers(content)}, and seen was {numbers(self.history)}")
+        if len(content) > len(self.history):
+            self.history = content
+
+    def check_leases(self) -> None:
+        """A keeper has accepted: no master's lease outlives its time in the register."""
+        slots = [
+            node.acceptor.record.slots[GROUP] for node in self.keepers.values() if node.acceptor.record is not None
+        ]
+        for slot in slots:
+            if 2 * sum(each.accepted == slot.accepted for each in slots) <= len(slots):
+                continue
+            claim = claim_of(slot.entry.value)
+            for node in self.brokers.values():
+                office = node.office
+                if office is not None and office.lease.holds and office.claim != claim and node.process.is_alive:
+                    raise Violated(f"{office.claim} holds a lease, and the register says {claim}")
+
+    def _look(self) -> None:
+        for node in self.brokers.values():
+            if node.process.is_alive and node.is_claimed:
+                confirmed = node.office.in_sync.confirmed if node.office else node.confirmed
+                self.check_seen(node, bytes(self.disks[node.number].log[: confirmed.offset]))
+                if node.office is not None:
+                    node.office.in_sync.validate()
+        self.scheduler.after(0.25, self._look)
+
+    def recover_silently(self) -> None:
+        """`recover` and `check_end` of a world whose client is gone."""
+        self.heal()
+        self.run(15.0)
+        self.check_end()
+
+    def recover(self) -> float:
+        """End all faults, and wait until all is well; how long that took, in seconds."""
+        self.heal()
+        began = self.scheduler.now
+        acked = len(self.acked)
+        while self.scheduler.now - began < RECOVERY_SECONDS:
+            self.run(0.5)
+            masters = [each for each in self.brokers.values() if each.office is not None and each.office.lease.holds]
+            if len(masters) == 1 and masters[0].office is not None:
+                office = masters[0].office
+                has_new = len(self.acked) > acked or self.policy.mode != "sync"
+                if has_new and office.in_sync.members >= self.disks.keys() and office.in_sync.proposed is None:
+                    return self.scheduler.now - began
+        raise Violated(f"I13: not well {RECOVERY_SECONDS} s after all faults: {self._told()}")
+
+    def check_end(self) -> None:
+        """All faults are over, and the client is silent: what was promised is there."""
+        self.client.kill()
+        self.run(3.0)
+        masters = [each for each in self.brokers.values() if each.office is not None]
+        if len(masters) != 1:
+            raise Violated(f"I11: masters in the end: {[each.number for each in masters]}")
+        log = bytes(self.disks[masters[0].number].log)
+        self.check_seen(masters[0], log)
+        there = numbers(log)
+        if len(set(there)) != len(there):
+            raise Violated(f"a message lies there twice: {there}")
+        if self.refused & set(there):
+            raise Violated(f"I3: refused and stored: {sorted(self.refused & set(there))}")
+        lost = [number for number, end in self.acked if log[end - RECORD_BYTES : end] != record(number)]
+        if lost:
+            raise Violated(f"I1: acknowledged and gone: {lost}")
+        ends = [end for _, end in sorted(self.acked)]
+        if sorted(ends) != ends:
+            raise Violated("I4: acknowledged messages lie in another order than they were sent in")
+        for number, disk in self.disks.items():
+            if bytes(disk.log) != log:
+                raise Violated(f"I13: b{number} has {numbers(disk.log)}, the master {there}")
+            # Who is elected with a warning has the longest log, not all of the state.
+            if not (0 if self.warned else self.acked_progress) <= disk.progress() <= len(there):
+                raise Violated(f"I7: b{number}: progress {disk.progress()}, acknowledged was {self.acked_progress}")
+            if len(disk.frames) > 2 * FOLDED_FRAMES:
+                raise Violated(f"I14: b{number} keeps {len(disk.frames)} frames")
+
+    def _told(self) -> str:
+        told = []
+        for number, node in self.brokers.items():
+            epochs = [(entry.epoch, entry.start.offset) for entry in node.disk.epochs][-3:]
+            told.append(f"b{number}: {node.end}, epochs {epochs}, sealed {node.disk.sealed}, refused {node.refused}")
+            if (office := node.office) is not None:
+                told[-1] += f", office {office.epoch} {office.lease.holds} {set(office.in_sync.members)}"
+                told[-1] += f" {office.in_sync.confirmed}"
+        slots = [KeeperRecord.decode(file.content).slots[GROUP] for file in self.keeper_files.values() if file.content]
+        return "; ".join([*told, *(f"{slot.promised[0]} {slot.accepted[0]} {slot.entry}" for slot in slots)])

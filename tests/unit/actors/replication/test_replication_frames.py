@@ -1,0 +1,170 @@
+"""The connection's bytes: golden, bounded, and damaged ones refused."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
+from raymq.actors.broker.replication.frame_bodies import (
+    Hello,
+    encode_epochs,
+    encode_number,
+    encode_states,
+    read_epoch,
+    read_epochs,
+    read_hello,
+    read_number,
+    read_states,
+)
+from raymq.actors.broker.replication.frames import (
+    HEAD_BYTES,
+    MOST_BODY,
+    FrameKind,
+    ReplicationFrame,
+    ReplicationReader,
+    check_body,
+    read_head,
+)
+from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.errors import ProtocolError
+from raymq.storage.errors import InvalidInput
+from raymq.storage.records import crc
+from raymq.storage.state.changes import StateChange
+
+P = StreamPosition
+LOG = ReplicationFrame(FrameKind.LOG, 7, P(4096, 9), P(4000, 8), b"bytes of the log")
+
+
+def test_golden_bytes() -> None:
+    assert LOG.encode().hex() == (
+        "52520108" "00000010" "00000007" "0000000000001000" "0000000000000009" "0000000000000fa0" "0000000000000008"
+        "9cdefdec" "352378e4" "6279746573206f6620746865206c6f67"
+    )  # fmt: skip
+    assert HEAD_BYTES == 52
+
+
+def test_a_frame_is_read_as_it_was_written_however_it_arrives() -> None:
+    frames = [LOG, ReplicationFrame(FrameKind.ACK, 7, P(1, 2)), ReplicationFrame(FrameKind.REFUSED, 1, body=b"no")]
+    whole = b"".join(frame.encode() for frame in frames)
+    for step in (1, 7, HEAD_BYTES, 60, len(whole)):
+        reader = ReplicationReader()
+        found = [frame for at in range(0, len(whole), step) for frame in reader.feed(whole[at : at + step])]
+        assert found == frames
+
+
+def test_trap_20_every_flipped_bit_is_an_error() -> None:
+    whole = LOG.encode()
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        reader = ReplicationReader()
+        with pytest.raises(ProtocolError):
+            list(reader.feed(damaged))
+        with pytest.raises(ProtocolError):
+            list(reader.feed(whole))
+
+
+def test_trap_15_bytes_that_are_no_frames_are_no_acknowledgement() -> None:
+    for twelve in (bytes(12), b"\0\0\0\x02" + (1 << 40).to_bytes(8, "big")):
+        assert list(ReplicationReader().feed(twelve)) == []
+        with pytest.raises(ProtocolError):
+            list(ReplicationReader().feed(twelve * 5))
+
+
+def test_a_body_that_is_received_in_place_is_checked() -> None:
+    head = read_head(LOG.head())
+    assert (head.kind, head.position, head.body_bytes) == (FrameKind.LOG, P(4096, 9), 16)
+    check_body(head, LOG.body)
+    for body in (b"bytes of the loG", b"bytes of the lo", b""):
+        with pytest.raises(ProtocolError):
+            check_body(head, body)
+
+
+def forged(**changes: int) -> bytes:
+    """A head whose CRC is right, of whoever knows the protocol and means no good."""
+    head = bytearray(LOG.head()[:48])
+    for name, value in changes.items():
+        at, size = {"form": (2, 1), "kind": (3, 1), "length": (4, 4), "offset": (12, 8)}[name]
+        head[at : at + size] = value.to_bytes(size, "big", signed=value < 0)
+    return bytes(head) + crc.crc32(bytes(head)).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("changes", [{"form": 2}, {"kind": 0}, {"kind": 99}, {"length": (1 << 32) - 1}, {"offset": -1}])
+def test_a_head_that_announces_what_may_not_be_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ProtocolError):
+        list(ReplicationReader().feed(forged(**changes)))
+
+
+def test_an_announced_body_costs_nothing_before_it_comes() -> None:
+    reader = ReplicationReader()
+    tracemalloc.start()
+    try:
+        assert list(reader.feed(forged(length=MOST_BODY[FrameKind.LOG]))) == []
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_frame_is_made_that_a_reader_refuses() -> None:
+    for kind, most in MOST_BODY.items():
+        with pytest.raises(ProtocolError):
+            ReplicationFrame(kind, 1, body=bytes(most + 1)).encode()
+    longest = ReplicationFrame(FrameKind.TABLES, 1, body=bytes(MOST_BODY[FrameKind.TABLES]))
+    assert list(ReplicationReader().feed(longest.encode())) == [longest]
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=400))
+def test_any_bytes_are_frames_or_an_error(content: bytes) -> None:
+    for body in (content, bytes([6]) + content):
+        for read in (read_hello, read_epochs, read_epoch, read_number):
+            with contextlib.suppress(ProtocolError):
+                read(body)
+    with contextlib.suppress(ProtocolError):
+        read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=content))
+    with contextlib.suppress(ProtocolError):
+        list(ReplicationReader().feed(content))
+
+
+EPOCHS = EpochMap([EpochStart(1, BEGIN), EpochStart(3, P(100, 4))])
+HELLO = Hello("c", "broker-a", 2, "dir", "nonce", P(10, 1), EPOCHS, "secret")
+
+
+def test_bodies_are_read_as_they_were_written() -> None:
+    assert read_hello(HELLO.encode()) == HELLO
+    assert read_epochs(encode_epochs(EPOCHS)) == EPOCHS
+    assert read_epoch(encode_epochs([EpochStart(3, P(100, 4))])) == EpochStart(3, P(100, 4))
+    assert read_number(encode_number(7)) == 7
+    states = [StateChange(5, 100, b"a"), StateChange(6, 120, b"bc")]
+    assert read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 5), body=encode_states(states))) == states
+
+
+def test_a_hello_that_is_cut_anywhere_is_refused() -> None:
+    body = HELLO.encode()
+    whole = len(body) - len(encode_epochs(EPOCHS))
+    for length in range(len(body)):
+        if length >= whole and (length - whole) % 20 == 0:
+            continue
+        with pytest.raises(ProtocolError):
+            read_hello(body[:length])
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(InvalidInput):
+        Hello("c" * 256, "g", 1, "i", "n", BEGIN, EPOCHS).encode()
+    with pytest.raises(ProtocolError):
+        read_hello(Hello("c", "g", 0, "i", "n", BEGIN, EPOCHS).encode())
+    with pytest.raises(ProtocolError):
+        read_hello(Hello("c", "g", 1, "i", "n", P(-1, 0), EPOCHS).encode())
+    falling = encode_epochs([EpochStart(3, P(100, 4)), EpochStart(1, BEGIN)])
+    with pytest.raises(ProtocolError):
+        read_epochs(falling)
+    with pytest.raises(ProtocolError):
+        read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=b""))
+    with pytest.raises(ProtocolError):
+        read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=encode_states([StateChange(1, 0, b"")])))

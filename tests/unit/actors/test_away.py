@@ -1,0 +1,272 @@
+"""Brokers that have left the routes: a topic of theirs is away, which is not the same as that there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raymq.actors import routing
+from raymq.actors.errors import ProtocolError, ServerBusy, TopicNotFound, TopicUnavailable
+from raymq.actors.names import table as name_server
+from raymq.actors.names.route_handlers import handlers
+from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, RouteTable
+from raymq.actors.protocol import AWAY_SECONDS, AwayQueues, MessageQueue, QueueData, TopicRoute
+from raymq.actors.routing import ROUTE_SECONDS, Routes
+from raymq.actors.wire import faults
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.route import read_route
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.frame import Command
+from tests.unit.actors.clock import FakeClock
+
+
+@pytest.fixture
+def table(clock: FakeClock) -> Iterator[RouteTable]:
+    made = RouteTable(clock)
+    clock.advance(LEARNING_SECONDS)
+    yield made
+    made.validate()
+
+
+def register(table: RouteTable, broker: str, *topics: str, queues: int = 2, replica: int = 0) -> None:
+    address = f"{broker}:{replica + 1}"
+    table.register("c", broker, replica, address, {name: QueueData(broker, queues, queues) for name in topics})
+
+
+def outcome(table: RouteTable, topic: str) -> Any:
+    """What is told of a topic: its living brokers, or the error, with those that are away."""
+    try:
+        found = table.route(topic)
+    except (TopicNotFound, ServerBusy, TopicUnavailable) as error:
+        return type(error).__name__, getattr(error, "broker", "")
+    return list(found.addresses), [(each.data.broker, round(each.seconds)) for each in found.away]
+
+
+def test_no_living_broker_is_not_no_such_topic(table: RouteTable, clock: FakeClock) -> None:
+    """Fault 12: a name server that knew the topic's brokers until now said that there was none."""
+    register(table, "a", "t")
+    register(table, "b", "t", "of b")
+    clock.advance(EXPIRY_SECONDS + 0.1)
+    table.expire()
+    assert outcome(table, "t") == ("TopicUnavailable", "a, b")
+    assert outcome(table, "of b") == ("TopicUnavailable", "b")
+    assert outcome(table, "none") == ("TopicUnavailable", "cluster"), "nobody is there who could say"
+    register(table, "a", "t")
+    assert outcome(table, "t") == (["a"], [("b", 0)])
+    assert outcome(table, "of b") == ("TopicUnavailable", "b")
+    assert outcome(table, "none") == ("TopicNotFound", "")
+    clock.advance(AWAY_SECONDS - 1)
+    assert outcome(table, "t") == (["a"], [("b", round(AWAY_SECONDS) - 1)])
+    clock.advance(2)
+    assert outcome(table, "t") == (["a"], [])
+    assert outcome(table, "of b") == ("TopicNotFound", "")
+
+
+def test_one_that_stopped_in_good_order_may_come_back_too(table: RouteTable) -> None:
+    register(table, "a", "t")
+    register(table, "b", "of b")
+    register(table, "b", "of b", replica=1)
+    table.unregister("b", 0)
+    assert outcome(table, "of b") == (["b"], []), "its other replica is there"
+    table.unregister("b", 1)
+    table.unregister("b", 1)
+    assert outcome(table, "of b") == ("TopicUnavailable", "b")
+
+
+def test_one_that_is_back_says_itself_what_it_has(table: RouteTable) -> None:
+    register(table, "a", "t")
+    register(table, "b", "t", "of b")
+    table.unregister("b", 0)
+    register(table, "b", "t")
+    assert outcome(table, "t") == (["a", "b"], [])
+    assert outcome(table, "of b") == ("TopicNotFound", "")
+
+
+def test_a_topic_that_is_deleted_is_not_waited_for(table: RouteTable) -> None:
+    register(table, "a", "t", "u")
+    register(table, "b", "t", "u")
+    table.unregister("b", 0)
+    table.delete_topic("t", "another cluster")
+    assert outcome(table, "t") == (["a"], [("b", 0)])
+    table.delete_topic("t")
+    assert outcome(table, "t") == ("TopicNotFound", "")
+    assert outcome(table, "u") == (["a"], [("b", 0)])
+
+
+def test_what_may_not_be_written_is_not_waited_for(table: RouteTable) -> None:
+    register(table, "a", "t", queues=1)
+    register(table, "b", "t", queues=1)
+    table.wipe_write_permission("b")
+    table.unregister("b", 0)
+    assert table.route("t").writable_away() == []
+
+
+def test_those_that_are_away_have_the_room_that_the_living_leave(
+    table: RouteTable, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(name_server, "MOST_REGISTRATIONS", 4)
+    monkeypatch.setattr(name_server, "MOST_TOPICS", 6)
+    for number in range(4):
+        register(table, f"b{number}", f"t{number}")
+        clock.advance(1)
+    for number in range(3):
+        table.unregister(f"b{number}", 0)
+    register(table, "new", "u")
+    assert outcome(table, "t0") == ("TopicNotFound", ""), "who left first is forgotten first"
+    assert outcome(table, "t1") == ("TopicUnavailable", "b1")
+    register(table, "new", "u", "v", "w", "x")
+    assert outcome(table, "t1") == ("TopicNotFound", "")
+    assert outcome(table, "t2") == ("TopicUnavailable", "b2")
+    table.validate()
+
+
+def ask(table: RouteTable, **fields: str) -> Command:
+    """What a client is answered that asks for the route of t."""
+    request = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t", **fields})
+    route = handlers(table, lambda _: None)[RequestCode.GET_ROUTEINFO_BY_TOPIC]
+    try:
+        answer = route(None, request)  # type: ignore[arg-type]
+    except TopicUnavailable as error:
+        return faults.to_response(request, error)
+    assert isinstance(answer, Command)
+    return answer
+
+
+def test_rocketmqs_clients_are_told_what_rocketmqs_name_server_tells(table: RouteTable) -> None:
+    register(table, "a", "t")
+    alone = ask(table).body
+    register(table, "b", "t")
+    table.unregister("b", 0)
+    assert ask(table).body == alone
+    ours = ask(table, raymqAway="true")
+    assert set(json.loads(ours.body)) - set(json.loads(alone)) == {"raymqAway"}
+    assert read_route("t", ours.body).away == (AwayQueues(QueueData("b", 2, 2), 0),)
+    table.unregister("a", 0)
+    answer = ask(table)
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert str(answer.remark).startswith("No topic route info in name server for the topic: t")
+    error = faults.to_error(answer)
+    assert isinstance(error, TopicUnavailable)
+    assert error.broker == "a, b"
+
+
+# -- what a client remembers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def routes(clock: FakeClock, table: RouteTable, monkeypatch: pytest.MonkeyPatch) -> Routes:
+    """Of a client whose name server has that table."""
+    monkeypatch.setattr(routing, "boottime", clock)
+    made = Routes(ConnectionPool(), ["n:1"])
+
+    async def answered(command: Command, *_: Any, **__: Any) -> Command:
+        try:
+            answer = handlers(table, lambda _: None)[command.code](None, command)  # type: ignore[arg-type]
+        except (TopicNotFound, TopicUnavailable) as error:
+            raise faults.to_error(faults.to_response(command, error)) from None
+        assert isinstance(answer, Command)
+        return answer
+
+    monkeypatch.setattr(made, "ask", answered)
+    return made
+
+
+def queues_of(*brokers: str) -> list[MessageQueue]:
+    return [MessageQueue("t", broker, number) for broker in brokers for number in range(2)]
+
+
+async def test_a_route_whose_brokers_are_away_serves_on(routes: Routes, table: RouteTable, clock: FakeClock) -> None:
+    """Fault 12: after 30 s a running client was told that there is no such topic."""
+    register(table, "a", "t")
+    known = await routes.get("t")
+    table.unregister("a", 0)
+    for _ in range(5):
+        clock.advance(ROUTE_SECONDS + 1)
+        assert await routes.get("t") is known
+        assert await routes.get("t", fresh=True) is known
+    register(table, "a", "u")
+    clock.advance(ROUTE_SECONDS + 1)
+    with pytest.raises(TopicNotFound):
+        await routes.get("t")
+
+
+async def test_keys_wait_for_a_broker_whatever_is_said_meanwhile(
+    routes: Routes, table: RouteTable, clock: FakeClock
+) -> None:
+    """Fault 9: one "no such topic", and all keys of the broker that was away belonged to the others."""
+    register(table, "a", "t")
+    register(table, "b", "t")
+    assert routes.keyed(await routes.get("t")) == queues_of("a", "b")
+    for broker in ("a", "b"):
+        table.unregister(broker, 0)
+    younger = RouteTable(clock)  # a name server that was started anew, and has heard of others only
+    table._brokers, table._away = younger._brokers, younger._away
+    table._count = table._topics = 0
+    register(table, "c", "u")
+    clock.advance(ROUTE_SECONDS + 1)
+    with pytest.raises(TopicUnavailable):
+        await routes.get("t")
+    register(table, "a", "t")
+    route = await routes.get("t")
+    assert routes.keyed(route) == queues_of("a", "b")
+    assert routes.away(route) == ["b"]
+    clock.advance(AWAY_SECONDS)
+    assert routes.keyed(await routes.get("t")) == queues_of("a")
+
+
+async def test_a_client_that_is_new_knows_whose_keys_have_to_wait(
+    routes: Routes, table: RouteTable, clock: FakeClock
+) -> None:
+    register(table, "a", "t")
+    register(table, "b", "t")
+    table.unregister("b", 0)
+    clock.advance(AWAY_SECONDS - 10)
+    route = await routes.get("t")
+    assert (routes.keyed(route), routes.away(route)) == (queues_of("a", "b"), ["b"])
+    assert route.addresses.keys() == {"a"}
+    clock.advance(11)
+    route = await routes.get("t", fresh=True)
+    assert (routes.keyed(route), routes.away(route)) == (queues_of("a"), [])
+    assert routes._writable["t"].keys() == {"a"}
+
+
+async def test_what_was_deleted_here_is_not_remembered(routes: Routes, table: RouteTable) -> None:
+    register(table, "a", "t")
+    register(table, "b", "t")
+    await routes.get("t")
+    table.unregister("b", 0)
+    table.delete_topic("t")
+    routes.forget("t")
+    register(table, "a", "t")
+    assert routes.keyed(await routes.get("t")) == queues_of("a")
+
+
+async def test_a_route_that_is_out_of_date_is_asked_for_and_keeps_what_is_away(
+    routes: Routes, table: RouteTable
+) -> None:
+    register(table, "a", "t")
+    register(table, "b", "t")
+    await routes.get("t")
+    routes.outdate("t")
+    assert routes.known("t") is None
+    table._brokers.pop("b")
+    assert routes.keyed(await routes.get("t")) == queues_of("a", "b")
+    table._count, table._topics = 1, 1
+
+
+def test_what_is_told_of_those_away_is_checked() -> None:
+    there = {"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    told = {"queueDatas": [there], "brokerDatas": [{"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": "a:1"}}]}
+    away = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, "awaySeconds": 3}
+
+    def read(*brokers: dict[str, Any]) -> TopicRoute:
+        return read_route("t", json.dumps(told | {"raymqAway": brokers}).encode())
+
+    assert read(away).away == (AwayQueues(QueueData("b", 1, 1), 3),)
+    assert [data.broker for data in read(away).queues] == ["a"]
+    for wrong in ({"awaySeconds": -1}, {"awaySeconds": "3"}, {"perm": None}, {"brokerName": "a"}, {"brokerName": ""}):
+        with pytest.raises(ProtocolError):
+            read(away | wrong)

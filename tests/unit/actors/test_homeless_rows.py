@@ -1,0 +1,76 @@
+"""Rows that nobody will ever decide about are not kept for ever; those of a home that is only away are."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS
+from raymq.actors.broker.staged_commits import StagedCommits
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.storage.records.record import encode
+from tests.unit.actors.bench import Bench
+
+
+def stage(bench: Bench, transaction: str, home: str) -> None:
+    row = encode("t", 0, b"row", b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
+    bench.core.staging.stage(transaction, "p", 0, ("t", 0), memoryview(row), np.array([len(row)], np.int32), home)
+
+
+def rows_of(bench: Bench) -> set[str]:
+    return {path.parent.name for path in (bench.store.directory / "raymq" / "staged").glob("*/*.chunk")}
+
+
+def sweep(bench: Bench) -> None:
+    asyncio.run(StagedCommits(bench.core, None).sweep())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_rows_whose_home_is_no_broker_are_dropped_when_they_are_abandoned(tmp_path: Path, *, restarted: bool) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    bench.core.homes.heard_of(["away", "gone"])
+    for home in ("ghost", "away", "gone", bench.core.name):
+        stage(bench, f"of-{home}", home)
+    bench.core.homes.forget("gone")
+    every = {"of-ghost", "of-away", "of-gone", f"of-{bench.core.name}"}
+    if restarted:
+        bench.crash()
+    sweep(bench)
+    bench.elapsed.now += ABANDONED_SECONDS - 10
+    sweep(bench)
+    assert rows_of(bench) == every
+    bench.elapsed.now += 20
+    sweep(bench)
+    assert rows_of(bench) == every - {"of-ghost", "of-gone"}
+    with pytest.raises(InvalidInput):  # an attempt that was overtaken
+        stage(bench, "of-ghost", "ghost")
+
+
+def test_a_commit_that_was_begun_goes_on_though_its_home_was_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.core.topics.create("t", 1)
+    stage(bench, "begun", "ghost")
+    steps = bench.core.staging.commit("begun", {"p": 1}, 1)
+    next(steps)
+    sweep(bench)
+    bench.elapsed.now += 2 * ABANDONED_SECONDS
+    sweep(bench)
+    assert list(steps) == []
+    bench.core.staging.close("begun")
+    assert bench.bodies("t") == [b"row"]
+
+
+def test_only_brokers_that_were_heard_of_are_homes(tmp_path: Path) -> None:
+    homes = Bench(tmp_path).core.homes
+    homes.check_known("broker-a")
+    with pytest.raises(BrokerUnavailable, match="ghost"):
+        homes.check_known("ghost")
+    homes.heard_of(["ghost"])
+    homes.check_known("ghost")
+    for name in ("", "a/b", "x" * 200):
+        with pytest.raises(InvalidInput):
+            homes.check_known(name)

@@ -1,0 +1,179 @@
+"""What of a committed write is missing on a broker is counted, said to who commits, and kept for who asks later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.core.writes.deciding import WriteHome
+from raymq.actors.broker.staged_commits import Appended, StagedCommits
+from raymq.actors.broker.write_follower import WriteFollower
+from raymq.actors.wire.commands import staging as wire
+from raymq.actors.wire.frame import Command
+from raymq.storage.records.record import encode
+from raymq.storage.tables.write_records import WriteRecords
+from tests.unit.actors.bench import Bench
+
+
+def bench_with(directory: Path, chunks: int = 3, rows: int = 5) -> Bench:
+    bench = Bench(directory)
+    bench.core.topics.create("t", 1)
+    for number in range(chunks):
+        stage(bench, number, [row(b"%d %d" % (number, each)) for each in range(rows)])
+    return bench
+
+
+def row(body: bytes) -> bytes:
+    return encode("t", 0, body, b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
+
+
+def stage(bench: Bench, number: int, rows: list[bytes]) -> None:
+    sizes = np.array([len(each) for each in rows], np.int32)
+    bench.core.staging.stage("write", "p", number, ("t", 0), memoryview(b"".join(rows)), sizes, "home")
+
+
+def chunk(bench: Bench, number: int) -> Path:
+    return bench.store.directory / "raymq" / "staged" / "write" / f"p.{number:06d}.chunk"
+
+
+def commit(bench: Bench, rows: int) -> Appended:
+    return asyncio.run(StagedCommits(bench.core, None).commit("write", {"p": rows}))
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def cut_header(path: Path) -> None:
+    path.write_bytes(bytes(50))
+
+
+def cut_records(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip_a_record(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"1 2")] ^= 1  # the body of one row
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "missing", "reason"),
+    [
+        (unlink, 5, "5 rows are not among what is staged"),
+        (cut_header, 5, "no staged chunk"),
+        (cut_records, 5, "do not fit"),
+        (flip_a_record, 1, "CRC"),
+    ],
+)
+def test_a_commit_says_how_many_rows_are_missing_and_says_the_same_when_it_is_repeated(
+    tmp_path: Path, damage: Callable[[Path], None], missing: int, reason: str
+) -> None:
+    bench = bench_with(tmp_path)
+    damage(chunk(bench, 1))
+    done = commit(bench, 15)
+    assert done.added == len(bench.bodies("t")) == 15 - missing
+    assert done.missing is not None
+    assert done.missing.rows == missing
+    assert reason.lower() in done.missing.reason.lower()
+    assert commit(bench, 15) == (0, done.missing)
+    bench.crash()
+    assert commit(bench, 15) == (0, done.missing)
+
+
+def test_a_commit_without_damage_misses_nothing(tmp_path: Path) -> None:
+    bench = bench_with(tmp_path)
+    assert commit(bench, 15) == (15, None)
+    assert commit(bench, 15) == (0, None)
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_what_a_crash_finds_lost_is_counted_once(tmp_path: Path, done: int) -> None:
+    """Some was found missing before the crash, one chunk is damaged while the broker is down."""
+    bench = bench_with(tmp_path, chunks=4)
+    chunk(bench, 0).unlink()
+    cut_records(chunk(bench, 1))
+    steps = bench.core.staging.commit("write", {"p": 20}, 20)
+    for _ in range(done):
+        next(steps)
+    bench.crash()
+    cut_header(chunk(bench, 3))
+    told = commit(bench, 20)
+    assert told.missing is not None
+    assert (told.missing.rows, len(bench.bodies("t"))) == (15, 5)
+
+
+def test_a_row_that_is_damaged_is_told_once_and_its_chunk_stored_once_by_a_commit_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    """A chunk that lost rows is looked at again: nothing says that it is done."""
+    bench = bench_with(tmp_path)
+    flip_a_record(chunk(bench, 1))
+    steps = bench.core.staging.commit("write", {"p": 15}, 15)
+    assert [next(steps) for _ in range(2)] == [5, 4]
+    bench.crash()
+    done = commit(bench, 15)
+    assert (done.added, len(bench.bodies("t"))) == (5, 14)
+    assert done.missing is not None
+    assert done.missing.rows == 1
+    assert len(bench.core.set_aside.notes()) == 1
+
+
+def test_rows_of_a_topic_that_was_deleted_are_missing(tmp_path: Path) -> None:
+    bench = bench_with(tmp_path)
+    bench.core.topics.delete("t")
+    done = commit(bench, 15)
+    assert done.missing == (15, "topic t was deleted")
+
+
+def test_nothing_is_made_for_a_write_of_which_nothing_is_here_and_all_of_it_is_missing(tmp_path: Path) -> None:
+    bench = bench_with(tmp_path, chunks=0)
+    for _ in range(2):
+        assert commit(bench, 15) == (0, (15, "nothing of the write is here"))
+    assert commit(bench, 0) == (0, None)
+    assert not (tmp_path / "raymq" / "staged").exists()
+
+
+def test_the_home_is_told_what_is_missing_and_keeps_it(tmp_path: Path) -> None:
+    bench = bench_with(tmp_path / "broker-a")
+    cut_records(chunk(bench, 1))
+    commit(bench, 15)
+    home = WriteHome(WriteRecords(tmp_path / "home"), bench.clock)
+    home.open("write", "t")
+    home.commit("write", {"broker-a": {"p": 15}, "b": {"q": 1}})
+    told: list[Command] = []
+
+    def ask(broker: str, command: Command, seconds: float) -> Coroutine[Any, Any, Command]:
+        async def answer() -> Command:
+            told.append(command)
+            return command
+
+        return answer()
+
+    asyncio.run(WriteFollower(bench.core, StagedCommits(bench.core, None), ask).turn())
+    [done] = [command for command in told if command.fields.get("transactions")]
+    [[name, rows, reason]] = done.fields["missing"]
+    assert (name, rows) == ("write", 5)
+    home.finished(name, "broker-a", (rows, reason))
+    home.finished("write", "b")
+    for each in (home, WriteHome(WriteRecords(tmp_path / "home"), bench.clock)):
+        record = each.look("write").record
+        assert record is not None
+        assert record.missing == {"broker-a": (5, reason)}
+        assert record.unfinished == []
+
+
+def test_an_answer_about_missing_rows_that_is_none_is_refused() -> None:
+    from raymq.actors.errors import ProtocolError
+
+    good = Command(0, {"missing": 3, "reason": "why", "added": 0})
+    assert wire.read_appended(good) == (3, "why")
+    for fields in ({}, {"missing": -1, "reason": "x"}, {"missing": 1, "reason": 7}):
+        with pytest.raises(ProtocolError):
+            wire.read_appended(Command(0, fields))

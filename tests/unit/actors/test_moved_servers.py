@@ -1,0 +1,88 @@
+"""Servers whose machines have other addresses now are reached by the addresses that they are known by."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors import address_watch
+from raymq.actors.address_watch import look_again, names_by_address, own_address
+from raymq.actors.errors import Timeout
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.wire import moved
+from raymq.actors.wire.commands.keeper import keepers_command
+from raymq.actors.wire.connection import ConnectionPool
+from raymq.actors.wire.prompt_channel import PromptChannel
+
+#: Nobody has it: it is reserved for documents.
+GONE = "192.0.2.1:9876"
+
+
+@pytest.fixture(autouse=True)
+def _nobody_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moved, "_addresses", {})
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(5.0)
+        yield listening
+
+
+@pytest.fixture
+def server(listening: socket.socket) -> str:
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_connections_go_where_a_server_is_now(listening: socket.socket, server: str) -> None:
+    moved.moved(GONE, server)
+
+    async def connect() -> None:
+        pool = ConnectionPool()
+        connection = await pool.get(GONE, 5.0)
+        assert connection.is_open
+        await pool.close()
+        channel = PromptChannel(GONE)
+        with pytest.raises(Timeout):  # it is connected to somebody who says nothing
+            await channel.request(keepers_command(), 0.2)
+        channel.close()
+
+    asyncio.run(connect())
+    for _ in range(2):
+        listening.accept()[0].close()
+
+
+def test_an_address_of_this_machine_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    assert own_address("192.0.2.1") == "10.1.2.3"
+
+
+def test_name_servers_and_keepers_are_known_by_the_addresses_of_the_start() -> None:
+    keepers = KeeperSet(1, {2: KeeperMember("10.0.0.2:77", "x")}).to_json()
+    assert names_by_address(["10.0.0.1:9876", "10.0.0.3:9877"], keepers) == {
+        "10.0.0.1:9876": "name-server-0",
+        "10.0.0.3:9877": "name-server-1",
+        "10.0.0.2:77": "keeper-2",
+    }
+    assert names_by_address([], None) == {}
+
+
+def test_who_does_not_answer_any_more_is_looked_up(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def call(name: str, *_: object, **__: object) -> str:
+        asked.append(name)
+        return server
+
+    monkeypatch.setattr(address_watch.handles, "find", lambda *_: None)
+    monkeypatch.setattr(address_watch.handles, "call", call)
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        gone = f"127.0.0.1:{ended.getsockname()[1]}"
+    assert look_again(gone, "name-server-0", "raymq") == moved.now(gone) == server
+    assert look_again(gone, "name-server-0", "raymq") is None
+    assert asked == ["name-server-0"]

@@ -1,0 +1,128 @@
+"""Nobody waits for name servers that hang who knows a route, and it is seen when one answers again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from raymq.actors import routing
+from raymq.actors.errors import BrokerUnavailable, Timeout
+from raymq.actors.name_server_silence import NameServerSilence
+from raymq.actors.routing import Routes
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from tests.unit.actors.clock import FakeClock
+from tests.unit.actors.test_route_answers import BROKER, QUEUES, body
+
+VIEW = b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timeout", "hangs"), [(3.0, 3.0, True), (0.5, 3.0, True), (0.1, 3.0, False), (0.05, 0.05, True)]
+)
+def test_what_takes_its_time_hangs_and_what_refuses_does_not(seconds: float, timeout: float, hangs: bool) -> None:
+    silence = NameServerSilence(FakeClock(0.0))
+    silence.unanswered(seconds, timeout)
+    assert silence.is_on is hangs
+
+
+def test_who_hangs_is_asked_again_ever_later_until_he_answers() -> None:
+    clock = FakeClock(0.0)
+    silence = NameServerSilence(clock)
+    waits = []
+    for _ in range(8):
+        silence.unanswered(3.0, 3.0)
+        begun = clock()
+        while not silence.is_to_be_asked:
+            clock.advance(0.1)
+        waits.append(clock() - begun)
+    assert 0.7 < waits[0] < 1.4
+    assert max(waits) < 5.2
+    assert waits[-1] > 3.9
+    silence.answered()
+    assert not silence.is_on
+    assert not silence.is_to_be_asked
+    silence.unanswered(3.0, 3.0)
+    clock.advance(1.3)
+    assert silence.is_to_be_asked, "it begins anew"
+
+
+class NameServer:
+    """What the connection to a name server gives; it answers, hangs or refuses."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.hangs = self.refuses = False
+
+    async def request(self, address: str, command: Command, timeout: float, **_: Any) -> Command:
+        self.asked.append(command.code)
+        if self.refuses:
+            raise BrokerUnavailable(address, "cannot connect")
+        if self.hangs:
+            await asyncio.sleep(timeout)
+            raise Timeout(address, "no answer")
+        is_view = command.code == RequestCode.GET_BROKER_CLUSTER_INFO
+        return Command(ResponseCode.SUCCESS, body=VIEW if is_view else body([QUEUES], [BROKER]))
+
+    def retry_now(self, address: str) -> None:
+        """There is news of it."""
+
+
+def test_known_routes_serve_at_once_while_name_servers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, server = FakeClock(1000.0), NameServer()
+    monkeypatch.setattr(routing, "boottime", clock)
+
+    async def look() -> None:
+        routes = Routes(server, ["ns:1"])  # type: ignore[arg-type]
+        topics = [f"t{number}" for number in range(15)]
+        known = await routes.get_all(topics)
+        server.hangs = True
+        assert await routes.get("t0", fresh=True, timeout=0.01) is known["t0"], "the first one has to find out"
+        server.asked.clear()
+        for _ in range(3):
+            assert await routes.get_all(topics, fresh=True) == known
+            assert routes.known("t3") is known["t3"]
+        assert server.asked == [], "it was silent so short ago"
+        clock.advance(2.0)
+        server.hangs = False
+        assert await routes.get_all(topics, fresh=True) == known
+        await asyncio.sleep(0)
+        assert server.asked == [RequestCode.GET_BROKER_CLUSTER_INFO], "one asks, for all"
+        await asyncio.sleep(0)
+        assert await routes.get("t0", fresh=True) is not known["t0"]
+
+    asyncio.run(look())
+
+
+def test_routes_are_asked_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = NameServer()
+    server.hangs = True
+    monkeypatch.setattr(routing, "_NAME_SERVER_SECONDS", 0.01)
+
+    async def look() -> None:
+        routes = Routes(server, ["ns:1"])  # type: ignore[arg-type]
+        asking = asyncio.ensure_future(routes.get_all(f"t{number}" for number in range(15)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(server.asked) == 15
+        asking.cancel()
+
+    asyncio.run(look())
+
+
+def test_one_that_refuses_is_asked_by_whoever_needs_it() -> None:
+    server = NameServer()
+
+    async def look() -> None:
+        routes = Routes(server, ["ns:1"])  # type: ignore[arg-type]
+        known = await routes.get("t")
+        server.refuses = True
+        for _ in range(3):
+            assert await routes.get("t", fresh=True) is known
+        assert len(server.asked) == 4
+        server.refuses = False
+        assert await routes.get("t", fresh=True) is not known
+
+    asyncio.run(look())

@@ -1,0 +1,48 @@
+"""What waits for the disk waits for the topic that it is in, too: somebody else may have made that a moment ago."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.group_commit import flush_of
+from raymq.client import Message
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.store import Store
+from tests.crash.power_loss import Disk
+from tests.stored import SMALL
+from tests.unit.actors.bench import encoded
+
+CONFIG = replace(SMALL, flush="sync", flush_interval_ms=3_600_000)
+
+
+@pytest.mark.parametrize("luck", [0.0, 1.0])
+def test_what_is_on_disk_is_in_a_topic_that_is_there(tmp_path: Path, luck: float) -> None:
+    """Its sender had SEND_OK, for the topic was not made by his message; after the loss there was no such topic."""
+    (tmp_path / "0").mkdir()
+    disk = Disk(tmp_path / "0")
+    with replaced(disk):
+        store = Store.open(tmp_path / "0", CONFIG)
+        core = BrokerCore("broker-a", store)
+        core.topics.create("t", 1)  # who asked for it waits for the disk
+        records, sizes = encoded(Message("t", b"sent by somebody else"))
+        core.append("t", 0, memoryview(records), np.array(sizes))
+        flush_of(store)()
+        disk.after_power_loss(tmp_path / "1", random.Random(luck), luck)
+        store._flusher.stop()
+        core.timers.log.close()
+        store._abandon()
+    disk.close()
+    with Store.open(tmp_path / "1", CONFIG) as store:
+        assert store.max_offset("t", 0) == 1
+        assert store.topic_configs.get("t") is not None
+
+
+def test_nobody_waits_for_topics_where_nobody_waits_for_the_log(tmp_path: Path) -> None:
+    with Store.open(tmp_path, replace(CONFIG, flush="async")) as store:
+        assert flush_of(store) == store.flush

@@ -1,0 +1,116 @@
+"""A broker that is to go: it takes no new messages, and tells what is left that nobody could get without it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.core.broker_settings import broker_settings
+from raymq.actors.broker.core.groups.clients import GroupTable
+from raymq.actors.broker.core.groups.consumption import Consumption
+from raymq.actors.broker.core.remaining import Remaining
+from raymq.actors.broker.core.statistics import Statistics
+from raymq.actors.errors import InvalidInput, PermissionDenied, ProtocolError
+from raymq.actors.protocol import PERM_READ, PERM_WRITE
+from raymq.actors.server_settings import Settings
+from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.commands.remains import Leftovers, read_remains, remains_answer, remains_command
+from raymq.client import Message
+from raymq.storage.steps import finish
+from tests.unit.actors.bench import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    made = Bench(tmp_path)
+    made.core.topics.create("t", 2)
+    return made
+
+
+def settings(bench: Bench) -> Settings:
+    return broker_settings(
+        bench.core, cluster="c", address="127.0.0.1:1", name_servers=["127.0.0.1:2"], auto_create_topics=False
+    )
+
+
+def remaining(bench: Bench) -> Remaining:
+    groups = GroupTable(time.monotonic)
+    return Remaining(bench.core, groups, Consumption(bench.core, groups, Statistics()))
+
+
+def test_a_broker_that_is_read_only_refuses_messages_and_says_so_to_name_servers(bench: Bench) -> None:
+    told = list[bool]()
+    bench.core.topics.on_permission = lambda: told.append(True)
+    bench.append(Message("t", b"before"))
+    assert bench.core.is_open(("t", 0))
+    settings(bench).update({"brokerPermission": "4"})
+    assert not bench.core.is_open(("t", 0)), "nor does what was looked at before let anything pass"
+    with pytest.raises(PermissionDenied, match="may not be written"):
+        bench.append(Message("t", b"after"))
+    assert (bench.core.topics.announced()["t"].perm, told) == (PERM_READ, [True])
+    assert bench.core.topics.get("t").perm == PERM_READ | PERM_WRITE, "the topic's own is as it was"
+    assert bench.bodies("t") == [b"before"]
+    settings(bench).update({"brokerPermission": "6"})
+    bench.append(Message("t", b"again"))
+    assert bench.bodies("t") == [b"before", b"again"]
+
+
+def test_it_stays_so_over_restarts_and_a_wrong_value_changes_nothing(bench: Bench) -> None:
+    settings(bench).update({"brokerPermission": "4"})
+    bench.crash()
+    assert bench.core.topics.permission == PERM_READ | PERM_WRITE
+    kept = settings(bench)
+    assert (kept.all()["brokerPermission"], bench.core.topics.permission) == ("4", PERM_READ)
+    for value in ("0", "8", "rw", ""):
+        with pytest.raises(InvalidInput, match="brokerPermission"):
+            kept.update({"brokerPermission": value})
+    assert bench.core.topics.permission == PERM_READ
+
+
+def test_what_is_delayed_comes_and_what_fails_is_retried_all_the_same(bench: Bench) -> None:
+    bench.append(Message("t", b"later", delay_level=1), delayed=True)
+    left = remaining(bench)
+    assert bench.core.schedule.waiting == 1
+    settings(bench).update({"brokerPermission": "4"})
+    bench.clock.now += 2
+    bench.core.deliver_due()
+    assert (bench.core.schedule.waiting, bench.bodies("t")) == (0, [b"later"])
+    assert finish(left.unconsumed()) == {}, "nobody consumes it"
+
+
+def test_what_groups_have_not_consumed_counts_until_they_have(bench: Bench) -> None:
+    for number in range(5):
+        bench.append(Message("t", b"%d" % number))
+    left = remaining(bench)
+    bench.core.ensure_group("g")
+    bench.core.offsets.commit("g", "t", 0, 2)
+    assert finish(left.unconsumed()) == {("g", "t"): 3}
+    bench.core.offsets.commit("g", "t", 0, 5)
+    assert finish(left.unconsumed()) == {}
+
+
+def test_timers_dead_letters_and_homes_count(bench: Bench) -> None:
+    due_ms = int(bench.clock.now * 1000) + 60_000
+    bench.append(Message("t", b"timer", deliver_at=due_ms / 1000), delayed=True)
+    bench.core.deliver_due()
+    assert finish(bench.core.timers.counting()) == 1
+    left = remaining(bench)
+    assert (finish(left.dead_letters()), left.homes(), left.lent) == ({}, 0, 0)
+    bench.core.topics.create("%DLQ%g", 1)
+    bench.append(Message("%DLQ%g", b"dead"))
+    bench.core.homes.looked()
+    bench.core.homes.remember("stream", "q", "broker-a")
+    bench.core.homes.remember("stream", "r", "broker-z")
+    assert (finish(left.dead_letters()), left.homes()) == ({"g": 1}, 1)
+    bench.clock.now += 61
+    bench.core.deliver_due()
+    assert finish(bench.core.timers.counting()) == 0
+
+
+def test_what_is_told_is_read_again_and_nothing_else_is_believed() -> None:
+    told = Leftovers({("g", "t"): 3}, 4, 1, 2, 3, 4, 5, 6, {"g": 7})
+    assert read_remains(remains_answer(remains_command(), told)) == told
+    with pytest.raises(ProtocolError):
+        read_remains(remains_command().response(ResponseCode.SUCCESS, body=b'{"unconsumed": 3}'))

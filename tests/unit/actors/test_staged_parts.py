@@ -1,0 +1,107 @@
+"""The parts of a staged write travel in bodies, in pieces of which each is a step: as many as a write may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.write_follower import orders
+from raymq.actors.errors import InvalidInput, ProtocolError
+from raymq.actors.request_limits import MAX_PARTS
+from raymq.actors.wire.commands import staging as wire
+from raymq.actors.wire.commands.staged_parts import PARTS_A_PIECE, parts_body, parts_in, read_parts
+from raymq.actors.wire.commands.staging import Order, WriteFate, WriteWish
+from raymq.actors.wire.frame import Command, Serialization, decode, encode
+from tests.unit.actors.bench import Bench
+
+#: A header of more bytes is not read.
+HEADER_BYTES = 1 << 20
+
+
+def names(count: int, prefix: str = "") -> dict[str, int]:
+    return {f"{prefix}{number:032x}": number for number in range(count)}
+
+
+def sent(command: Command) -> Command:
+    """As the other end reads it."""
+    return decode((encode(command) + bytes(command.body))[4:], HEADER_BYTES)
+
+
+def answer(fields: dict[str, object], body: bytes) -> Command:
+    return sent(Command(0, fields, body, serialization=Serialization.MSGPACK))
+
+
+@pytest.mark.parametrize("count", [0, 1, PARTS_A_PIECE, PARTS_A_PIECE + 1, 70_000, MAX_PARTS])
+def test_so_many_parts_are_sent_and_read(count: int) -> None:
+    parts = names(count)
+    by_broker = {"broker-a": names(count // 2), "broker-b": names(count - count // 2)} if count else {}
+    decided = sent(wire.decide_write_command("tx", WriteWish.COMMIT, by_broker))
+    assert read_parts(decided.body) == {broker: each for broker, each in by_broker.items() if each}
+    committed = sent(wire.commit_staged_command("tx", parts))
+    assert read_parts(committed.body) == ({"tx": parts} if parts else {})
+    fate = WriteFate("committed", "t", sum(parts.values()), {"b": parts} if parts else {}, {"c": (3, "lost")})
+    assert wire.read_fate(answer(wire.fate_fields(fate), parts_body(fate.parts))) == fate
+    told = {"tx": Order("append", parts), "ty": Order("wait", {})}
+    assert wire.read_orders(answer(*wire.orders_answer(told))) == told
+
+
+def test_more_parts_are_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match="coalesce"):
+        wire.commit_staged_command("tx", names(MAX_PARTS + 1))
+    body = parts_body({"a": names(MAX_PARTS)}) + parts_body({"b": names(1)})
+    with pytest.raises(InvalidInput, match="200,000"):
+        read_parts(body)
+
+
+def test_no_step_reads_more_than_a_piece() -> None:
+    steps = parts_in(parts_body({"a": names(20_000), "b": names(3)}))
+    assert sum(1 for _ in steps) == 20_000 // PARTS_A_PIECE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xc1",
+        b"\x00",
+        msgpack.packb(["a"]),
+        msgpack.packb([1, []]),
+        msgpack.packb(["a", 5]),
+        msgpack.packb(["a", None]),
+        msgpack.packb(["a", "part"]),
+        msgpack.packb(["a", [["p"]]]),
+        msgpack.packb(["a", [["p", -1]]]),
+        msgpack.packb(["a", [["p", True]]]),
+        msgpack.packb(["a", [["p", 1 << 63]]]),
+        msgpack.packb(["a", [[b"p", 1]]]),
+        msgpack.packb(["a", [[["p"], 1]]]),
+        msgpack.packb(["a", [["p" * 2_000, 1]]]),
+        msgpack.packb(["a", [["p", 1]] * (PARTS_A_PIECE + 1)]),
+        msgpack.packb(["a", [["p", 1]]])[:-1],
+        msgpack.packb(["a", [["p", 1]]]) + b"\x92",
+        b"\x91" * 5_000,
+        b"\xdd\xff\xff\xff\xff",
+    ],
+)
+def test_what_is_no_parts_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        read_parts(body)
+    with pytest.raises(ProtocolError):
+        wire.read_orders(answer({"orders": []}, body))
+
+
+def test_one_answer_orders_no_more_parts_than_may_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond them is asked about again."""
+    monkeypatch.setattr("raymq.actors.broker.write_follower.MAX_PARTS", 10)
+    bench = Bench(tmp_path)
+    core: BrokerCore = bench.core
+    for transaction, count in (("t1", 6), ("t2", 6), ("t3", 4)):
+        core.writes.open(transaction, "t")
+        core.writes.commit(transaction, {"b": names(count)})
+    asked = dict.fromkeys(("t1", "t2", "t3"), 9.0)
+    assert [order.what for order in orders(core, "b", asked).values()] == ["append", "wait", "append"]
+    core.writes.finished("t1", "b")
+    assert orders(core, "b", asked)["t2"].what == "append"
+    bench.store.close()

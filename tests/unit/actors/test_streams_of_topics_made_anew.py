@@ -1,0 +1,77 @@
+"""A stream stands in a topic that is deleted and made anew while nobody reads, and the log of that time has expired."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.actors.wire.commands.stream_plans import QueueBounds, TopicBounds
+from raymq.spark_bridge.planning import StreamBroken, check_plan, next_plan
+from raymq.storage.records.record import encode
+from tests.unit.actors.bench import CONFIG, Bench
+
+SMALL = dataclasses.replace(CONFIG, commitlog_file_bytes=1 << 16, retention_hours=1e-6)
+
+
+def send(bench: Bench, topic: str, body: bytes) -> None:
+    record = encode(topic, 0, body, b"", born_timestamp_ms=1, born_host=("10.0.0.1", 5))
+    bench.core.append(topic, 0, memoryview(record), np.array([len(record)], np.int32))
+
+
+def found(bench: Bench) -> dict[tuple[str, str], TopicBounds]:
+    bounds = QueueBounds(*bench.core.bounds("t", 0))
+    return {("t", "broker-a"): TopicBounds(bench.core.topic("t").topic_id, bench.store.epoch, {0: bounds})}
+
+
+def expire_all(bench: Bench) -> None:
+    end = bench.store.max_physical_offset
+    for _ in range(40):
+        if bench.store.min_physical_offset >= end:
+            return
+        for _ in range(60):
+            send(bench, "other", b"." * 1000)
+        bench.store.flush()
+        bench.clock.advance(10)
+        bench.elapsed.advance(80 * 3600)
+        bench.store.delete_expired(asked=True)
+    raise AssertionError("nothing expires")
+
+
+def test_it_is_told_after_nothing_of_the_deletion_is_known_any_more(tmp_path: Path) -> None:
+    """The new topic's first messages were passed over without a word: its offsets reach beyond where the stream is."""
+    bench = Bench(tmp_path, SMALL)
+    for topic in ("t", "other", "x"):
+        bench.core.topics.create(topic, 1)
+    for _ in range(10):
+        send(bench, "t", b"old")
+    plan = next_plan(0, None, found(bench), None)
+    bench.core.topics.delete("t")
+    bench.core.topics.create("t", 1)
+    expire_all(bench)
+    for _ in range(20):
+        send(bench, "t", b"new")
+    bench.core.topics.delete("x")
+    assert bench.store.incarnation("t") == 0, "no record from before the deletion is left"
+    assert bench.core.bounds("t", 0) == (0, 20)
+    for ask in (lambda: next_plan(1, plan, found(bench), None), lambda: check_plan(plan, found(bench))):
+        with pytest.raises(StreamBroken, match="made anew"):
+            ask()
+    bench.crash()
+    with pytest.raises(StreamBroken, match="made anew"):
+        next_plan(1, plan, found(bench), None)
+
+
+def test_a_topic_of_which_all_has_expired_is_the_same_topic(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, SMALL)
+    for topic in ("t", "other"):
+        bench.core.topics.create(topic, 1)
+    for _ in range(10):
+        send(bench, "t", b"old")
+    plan = next_plan(0, None, found(bench), None)
+    expire_all(bench)
+    bench.core.topics.create("t", 1, exclusive=False)
+    send(bench, "t", b"new")
+    assert [*next_plan(1, plan, found(bench), None).ranges.values()] == [(10, 11)]

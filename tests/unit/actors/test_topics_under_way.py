@@ -1,0 +1,68 @@
+"""A topic that sending makes is made once, and nobody waits for it longer than he has time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, Timeout, TopicNotFound
+from raymq.actors.protocol import TopicRoute
+from raymq.actors.sending.send_plan import never_arrived
+from raymq.actors.sending.topic_creation import TopicsUnderWay
+
+ROUTE = TopicRoute("t", (), {})
+
+
+class Brokers:
+    """Answer when they are told to, or not within the time that they are given."""
+
+    def __init__(self) -> None:
+        self.budgets: list[float] = []
+        self.answer = asyncio.get_running_loop().create_future()
+
+    async def make(self, topic: str, timeout: float) -> TopicRoute:
+        self.budgets.append(timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self.answer)
+        except TimeoutError as error:
+            raise Timeout("broker-a", f"no answer within {timeout} s") from error
+        return ROUTE
+
+
+async def test_who_has_little_time_waits_no_longer_for_what_another_one_has_begun() -> None:
+    brokers = Brokers()
+    topics = TopicsUnderWay(brokers.make)
+    patient = asyncio.ensure_future(topics.made("t", 30.0))
+    await asyncio.sleep(0)
+    with pytest.raises(BrokerUnavailable, match=r"not made within 0\.01 s") as refused:
+        await topics.made("t", 0.01)
+    assert never_arrived(refused.value), "so the message is surely not stored"
+    brokers.answer.set_result(None)
+    assert await patient is ROUTE
+    assert len(brokers.budgets) == 1, "both waited for the same"
+
+
+async def test_who_has_more_time_goes_on_when_that_of_who_began_is_over() -> None:
+    brokers = Brokers()
+    topics = TopicsUnderWay(brokers.make)
+    hasty = asyncio.ensure_future(topics.made("t", 0.01))
+    await asyncio.sleep(0)
+    patient = asyncio.ensure_future(topics.made("t", 30.0))
+    with pytest.raises(BrokerUnavailable):
+        await hasty
+    await asyncio.sleep(0.01)
+    brokers.answer.set_result(None)
+    assert await patient is ROUTE
+    assert brokers.budgets[0] < 0.011
+    assert brokers.budgets[1] > 20.0
+
+
+async def test_where_none_may_be_made_all_are_told() -> None:
+    async def refuse(topic: str, timeout: float) -> TopicRoute:
+        raise TopicNotFound(f"topic {topic} does not exist")
+
+    topics = TopicsUnderWay(refuse)
+    told = await asyncio.gather(*(topics.made("t", 1.0) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in told] == [TopicNotFound] * 3

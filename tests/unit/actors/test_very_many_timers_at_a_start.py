@@ -1,0 +1,92 @@
+"""A start that has to make the entries of very many timers anew does so in steps, and delivers nothing before."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from raymq.actors.naming import TIMER_TOPIC
+from raymq.actors.protocol import RecallStatus
+from raymq.actors.recall_handle import RecallHandle
+from raymq.client import Message
+from raymq.storage.steps import finish
+from tests.unit.actors.bench import CONFIG, Bench, encoded
+
+COUNT = 9_000
+A_STEP = 4_096
+
+
+def made_anew(root: Path) -> tuple[Bench, Message]:
+    """A broker whose timer files are gone: of many messages that are due soon one was called back, at the very end."""
+    bench = Bench(root, replace(CONFIG, commitlog_file_bytes=8 << 20, consume_queue_file_entries=20_000))
+    bench.core.topics.create("t", 1)
+    withdrawn = Message("t", b"withdrawn", deliver_at=bench.clock.now + 60)
+    bench.append(withdrawn, delayed=True)
+    waiting = [Message("t", b"%d" % number, deliver_at=bench.clock.now + 60) for number in range(100)]
+    records, sizes = encoded(*waiting)
+    bench.core.append("t", 0, memoryview(records), sizes, delayed=True)
+    with bench.store.read(TIMER_TOPIC, 0, 1, 100) as lease:
+        copies, sizes = bytes(lease.records), np.array(lease.sizes)
+    for _ in range(COUNT // 100 - 1):
+        bench.store.append(copies, sizes)
+    assert bench.core.recalls.recall(handle_of(bench, withdrawn)) is RecallStatus.WITHDRAWN
+    bench.store._flusher.stop()
+    bench.store._abandon()
+    shutil.rmtree(root / "raymq" / "timers")
+    bench.open()
+    bench.clock.advance(61)
+    return bench, withdrawn
+
+
+def handle_of(bench: Bench, message: Message) -> RecallHandle:
+    assert message.deliver_at is not None
+    return RecallHandle("t", "broker-a", int(message.deliver_at * 1000), message.unique_key)
+
+
+def test_they_are_known_in_steps_and_what_was_called_back_is_not_delivered(tmp_path: Path) -> None:
+    """Millions of them held the loop up for 6 us each, all at once."""
+    bench, _ = made_anew(tmp_path)
+    timers, known = bench.core.timers, 0
+    while known < COUNT:
+        report = bench.core.deliver_due()
+        assert known < timers.log.enqueued <= known + A_STEP
+        known = timers.log.enqueued
+        if known < COUNT:
+            assert report.delivered == 0
+            assert report.wait_ms is not None
+            assert report.wait_ms <= 0
+    while bench.core.deliver_due().delivered:
+        pass
+    bodies = bench.bodies("t")
+    assert b"withdrawn" not in bodies
+    assert len(bodies) == COUNT
+    bench.store.close()
+
+
+def test_a_recall_is_answered_when_all_is_known(tmp_path: Path) -> None:
+    bench, withdrawn = made_anew(tmp_path)
+    steps = bench.core.recalls.steps(handle_of(bench, withdrawn))
+    assert next(steps) is None
+    assert finish(steps) is RecallStatus.WITHDRAWN
+    bench.store.close()
+
+
+def test_a_start_that_is_cut_short_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    bench, _ = made_anew(tmp_path)
+    bench.core.timers.absorb()
+    write = bench.core.timers.checkpoint()
+    assert write is not None
+    write()
+    known = bench.core.timers.log.enqueued
+    assert A_STEP <= known <= 2 * A_STEP
+    bench.crash()
+    assert bench.core.timers.log.enqueued == known
+    while not bench.core.timers.absorb():
+        pass
+    while bench.core.deliver_due().delivered:
+        pass
+    assert bench.store.max_offset("t", 0) == COUNT
+    bench.store.close()

@@ -1,0 +1,52 @@
+"""A wall clock that is wrong for a while neither aborts a write that goes on nor has a commit be forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS, KEPT_SECONDS
+from raymq.storage.tables.write_records import WriteDecision
+from tests.unit.actors.bench import Bench
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("days", [-9, 4, 8, 400])
+def test_a_clock_that_is_set_ends_nothing(tmp_path: Path, days: int, *, is_restarted: bool) -> None:
+    bench = Bench(tmp_path)
+    bench.core.writes.open("open", "t")
+    bench.core.writes.open("done", "t")
+    bench.core.writes.commit("done", {"broker-a": {"p": 1}})
+    bench.core.writes.finished("done", "broker-a")
+    bench.clock.advance(days * DAY)
+    if is_restarted:
+        bench.crash()
+    assert bench.core.writes.sweep() == []
+    assert bench.core.writes.commit("open", {"broker-a": {"p": 1}}).decision is WriteDecision.COMMITTED
+    assert bench.core.writes.look("done").decision is WriteDecision.COMMITTED
+    bench.store.close()
+
+
+def test_the_time_of_all_lives_together_ends_what_is_abandoned_and_what_is_long_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.core.writes.open("open", "t")
+    bench.core.writes.open("done", "t")
+    bench.core.writes.abort("done")
+    aborted = forgotten = 0.0
+    life, lived = 5 * 3_600.0, 0.0
+    while not forgotten:
+        for _ in range(10):
+            bench.elapsed.advance(life / 10)
+            bench.core.counted_time.save()
+        lived += life
+        if bench.core.writes.sweep():
+            aborted = lived
+        if bench.core.writes.look("done").decision is None:
+            forgotten = lived
+        bench.crash()
+    assert ABANDONED_SECONDS <= aborted <= ABANDONED_SECONDS + 2 * life
+    assert KEPT_SECONDS <= forgotten <= KEPT_SECONDS + 2 * life
+    bench.store.close()

@@ -1,0 +1,42 @@
+"""What an administrator's operation says of itself while it goes on, when it is done, fails, or is given up."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from raymq.actors.errors import ElectionFailed, RayMQError, Timeout
+from raymq.client import Operation
+
+
+def operation() -> tuple[Operation[int], Future[int]]:
+    future: Future[int] = Future()
+    future.set_running_or_notify_cancel()
+    return Operation("election", future, lambda result: f"replica {result} is master"), future
+
+
+def test_one_that_goes_on_says_so_and_can_be_waited_for() -> None:
+    made, future = operation()
+    assert (made.state, made.progress) == ("running", "election")
+    with pytest.raises(Timeout, match="it goes on"):
+        made.wait(0.01)
+    future.set_result(1)
+    assert (made.state, made.progress, made.wait()) == ("done", "replica 1 is master", 1)
+
+
+def test_one_that_failed_raises_what_happened() -> None:
+    made, future = operation()
+    future.set_exception(ElectionFailed("nobody is in sync"))
+    assert (made.state, made.progress) == ("failed", "nobody is in sync")
+    with pytest.raises(ElectionFailed):
+        made.wait(1.0)
+
+
+def test_one_that_was_given_up_says_so() -> None:
+    future: Future[int] = Future()
+    made = Operation("election", future, str)
+    made.cancel()
+    assert made.state == "cancelled"
+    with pytest.raises(RayMQError, match="cancelled"):
+        made.wait()

@@ -1,0 +1,70 @@
+"""Which errors refuse what an outbox keeps, and how long a topic rests whose batches nobody takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.errors import (
+    BrokerUnavailable,
+    ClientClosed,
+    InvalidInput,
+    NotStored,
+    OutcomeUnknown,
+    PermissionDenied,
+    ProtocolError,
+    QueueNotFound,
+    RayMQError,
+    ServerBusy,
+    TopicNotFound,
+    TopicUnavailable,
+)
+from raymq.client.produce import outbox
+from raymq.client.produce.outbox import _Resting, is_for_good
+from tests.unit.actors.clock import FakeClock
+
+
+@pytest.mark.parametrize("by_broker", [True, False])
+@pytest.mark.parametrize(
+    ("error", "by_anybody", "by_a_broker"),
+    [
+        (TopicNotFound("t"), False, True),
+        (QueueNotFound("q"), False, True),
+        (PermissionDenied("t"), False, True),
+        (ProtocolError("garbage"), False, True),
+        (NotStored("no"), False, False),
+        (OutcomeUnknown("who knows"), False, False),
+        (TopicUnavailable("t", ["a"]), False, False),
+        (BrokerUnavailable("a"), False, False),
+        (ServerBusy("later"), False, False),
+        (ClientClosed("over"), False, False),
+        (InvalidInput("body", "1 or more", 0), True, True),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, RayMQError) else None,
+)
+def test_only_a_brokers_own_answer_refuses(
+    error: RayMQError, by_anybody: bool, by_a_broker: bool, by_broker: bool
+) -> None:
+    error.refused_by = "broker-a" if by_broker else None
+    assert is_for_good(error) == (by_a_broker if by_broker else by_anybody)
+
+
+def test_a_topic_rests_longer_each_time_and_alone() -> None:
+    clock = FakeClock()
+    resting = _Resting(clock)
+    assert (resting.topics(), resting.seconds(1.0)) == ([], 1.0)
+    waits = []
+    for _ in range(10):
+        resting.failed("t")
+        assert resting.topics() == ["t"]
+        waits.append(resting.seconds(100.0))
+        clock.advance(waits[-1] + 0.001)
+        assert resting.topics() == []
+        assert resting.seconds(1.0) == 1.0
+    assert 0.7 < waits[0] < 1.3
+    assert max(waits) <= outbox._REST_SECONDS
+    assert waits[-1] > 5.0
+    resting.failed("u")
+    resting.failed("t")
+    assert resting.topics() == ["t", "u"]
+    resting.stored("t")
+    assert resting.topics() == ["u"]

@@ -1,0 +1,204 @@
+"""Each check says what it should of what was read; each finding that is no fine one says what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from raymq.actors.protocol import BrokerInfo, Corruption
+from raymq.client.results import ClusterInfo, KeeperInfo, NameServerInfo, SchedulerInfo
+from raymq.cluster.doctor import brokers, machine, processes, stores
+from raymq.cluster.doctor.finding import Finding, Severity
+from raymq.cluster.doctor.machine import DiskSeen, MachineSeen
+from raymq.cluster.doctor.processes import ProcessSeen
+from raymq.cluster.doctor.stores import StoreSeen
+
+GOOD = MachineSeen(
+    host="h",
+    ray="2.60.0",
+    wanted_ray=(">=2.60,<2.61", True),
+    native=2,
+    wanted_native=2,
+    wants_java=True,
+    java='openjdk version "17.0.9" 2023-10-17',
+    soft_files=1024,
+    hard_files=1 << 20,
+    mappings=65530,
+    auth_mode="token",
+    disks=(DiskSeen("/data", 0.5, 1 << 40, 1.0, 500.0),),
+)
+
+
+def worst(found: Iterable[Finding]) -> dict[str, str]:
+    """The worst that each check says."""
+    order = [Severity.FINE, Severity.NOTE, Severity.PROBLEM]
+    result: dict[str, Severity] = {}
+    for each in found:
+        assert each.found
+        if each.severity is Severity.PROBLEM:
+            assert each.remedy, f"{each} says not what to do"
+        result[each.check] = max(result.get(each.check, Severity.FINE), each.severity, key=order.index)
+    return {check: severity.value for check, severity in result.items()}
+
+
+def test_a_good_machine_is_fine() -> None:
+    found = worst(machine.check_machine(GOOD))
+    assert set(found.values()) == {"fine"}
+    assert found.keys() == {
+        *("ray version", "native code", "java", "open files", "mappings", "auth mode", "disk room", "disk speed")
+    }
+
+
+DISK = GOOD.disks[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity"),
+    [
+        ({"ray": None}, "ray version", "problem"),
+        ({"ray": "2.59.1", "wanted_ray": (">=2.60,<2.61", False)}, "ray version", "problem"),
+        ({"native": None}, "native code", "note"),
+        ({"native": 1}, "native code", "problem"),
+        ({"java": None}, "java", "problem"),
+        ({"java": None, "wants_java": False}, "java", "fine"),
+        ({"java": 'openjdk version "21.0.2" 2024-01-16'}, "java", "problem"),
+        ({"java": 'java version "1.8.0_202"'}, "java", "problem"),
+        ({"java": "no version at all"}, "java", "problem"),
+        ({"hard_files": 256.0}, "open files", "problem"),
+        ({"hard_files": 4096.0}, "open files", "note"),
+        ({"hard_files": math.inf}, "open files", "fine"),
+        ({"mappings": 1000}, "mappings", "problem"),
+        ({"mappings": None}, "mappings", "note"),
+        ({"auth_mode": ""}, "auth mode", "note"),
+        ({"auth_mode": "disabled"}, "auth mode", "fine"),
+        ({"auth_mode": "Token"}, "auth mode", "fine"),
+        ({"auth_mode": "yes"}, "auth mode", "problem"),
+        ({"disks": (replace(DISK, ratio=0.8),)}, "disk room", "note"),
+        ({"disks": (DISK, replace(DISK, ratio=0.9))}, "disk room", "problem"),
+        ({"disks": (replace(DISK, sync_ms=None, write_mb=None),)}, "disk speed", "problem"),
+        ({"disks": (replace(DISK, sync_ms=30.0),)}, "disk speed", "note"),
+        ({"disks": (replace(DISK, sync_ms=300.0),)}, "disk speed", "problem"),
+        ({"disks": (replace(DISK, write_mb=5.0),)}, "disk speed", "problem"),
+    ],
+)
+def test_a_machine(changes: dict[str, Any], check: str, severity: str) -> None:
+    found = worst(machine.check_machine(replace(GOOD, **changes)))
+    assert found.pop(check) == severity
+    assert set(found.values()) <= {"fine"}
+
+
+@pytest.mark.parametrize(
+    ("offset", "known_to", "severity"),
+    [(0.0, 0.001, "fine"), (-0.5, 0.01, "note"), (2.0, 0.01, "problem"), (-3.0, 0.1, "problem"), (2.0, 2.5, "fine")],
+)
+def test_a_clock(offset: float, known_to: float, severity: str) -> None:
+    assert worst([machine.clock_offset("h", offset, known_to)]) == {"clocks": severity}
+
+
+BROKER = BrokerInfo("broker-a", 0, "master", "running", 1, "h:1", 7, "n", "/data/broker-a", 0.5)
+CLUSTER = ClusterInfo([BROKER], [NameServerInfo("h:9", 8)], SchedulerInfo(9, 0.01), [])
+
+
+def test_a_good_cluster_is_fine() -> None:
+    found = worst(brokers.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
+    assert found == {"sockets": "fine", "undeliverable messages": "fine", "scheduler": "fine"}
+
+
+def group(*in_sync: int, role: str = "master", **changes: Any) -> list[BrokerInfo]:
+    """A group of three replicas."""
+    master = replace(BROKER, role=role, in_sync=list(in_sync), lag_bytes=0, **changes)
+    return [master, *(replace(BROKER, replica=n, role="replica", in_sync=[0], lag_bytes=5) for n in (1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "severity"),
+    [
+        ({"brokers": []}, "sockets", "problem"),
+        ({"brokers": [replace(BROKER, state="unreachable")]}, "sockets", "problem"),
+        ({"brokers": [replace(BROKER, state="starting")]}, "sockets", "problem"),
+        ({"name_servers": [NameServerInfo("h:9", None)]}, "sockets", "problem"),
+        ({"keepers": [KeeperInfo(1, "h:3", None, None, "unreachable")]}, "sockets", "problem"),
+        ({"keepers": [KeeperInfo(1, "h:3", 5, False, "empty")]}, "keepers", "problem"),
+        ({"keepers": [KeeperInfo(1, "h:3", 5, True, "quiet")]}, "sockets", "fine"),
+        ({"brokers": group(0, 1, 2)}, "in sync", "fine"),
+        ({"brokers": group(0, 2)}, "in sync", "problem"),
+        ({"brokers": group(0, 1, 2, role="replica")}, "in sync", "problem"),
+        ({"brokers": [replace(BROKER, corruption=[Corruption("f", 5, "crc")])]}, "corruption", "problem"),
+        ({"brokers": [replace(BROKER, disk_ratio=0.91)]}, "disk room", "problem"),
+        ({"brokers": [replace(BROKER, disk_ratio=0.8)]}, "disk room", "note"),
+        ({"brokers": [replace(BROKER, refusals={"disk_full": 3, "age": 5})]}, "refusals", "note"),
+        ({"scheduler": SchedulerInfo(None, None)}, "scheduler", "note"),
+        ({"scheduler": SchedulerInfo(9, 5.0)}, "scheduler", "problem"),
+    ],
+)
+def test_a_cluster(changes: dict[str, Any], check: str, severity: str) -> None:
+    found = worst(brokers.check_cluster(replace(CLUSTER, **changes), {}))
+    assert found.pop(check) == severity
+    assert set(found.values()) <= {"fine"}
+
+
+@pytest.mark.parametrize(
+    ("figures", "check", "severity"),
+    [
+        ({"setAside_retry": "3", "setAside_pop": "0"}, "undeliverable messages", "note"),
+        ({"setAside_retry": "x"}, "undeliverable messages", "fine"),
+        ({"loopLongestStopMillisRecently": "2500.0"}, "stops", "note"),
+    ],
+)
+def test_figures(figures: dict[str, str], check: str, severity: str) -> None:
+    assert worst(brokers.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
+
+
+def test_orphans() -> None:
+    good = ProcessSeen(1, "ray::Broker", "raylet")
+    assert worst(processes.orphans([good], "h")) == {"orphaned processes": "fine"}
+    for parent in ("", "init", "systemd"):
+        (found,) = processes.orphans([good, ProcessSeen(2, "ray::Broker.status", parent)], "h")
+        assert (found.severity, found.where) == (Severity.PROBLEM, "h: process 2")
+    other = ProcessSeen(3, "ray::BrokerOfSomebody", "")
+    assert worst(processes.orphans([other], "h")) == {"orphaned processes": "fine"}
+
+
+SEEN = StoreSeen("/data/broker-a", 7, "ray::Broker", address="h:1")
+SILENT = replace(BROKER, state="unreachable", store="", pid=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "known", "check", "severity", "says"),
+    [
+        ({}, [BROKER], "locks", "fine", "broker-a"),
+        ({}, [replace(BROKER, pid=8)], "locks", "problem", "process 8"),
+        ({}, [SILENT], "locks", "problem", "stand still"),
+        ({}, [], "locks", "problem", "no broker of the running cluster"),
+        ({}, None, "locks", "note", "process 7"),
+        ({"is_orphan": True}, None, "locks", "problem", "Ray node is gone"),
+        ({"is_orphan": True}, [BROKER], "locks", "problem", "Ray node is gone"),
+        ({"holder": 0}, None, "locks", "note", "not visible"),
+        ({"holder": 0}, [], "locks", "note", "not visible"),
+        ({"holder": None}, None, "locks", "fine", "closed properly"),
+        ({"holder": None, "was_closed": False}, None, "locks", "note", "a start recovers"),
+        ({"holder": None}, [BROKER], "locks", "problem", "no process"),
+        ({"holder": None}, [SILENT], "locks", "problem", "no process"),
+        ({"is_restoring": True}, [BROKER], "directories", "problem", "restored"),
+        ({"foreign": ("/data/broker-a/lock",)}, [BROKER], "owners", "problem", "another user"),
+        ({"holder": None, "address_is_taken": True}, None, "ports", "problem", "h:1"),
+    ],
+)
+def test_a_directory(
+    changes: dict[str, Any], known: list[BrokerInfo] | None, check: str, severity: str, says: str
+) -> None:
+    found = list(stores.check_store(replace(SEEN, **changes), known, "h"))
+    told = next(each for each in found if each.check == check and each.severity.value == severity)
+    assert says in told.found
+    others = worst(each for each in found if each is not told)
+    assert "problem" not in others.values()
+
+
+def test_what_is_printed_is_what_the_interface_says() -> None:
+    finding = Finding("locks", Severity.NOTE, "x", "here", "do")
+    expected = {"check": "locks", "ok": True, "severity": "note", "found": "x", "where": "here", "remedy": "do"}
+    assert finding.fields() == expected

@@ -1,0 +1,72 @@
+"""The loop of every change: it looks again where nobody answers for a moment, and ends where that does not end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, Timeout
+from raymq.cluster.elastic.carrying_out import carried_out
+from raymq.cluster.elastic.patience import PATIENCE_SECONDS
+from raymq.cluster.elastic.steps import End, Wait
+
+
+class Cluster:
+    """`answers`: what a look or a step meets, in turn; None: all is well."""
+
+    def __init__(self, *answers: Exception | None) -> None:
+        self._answers: Iterator[Exception | None] = iter(answers)
+        self.done: list[object] = []
+        self.said: list[str] = []
+        self.now = 0.0
+
+    def _meet(self) -> None:
+        self.now += 1.0
+        if (error := next(self._answers, None)) is not None:
+            raise error
+
+    async def look(self) -> int:
+        self._meet()
+        return len(self.done)
+
+    async def do(self, step: object) -> str:
+        self._meet()
+        self.done.append(step)
+        return f"did {step}"
+
+    def run(self) -> list[str]:
+        steps = [End("broker-a"), End("broker-b")]
+        doing = carried_out(
+            self.look,
+            lambda done: steps[done] if done < len(steps) else None,
+            self.do,
+            self.said.append,
+            clock=lambda: self.now,
+            pause_seconds=0.0,
+        )
+        return asyncio.run(doing)
+
+
+def test_each_step_is_told_done_and_spoken_of() -> None:
+    cluster = Cluster()
+    assert cluster.run() == ["ends broker-a", "ends broker-b"]
+    assert cluster.said == ["ends broker-a", "did ends broker-a", "ends broker-b", "did ends broker-b"]
+
+
+def test_who_does_not_answer_for_a_moment_is_asked_again() -> None:
+    cluster = Cluster(Timeout("name-server-0", "late"), None, BrokerUnavailable("broker-a", "away"))
+    assert cluster.run() == ["ends broker-a", "ends broker-b"]
+    assert cluster.said[0] == str(Wait("name-server-0: late"))
+    assert cluster.said[2] == str(Wait("broker-a: away"))
+    assert cluster.said.count("ends broker-a") == 2
+
+
+def test_what_does_not_end_and_what_is_no_matter_of_time_ends_it() -> None:
+    away = Cluster(*[BrokerUnavailable("broker-a", "away")] * int(PATIENCE_SECONDS + 2))
+    with pytest.raises(BrokerUnavailable, match="away"):
+        away.run()
+    wrong = Cluster(None, InvalidInput("broker", "another one", "x"))
+    with pytest.raises(InvalidInput):
+        wrong.run()

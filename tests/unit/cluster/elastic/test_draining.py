@@ -1,0 +1,151 @@
+"""A drain's decisions: nothing is ended before nothing is left, and whatever interrupts it, it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raymq.actors.errors import InvalidInput
+from raymq.actors.wire.commands.remains import Leftovers
+from raymq.client.cluster_changes import DrainWish
+from raymq.cluster.elastic.draining import Draining, DrainScene, Step, cancelled, in_words
+from raymq.cluster.elastic.steps import End, Permit, Wait, WriteDown
+from raymq.cluster.layout import Layout
+
+GROUP = "broker-b"
+EMPTY = Leftovers()
+BUSY = Leftovers(unconsumed={("g", "t"): 7}, unconsumed_messages=7)
+
+
+def scene(remains: Leftovers | None = EMPTY, *, permission: int | None = 6, others: int = 1) -> DrainScene:
+    machines = {"broker-a": "h1", "broker-b": "h2", "broker-b.1": "h1"}
+    return DrainScene(Layout(machines, 2), ("broker-b.1", "broker-b"), permission, remains, True, others)
+
+
+def begun(remains: Leftovers | None = EMPTY, permission: int | None = 4) -> DrainScene:
+    now = scene(remains, permission=permission)
+    return replace(now, layout=now.layout.with_change(GROUP, {"verb": "drain"}))
+
+
+def after(step: Step, now: DrainScene, plan: Draining) -> DrainScene:
+    if isinstance(step, WriteDown):
+        return replace(now, layout=step.layout)
+    if isinstance(step, Permit):
+        return replace(now, permission=step.permission)
+    if isinstance(step, End):
+        actors = tuple(name for name in now.actors if name != step.name)
+        gone = replace(now, actors=actors, is_routed=bool(actors))
+        return gone if actors else replace(gone, permission=None, remains=None)
+    plan.did(step)
+    return now
+
+
+def carried_out(wanted: DrainWish, now: DrainScene, most: int = 100) -> tuple[list[str], DrainScene]:
+    plan, told = Draining(GROUP, wanted), list[str]()
+    while most and (step := plan.next(now)) is not None:
+        if not isinstance(step, Wait):
+            told.append(str(step))
+            most -= 1
+        now = after(step, now, plan)
+    return told, now
+
+
+def test_a_group_is_emptied_and_stays() -> None:
+    told, now = carried_out(DrainWish(), scene())
+    assert told == ["writes down: broker-b is being drained", "lets broker-b be read only"]
+    assert (now.layout.under_way, now.actors) == ({GROUP: {"verb": "drain"}}, ("broker-b.1", "broker-b"))
+
+
+def test_an_empty_group_goes_replicas_first() -> None:
+    told, now = carried_out(DrainWish(remove=True), scene())
+    assert told == [
+        "writes down: broker-b is being drained",
+        "lets broker-b be read only",
+        "writes down: broker-b is not to come back",
+        "ends broker-b.1",
+        "ends broker-b",
+        "has all others forget broker-b",
+        "writes down: broker-b is gone",
+    ]
+    assert now.layout.names(2, 2) == ["broker-a", "broker-a.1"]
+    assert (now.layout.under_way, Draining(GROUP, DrainWish(remove=True)).next(now)) == ({}, None)
+
+
+def test_whatever_step_it_ends_at_the_same_call_goes_on() -> None:
+    wanted = DrainWish(remove=True)
+    told, whole = carried_out(wanted, scene())
+    for ends_after in range(len(told)):
+        first, now = carried_out(wanted, scene(), ends_after)
+        rest, last = carried_out(wanted, now)
+        assert last == whole
+        again = ["has all others forget broker-b"] if first[-1:] == ["has all others forget broker-b"] else []
+        assert first + rest == told[:ends_after] + again + told[ends_after:]
+
+
+def test_nothing_ends_while_something_is_left() -> None:
+    plan = Draining(GROUP, DrainWish(remove=True))
+    assert plan.next(begun(BUSY)) == Wait("broker-b has 7 messages of t for group g")
+    assert isinstance(plan.next(begun()), Wait)
+    assert isinstance(plan.next(begun(None, None)), Wait), "a master that is away for a moment"
+    for _ in range(2):
+        assert plan.next(begun()) == Wait("broker-b seems to be empty")
+    assert isinstance(plan.next(begun()), WriteDown)
+
+
+@pytest.mark.parametrize(
+    ("remains", "told"),
+    [
+        (EMPTY, ""),
+        (Leftovers(delayed=2, timers=3), "2 delayed messages, 3 timers"),
+        (
+            Leftovers(lent=1, staged=4, writes=5),
+            "1 messages that are out, 4 staged writes, 5 writes that it decides on",
+        ),
+        (
+            Leftovers(unconsumed={("g", f"{n}"): 9 - n for n in range(4)}, unconsumed_messages=40),
+            ", ".join(f"{9 - n} messages of {n} for group g" for n in range(3)) + ", 16 messages for others",
+        ),
+        (Leftovers(homes=2, dead_letters={"g": 1}), ""),
+    ],
+)
+def test_what_is_left_in_words(remains: Leftovers, told: str) -> None:
+    assert in_words(remains) == told
+
+
+def test_a_group_that_nobody_runs_any_more_need_not_be_waited_for() -> None:
+    assert in_words(BUSY, frozenset({"g"})) == ""
+    two = Leftovers(unconsumed={("g", "t"): 7, ("h", "t"): 1}, unconsumed_messages=8)
+    assert in_words(two, frozenset({"g"})) == "1 messages of t for group h"
+
+
+@pytest.mark.parametrize("stays", [Leftovers(homes=1), Leftovers(dead_letters={"g": 3})])
+def test_what_stays_for_ever_goes_only_when_that_is_said(stays: Leftovers) -> None:
+    for now in (scene(stays), begun(stays)):
+        with pytest.raises(InvalidInput, match="--lose"):
+            carried_out(DrainWish(remove=True), now)
+    assert carried_out(DrainWish(), scene(stays))[0][-1] == "lets broker-b be read only"
+    assert carried_out(DrainWish(remove=True, lose=True), scene(stays))[0][-1] == "writes down: broker-b is gone"
+
+
+def test_the_last_group_that_takes_messages_is_not_drained() -> None:
+    with pytest.raises(InvalidInput, match="another broker group takes messages"):
+        Draining(GROUP, DrainWish()).next(scene(others=0))
+
+
+def test_a_group_in_which_something_else_is_under_way_is_refused() -> None:
+    now = scene()
+    now = replace(now, layout=now.layout.with_change(GROUP, {"verb": "move"}))
+    with pytest.raises(InvalidInput, match="nothing else is under way"):
+        Draining(GROUP, DrainWish()).next(now)
+
+
+def test_a_drain_is_taken_back_until_its_removal_has_begun() -> None:
+    layout = begun().layout
+    assert isinstance(cancelled(GROUP, layout, None), Wait)
+    assert cancelled(GROUP, layout, 4) == Permit(GROUP, 6)
+    last = cancelled(GROUP, layout, 6)
+    assert isinstance(last, WriteDown)
+    assert cancelled(GROUP, last.layout, 6) is None
+    with pytest.raises(InvalidInput, match="removal has not begun"):
+        cancelled(GROUP, layout.with_change(GROUP, {"verb": "drain", "going": True}), 4)

@@ -1,0 +1,69 @@
+"""What is made of what brokers say of themselves: who is there, who is master, and what a group lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.actors.protocol import BrokerInfo
+from raymq.cluster.elastic.seen import groups_seen
+
+
+def info(
+    name: str,
+    replica: int = 0,
+    *,
+    role: str = "master",
+    state: str = "running",
+    epoch: int = 1,
+    in_sync: list[int] | None = None,
+    lag: int | None = 0,
+) -> BrokerInfo:
+    return BrokerInfo(
+        name, replica, role, state, epoch, "h:1", 100 + replica, "", "", 0.1, in_sync=in_sync, lag_bytes=lag
+    )
+
+
+def test_a_broker_of_one_copy_is_whole_when_it_answers() -> None:
+    assert groups_seen(["broker-a"], [info("broker-a", lag=None)])["broker-a"].trouble == ""
+    assert groups_seen(["broker-a"], [])["broker-a"].trouble == "broker-a does not answer"
+    gone = info("broker-a", state="unreachable")
+    assert groups_seen(["broker-a"], [gone])["broker-a"].trouble == "broker-a does not answer"
+
+
+@pytest.mark.parametrize(
+    ("told", "trouble"),
+    [
+        ([info("broker-a", in_sync=[0, 1]), info("broker-a", 1, role="replica", in_sync=[0, 1])], ""),
+        ([info("broker-a", in_sync=[0, 1])], "broker-a.1 does not answer"),
+        (
+            [info("broker-a", in_sync=[0]), info("broker-a", 1, role="replica", in_sync=[0, 1], lag=5 << 20)],
+            "broker-a.1 is not in sync: 5 MiB behind",
+        ),
+        (
+            [info("broker-a", in_sync=[0, 1]), info("broker-a", 1, role="replica", in_sync=[0, 1], lag=None)],
+            "broker-a.1 is not in sync",
+        ),
+        (
+            [info("broker-a", role="replica", in_sync=[0, 1]), info("broker-a", 1, role="replica", in_sync=[0, 1])],
+            "broker-a has no master",
+        ),
+        (
+            [info("broker-a", in_sync=[0, 1]), info("broker-a", 1, state="refused", role="replica", in_sync=[0, 1])],
+            "broker-a.1 does not answer",
+        ),
+    ],
+)
+def test_what_a_group_of_two_lacks(told: list[BrokerInfo], trouble: str) -> None:
+    assert groups_seen(["broker-a", "broker-a.1"], told)["broker-a"].trouble == trouble
+
+
+def test_of_two_masters_the_one_of_the_larger_epoch_is_believed() -> None:
+    told = [info("broker-a", in_sync=[0, 1]), info("broker-a", 1, epoch=2, in_sync=[1])]
+    group = groups_seen(["broker-a", "broker-a.1"], told)["broker-a"]
+    assert group.master is not None
+    assert (group.master.name, group.in_sync) == ("broker-a.1", frozenset({1}))
+
+
+def test_groups_are_told_apart() -> None:
+    groups = groups_seen(["broker-a", "broker-aa", "broker-aa.1"], [info("broker-a", lag=None)])
+    assert {name: sorted(each.replicas) for name, each in groups.items()} == {"broker-a": [0], "broker-aa": [0, 1]}

@@ -1,0 +1,74 @@
+"""How many keepers a cluster has, what a start writes down of them, and what is said of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable
+from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
+from raymq.actors.wire.commands.keeper import KeeperStatus
+from raymq.client.admin.cluster import keepers_of
+from raymq.cluster import keepers
+from raymq.cluster.keepers import KeeperLayout, how_many
+from raymq.storage.errors import StoreCorrupt
+from raymq.storage.files import json_file
+
+
+@pytest.mark.parametrize(("hosts", "count"), [(1, 1), (2, 1), (3, 3), (4, 3), (5, 5), (50, 5)])
+def test_the_loss_of_one_host_is_borne_from_three_on(hosts: int, count: int) -> None:
+    assert how_many(hosts) == count
+    layout = KeeperLayout.planned([f"broker_h{each}" for each in range(hosts)])
+    assert list(layout.resources) == list(range(1, count + 1))
+    assert len(set(layout.resources.values())) == count, "each on a host of its own"
+    assert len(set(layout.incarnations.values())) == count
+
+
+def test_a_layout_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / keepers.LAYOUT_FILE
+    assert json_file.load_as(file, KeeperLayout.from_json) is None
+    planned = KeeperLayout.planned(["a", "b", "c"])
+    known = KeeperSet(4, {1: KeeperMember("h:1", "x")}, {1: KeeperMember("h:1", "x"), 2: KeeperMember("h:2", "y")})
+    for layout in (planned, KeeperLayout(planned.resources, planned.incarnations, founded=True, known=known)):
+        json_file.save(file, layout.to_json(), KeeperLayout.from_json)
+        assert json_file.load_as(file, KeeperLayout.from_json) == layout
+
+
+@pytest.mark.parametrize("text", ['{"resources": {}}', '{"resources": 5, "incarnations": {}, "known": 1}'])
+def test_a_layout_of_another_form_is_damage(tmp_path: Path, text: str) -> None:
+    (tmp_path / keepers.LAYOUT_FILE).write_text(text)
+    with pytest.raises(StoreCorrupt):
+        json_file.load_as(tmp_path / keepers.LAYOUT_FILE, KeeperLayout.from_json)
+
+
+def test_keepers_whose_machines_are_missing_are_not_founded(tmp_path: Path) -> None:
+    file = tmp_path / keepers.LAYOUT_FILE
+    json_file.save(file, KeeperLayout.planned(["a", "b", "c"]).to_json(), KeeperLayout.from_json)
+    with pytest.raises(BrokerUnavailable, match="b"):
+        keepers.make("x", tmp_path, [("a", "127.0.0.1"), ("c", "127.0.0.1"), ("d", "127.0.0.1")], None, {})
+
+
+def status(
+    number: int, incarnation: str, state: str = "running", *, newest: int = 1, members: str = "abc"
+) -> KeeperStatus:
+    return KeeperStatus(number, incarnation, state, 100 + number, newest, dict(enumerate(members, 1)))
+
+
+ADDRESSES = {1: "h:1", 2: "h:2", 3: "h:3"}
+
+
+def test_a_voter_is_who_stands_in_the_newest_set_and_has_a_voice() -> None:
+    told = {1: status(1, "a"), 2: status(2, "b", "quiet"), 3: None}
+    found = keepers_of(ADDRESSES, told)
+    assert [(each.id, each.pid, each.voter, each.state) for each in found] == [
+        (1, 101, True, "running"),
+        (2, 102, True, "quiet"),
+        (3, None, True, "unreachable"),
+    ]
+    # Keeper 3 was let go, and does not know it; keeper 2 was taken in anew and the former one still answers.
+    told = {1: status(1, "a", newest=7, members="ax"), 2: status(2, "b"), 3: status(3, "c")}
+    assert [each.voter for each in keepers_of(ADDRESSES, told)] == [True, False, False]
+    told = {1: status(1, "", "empty", newest=0), 2: status(2, "b", "older copy"), 3: status(3, "c", "failed")}
+    assert [each.voter for each in keepers_of(ADDRESSES, told)] == [False, False, False]
+    assert [each.voter for each in keepers_of(ADDRESSES, dict.fromkeys(ADDRESSES))] == [None, None, None]

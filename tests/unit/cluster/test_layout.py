@@ -1,0 +1,66 @@
+"""What is written down of brokers: which a start brings back after others were added and taken away by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import InvalidInput, StoreCorrupt
+from raymq.cluster import layout as noted
+from raymq.cluster.layout import LAYOUT_FILE, Layout
+from raymq.cluster.placement import place, roomiest
+
+HOSTS = ["h1", "h2", "h3"]
+
+
+def test_a_start_brings_back_what_was_added_and_not_what_was_taken_away(tmp_path: Path) -> None:
+    place(tmp_path, 2, 2, HOSTS)
+    before = noted.load(tmp_path)
+    noted.save(tmp_path, before.with_added({"broker-a.2": "h3"}).without("broker-a"), before)
+    again = place(tmp_path, 2, 2, HOSTS)
+    assert again == {"broker-b": "h2", "broker-a.1": "h2", "broker-b.1": "h3", "broker-a.2": "h3"}
+    assert place(tmp_path, 2, 2, HOSTS) == again
+    with pytest.raises(InvalidInput, match="2, as the groups"):
+        place(tmp_path, 2, 1, HOSTS)
+
+
+def test_what_was_taken_away_may_come_again() -> None:
+    layout = Layout().with_added({"broker-a.2": "h"}).without("broker-a.2").with_added({"broker-a.2": "i"})
+    assert layout.names(1, 1) == ["broker-a", "broker-a.2"]
+    assert (layout.machines["broker-a.2"], layout.removed) == ("i", frozenset())
+
+
+def test_a_group_is_named_after_all_that_ever_were() -> None:
+    assert Layout().next_group(2) == "broker-c"
+    assert Layout({"broker-d": "h"}).next_group(2) == "broker-e"
+    assert Layout().with_added({"broker-z": "h"}).without("broker-z").next_group(2) == "broker-aa"
+
+
+def test_what_is_written_down_is_read_again(tmp_path: Path) -> None:
+    layout = Layout({"broker-a": "h"}, 2).with_added({"broker-b": "i"}).without("broker-c")
+    layout = layout.with_change("broker-a", {"verb": "add", "new": "broker-a.2"})
+    noted.save(tmp_path, layout, Layout())
+    assert noted.load(tmp_path) == layout
+    assert layout.with_change("broker-a", None).under_way == {}
+    (tmp_path / LAYOUT_FILE).write_text(json.dumps({"brokers": {"broker-a": "h"}}))
+    assert noted.load(tmp_path) == Layout({"broker-a": "h"}), "an earlier version"
+    for file in tmp_path.iterdir():
+        file.write_text(json.dumps({"added": ["../broker-a"]}))
+    with pytest.raises(StoreCorrupt):
+        noted.load(tmp_path)
+
+
+def test_directories_of_what_was_taken_away_are_not_in_the_way(tmp_path: Path) -> None:
+    place(tmp_path, 1, 2, HOSTS)
+    before = noted.load(tmp_path)
+    noted.save(tmp_path, before.with_added({"broker-a.2": "h3"}).without("broker-a"), before)
+    seen = {"h1": {"broker-a", "broker-a.4"}, "h2": {"broker-a.1"}, "h3": {"broker-a.2"}}
+    assert place(tmp_path, 1, 2, HOSTS, seen) == {"broker-a.1": "h2", "broker-a.2": "h3"}
+
+
+def test_one_more_replica_comes_where_there_is_most_room() -> None:
+    layout = Layout({"broker-a": "h1", "broker-b": "h2", "broker-c": "h2"})
+    assert roomiest(layout, "broker-a", HOSTS) == "h3"
+    assert roomiest(layout, "broker-a", ["h1", "h2"]) == "h2"

@@ -1,0 +1,66 @@
+"""Where the replicas of broker groups are: on as many machines as there are, and where they were before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
+from raymq.cluster.bootstrap import only_name_server, shared_machines
+from raymq.cluster.placement import LAYOUT_FILE, place
+
+
+def test_each_replica_of_a_group_is_on_a_machine_of_its_own_and_the_first_ones_are_spread(tmp_path: Path) -> None:
+    placed = place(tmp_path, 3, 2, ["h1", "h2", "h3"])
+    assert placed == {
+        "broker-a": "h1",
+        "broker-b": "h2",
+        "broker-c": "h3",
+        "broker-a.1": "h2",
+        "broker-b.1": "h3",
+        "broker-c.1": "h1",
+    }
+
+
+def test_groups_of_one_copy_are_placed_as_ever(tmp_path: Path) -> None:
+    assert place(tmp_path, 3, 1, ["h1", "h2"]) == {"broker-a": "h1", "broker-b": "h2", "broker-c": "h1"}
+    assert json.loads((tmp_path / LAYOUT_FILE).read_text())["brokers"].keys() == {"broker-a", "broker-b", "broker-c"}
+
+
+def test_a_replica_stays_where_its_directory_is(tmp_path: Path) -> None:
+    before = place(tmp_path, 1, 2, ["h1", "h2"])
+    assert place(tmp_path, 1, 2, ["h0", "h1", "h2"]) == before
+    assert place(tmp_path, 2, 3, ["h0", "h1", "h2"]).items() >= before.items()
+    with pytest.raises(BrokerUnavailable, match=r"broker-a\.1.*h2"):
+        place(tmp_path, 2, 3, ["h0", "h1"])
+
+
+def test_a_group_that_had_more_replicas_is_not_started_with_fewer(tmp_path: Path) -> None:
+    """One of them alone may lack what was acknowledged."""
+    place(tmp_path, 2, 3, ["h1"])
+    with pytest.raises(InvalidInput, match="3, as the groups") as refused:
+        place(tmp_path, 2, 1, ["h1"])
+    assert refused.value.field == "replicas"
+    place(tmp_path, 2, 3, ["another name of the one machine"])
+
+
+def test_a_group_of_one_copy_may_get_more(tmp_path: Path) -> None:
+    place(tmp_path, 1, 1, ["h1"])
+    assert place(tmp_path, 1, 2, ["h1", "h2"]) == {"broker-a": "h1", "broker-a.1": "h2"}
+
+
+@pytest.mark.parametrize(("replicas", "machines"), [(1, 1), (2, 2), (2, 5)])
+def test_replicas_on_machines_of_their_own_need_no_warning(replicas: int, machines: int) -> None:
+    assert shared_machines(replicas, machines) is None
+
+
+def test_replicas_that_share_machines_are_told_of() -> None:
+    assert "share 1 machine:" in str(shared_machines(2, 1))
+    assert "share 2 machines:" in str(shared_machines(3, 2))
+
+
+def test_replicas_on_several_machines_with_one_name_server_are_told_of() -> None:
+    assert "one name server" in str(only_name_server(2, 1, 2))
+    assert [only_name_server(*each) for each in ((1, 1, 3), (2, 1, 1), (2, 2, 3))] == [None] * 3

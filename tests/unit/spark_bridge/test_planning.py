@@ -1,0 +1,260 @@
+"""What the next batch of a stream reads: nothing twice, nothing left out, and an error where something is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raymq.actors.wire.commands.stream_plans import QueueBounds, TopicBounds
+from raymq.client import MessageQueue
+from raymq.client.errors import RayMQError
+from raymq.spark_bridge.plan import Goal, Plan
+from raymq.spark_bridge.planning import StreamBroken, check_plan, next_plan, share
+
+A0, A1, B0 = (MessageQueue("t", f"broker-{broker}", number) for broker, number in (("a", 0), ("a", 1), ("b", 0)))
+U0 = MessageQueue("u", "broker-a", 0)
+
+Held = Mapping[MessageQueue, tuple[int, int] | QueueBounds]
+
+
+def found(held: Held, topic_id: str = "first", epoch: int = 7) -> dict[tuple[str, str], TopicBounds]:
+    """What brokers answer: {queue: (first offset, the one behind the last)}."""
+    by_origin: dict[tuple[str, str], dict[int, QueueBounds]] = {}
+    for queue, bounds in held.items():
+        of = by_origin.setdefault((queue.topic, queue.broker), {})
+        of[queue.queue_id] = bounds if isinstance(bounds, QueueBounds) else QueueBounds(*bounds)
+    return {origin: TopicBounds(topic_id, epoch, queues) for origin, queues in by_origin.items()}
+
+
+def before(ends: Mapping[MessageQueue, int], topic_id: str = "first", goal: Goal | None = None) -> Plan:
+    """A batch that has read up to these offsets."""
+    origins = {(queue.topic, queue.broker): (topic_id, 7) for queue in ends}
+    return Plan({queue: (0, end) for queue, end in ends.items()}, origins, goal)
+
+
+@pytest.mark.parametrize(
+    ("previous", "held", "starts", "expected"),
+    [
+        pytest.param(None, {A0: (3, 9), B0: (0, 0)}, None, {A0: (3, 9), B0: (0, 0)}, id="earliest: what is there"),
+        pytest.param(None, {A0: (3, 9)}, {A0: 9}, {A0: (9, 9)}, id="latest: what comes after"),
+        pytest.param(None, {A0: (0, 9), B0: (0, 2)}, {A0: 5}, {A0: (5, 9), B0: (0, 2)}, id="a queue since the start"),
+        pytest.param(before({A0: 5}), {A0: (0, 9)}, {A0: 1}, {A0: (5, 9)}, id="goes on, whatever start says"),
+        pytest.param(before({A0: 9}), {A0: (9, 9)}, None, {A0: (9, 9)}, id="nothing new, and all before expired"),
+        pytest.param(before({A0: 5}), {A0: (5, 9)}, None, {A0: (5, 9)}, id="expired exactly up to here"),
+        pytest.param(
+            before({A0: 5}),
+            {A0: (0, 6), A1: (0, 4), B0: (0, 1)},
+            {A0: 2},
+            {A0: (5, 6), A1: (0, 4), B0: (0, 1)},
+            id="a new queue and a new broker begin with their first message",
+        ),
+        pytest.param(before({A0: 5}), {A0: (0, 6), U0: (0, 8)}, {U0: 8}, {A0: (5, 6), U0: (8, 8)}, id="a new topic"),
+        pytest.param(
+            before({A0: 5}), {A0: (0, 6), U0: (2, 8)}, None, {A0: (5, 6), U0: (2, 8)}, id="a new one, earliest"
+        ),
+        pytest.param(before({A0: 5, U0: 3}), {A0: (0, 6)}, None, {A0: (5, 6)}, id="a topic that is read no more"),
+        pytest.param(
+            before({A0: 5, A1: 4}),
+            {A0: (0, 6), A1: QueueBounds(0, 4, readable=False)},
+            None,
+            {A0: (5, 6), A1: (4, 4)},
+            id="a queue that was taken away when all of it was read",
+        ),
+        pytest.param(
+            before({A0: 5}),
+            {A0: (0, 6), A1: QueueBounds(0, 4, readable=False)},
+            None,
+            {A0: (5, 6)},
+            id="a queue that nobody may read",
+        ),
+        pytest.param(before({A0: 5}), {A0: QueueBounds(0, 6, kept=5)}, None, {A0: (5, 6)}, id="a cut behind it"),
+    ],
+)
+def test_where_the_queues_go_on(
+    previous: Plan | None,
+    held: Held,
+    starts: dict[MessageQueue, int] | None,
+    expected: dict[MessageQueue, tuple[int, int]],
+) -> None:
+    plan = next_plan(4, previous, found(held), starts)
+    assert plan.ranges == expected
+    assert plan.goal is None
+    assert plan.origins == {(queue.topic, queue.broker): ("first", 7) for queue in held}
+
+
+@pytest.mark.parametrize(
+    ("previous", "answers", "starts", "said"),
+    [
+        pytest.param(before({A0: 5}), found({A0: (6, 9)}), None, "expired", id="expired"),
+        pytest.param(before({A0: 5}), found({A0: (9, 9)}), None, "expired", id="all of it expired"),
+        pytest.param(None, found({A0: (6, 9)}), {A0: 5}, "expired", id="expired since the start was fixed"),
+        pytest.param(
+            before({A0: 5}), found({A0: (0, 9), A1: (2, 3)}), None, "expired", id="a new queue's first message"
+        ),
+        pytest.param(before({A0: 5}), found({A0: (0, 4)}), None, "ends at 4", id="shorter"),
+        pytest.param(None, found({A0: (0, 4)}), {A0: 5}, "ends at 4", id="shorter than the start"),
+        pytest.param(before({A0: 5}), found({A0: (0, 9)}, "second"), None, "made anew", id="another of that name"),
+        pytest.param(
+            before({A0: 5}), found({A0: QueueBounds(0, 9, kept=4)}), None, "loss of power", id="lost messages"
+        ),
+        pytest.param(before({A0: 5, A1: 5}), found({A0: (0, 9)}), None, "not there any more", id="a queue is gone"),
+        pytest.param(before({A0: 5, B0: 5}), found({A0: (0, 9)}), None, "not there any more", id="a broker is gone"),
+        pytest.param(
+            before({A0: 5}),
+            found({A0: QueueBounds(0, 9, readable=False)}),
+            None,
+            "4 messages of it",
+            id="taken away unread",
+        ),
+    ],
+)
+def test_what_is_gone_is_an_error_and_never_passed_over(
+    previous: Plan | None,
+    answers: dict[tuple[str, str], TopicBounds],
+    starts: dict[MessageQueue, int] | None,
+    said: str,
+) -> None:
+    with pytest.raises(StreamBroken, match=said):
+        next_plan(4, previous, answers, starts)
+
+
+def test_what_was_planned_long_ago_is_read_if_it_is_still_the_same() -> None:
+    plan = Plan(
+        {A0: (5, 8), A1: (3, 3), B0: (0, 0)}, {("t", "broker-a"): ("first", 7), ("t", "broker-b"): ("first", 7)}
+    )
+    check_plan(plan, found({A0: (5, 20), A1: (9, 9)}))  # of the others nothing is to be read
+    check_plan(plan, found({A0: QueueBounds(0, 20, kept=8, readable=False)}))
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        pytest.param(found({A0: (6, 20)}), "expired", id="expired in part"),
+        pytest.param(found({A0: (8, 20)}), "expired", id="expired"),
+        pytest.param(found({A0: (0, 7)}), "ends at 7", id="lost in part"),
+        pytest.param(found({A0: QueueBounds(0, 20, kept=7)}), "loss of power", id="lost in part, and others came"),
+        pytest.param(found({A0: (0, 20)}, "second"), "made anew", id="another of that name"),
+        pytest.param(found({A1: (0, 20)}), "not there any more", id="the queue is gone"),
+        pytest.param({}, "not there any more", id="the broker is gone"),
+    ],
+)
+def test_what_was_planned_and_is_not_there_any_more_is_an_error(
+    answers: dict[tuple[str, str], TopicBounds], said: str
+) -> None:
+    with pytest.raises(StreamBroken, match=said):
+        check_plan(Plan({A0: (5, 8)}, {("t", "broker-a"): ("first", 7)}), answers)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("a", "b"), pytest.param("", "b", id="RocketMQ made it"), pytest.param("a", "", id="repaired")],
+)
+def test_a_topic_of_another_id_is_another_topic_wherever_its_offsets_are(first: str, second: str) -> None:
+    with pytest.raises(StreamBroken, match="made anew"):
+        next_plan(1, before({A0: 5}, first), found({A0: (0, 9)}, second), None)
+
+
+def test_a_start_is_a_place_between_messages_that_were_there_then() -> None:
+    """The query is started later than its start was fixed, or a topic is added to it."""
+    starts, started = {A0: 5, U0: 5}, {("t", "broker-a"): ("first", 7), ("u", "broker-a"): ("first", 7)}
+    held = {A0: (0, 9), U0: (0, 9)}
+    assert next_plan(0, None, found(held), starts, started=started).ranges == {A0: (5, 9), U0: (5, 9)}
+    with pytest.raises(StreamBroken, match="made anew"):
+        next_plan(0, None, found(held, "second"), starts, started=started)
+    with pytest.raises(StreamBroken, match="loss of power"):
+        next_plan(0, None, found({A0: QueueBounds(0, 9, kept=4), U0: (0, 9)}), starts, started=started)
+    # What was read before goes on there: of its topic the start says nothing.
+    previous = before({A0: 7}, "second")
+    only = {("t", "broker-a"): TopicBounds("second", 7, {0: QueueBounds(0, 9)})}
+    assert next_plan(1, previous, only, starts, started=started).ranges == {A0: (7, 9)}
+    with pytest.raises(StreamBroken, match="topic u was deleted and made anew"):
+        next_plan(1, previous, only | found({U0: (0, 9)}, "third"), starts, started=started)
+
+
+def test_a_run_that_ends_by_itself_reads_what_was_there_when_it_began() -> None:
+    first = next_plan(0, None, found({A0: (0, 10), B0: (0, 4)}), None, 7, "run-1")
+    assert first.goal == Goal("run-1", {A0: 10, B0: 4})
+    assert not first.is_last_of("run-1")
+    # Messages, a queue and a broker have come since.
+    later = found({A0: (0, 99), A1: (0, 9), B0: (0, 99)})
+    second = next_plan(1, first, later, None, 7, "run-1")
+    assert {queue: end for queue, (_, end) in second.ranges.items()} == {A0: 10, A1: 0, B0: 4}
+    assert second.is_last_of("run-1")
+    assert not second.is_last_of("run-2")
+    third = next_plan(2, second, later, None, None, "run-2")
+    assert {queue: end for queue, (_, end) in third.ranges.items()} == {A0: 99, A1: 9, B0: 99}
+    assert third.is_last_of("run-2")
+    assert next_plan(3, third, later, None).goal is None
+
+
+queues = st.builds(MessageQueue, st.sampled_from("tu"), st.sampled_from("ab"), st.integers(0, 3))
+held_now = st.dictionaries(queues, st.integers(0, 1 << 40), max_size=8)
+
+
+@given(held_now, st.integers(1, 1 << 41), st.integers(0, 99))
+def test_a_limit_is_used_up_and_never_passed(backlogs: dict[MessageQueue, int], most: int, turn: int) -> None:
+    taken = share(backlogs, most, turn)
+    assert taken.keys() == backlogs.keys()
+    assert all(0 <= taken[queue] <= backlogs[queue] for queue in backlogs)
+    assert sum(taken.values()) == min(most, sum(backlogs.values()))
+
+
+@given(st.dictionaries(queues, st.integers(1, 1 << 20), min_size=1, max_size=8), st.integers(1, 10))
+def test_every_queue_that_has_something_is_read_within_as_many_batches_as_there_are_queues(
+    backlogs: dict[MessageQueue, int], most: int
+) -> None:
+    read = dict.fromkeys(backlogs, 0)
+    for turn in range(len(backlogs)):
+        for queue, count in share(backlogs, most, turn).items():  # the backlogs stay: as much comes as is read
+            read[queue] += count
+    assert all(read.values())
+
+
+def test_queues_are_read_through_at_the_same_time() -> None:
+    assert share({A0: 1_000, A1: 3_000, B0: 0}, 400, 0) == {A0: 100, A1: 300, B0: 0}
+
+
+@given(st.data())
+def test_batch_after_batch_reads_every_message_once_and_in_order(data: st.DataObject) -> None:
+    """Whatever comes between them, and wherever a batch is planned again from its predecessor."""
+    ends: dict[MessageQueue, int] = {}
+    read: dict[MessageQueue, int] = {}
+    plan: Plan | None = None
+    for batch in range(data.draw(st.integers(1, 8))):
+        for queue in data.draw(st.lists(queues, min_size=1, max_size=4)):
+            ends[queue] = ends.get(queue, 0) + data.draw(st.integers(0, 50))
+        most = data.draw(st.none() | st.integers(1, 60))
+        answers = found({queue: (0, end) for queue, end in ends.items()})
+        plan = next_plan(batch, None if plan is None else Plan.unpack(plan.pack()), answers, None, most)
+        for queue, (start, end) in plan.ranges.items():
+            assert start == read.get(queue, 0)
+            read[queue] = end
+        assert most is None or sum(end - start for start, end in plan.ranges.values()) <= most
+    answers = found({queue: (0, end) for queue, end in ends.items()})
+    assert {queue: end for queue, (_, end) in next_plan(99, plan, answers, None).ranges.items()} == ends
+
+
+plans = st.builds(
+    Plan,
+    st.dictionaries(queues, st.tuples(st.integers(0, 1 << 62), st.integers(0, 1 << 62))),
+    st.dictionaries(st.tuples(st.sampled_from("tu"), st.text()), st.tuples(st.text(), st.integers(0, 9))),
+    st.none() | st.builds(Goal, st.text(), held_now),
+    st.text(),
+)
+
+
+@given(plans)
+def test_a_plan_comes_back_as_it_was_kept(plan: Plan) -> None:
+    assert Plan.unpack(plan.pack()) == plan
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"", b"\xc1", b"\x95\x01\x80\x90\xc0\xa0", b"\x95\x02\x90\x90\xc0\xa0", b"\x95\x02\x80\x91\x00\xc0\xa0", b"\x90"],
+)
+def test_what_is_no_plan_is_an_error(packed: bytes) -> None:
+    with pytest.raises(RayMQError, match="plan"):
+        Plan.unpack(packed)

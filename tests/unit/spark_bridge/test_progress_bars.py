@@ -1,0 +1,153 @@
+"""Bars show how far a read or a write is, end with it, and are nothing where nobody would see them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("pyspark")
+
+from raymq.spark_bridge.progress_bars import Bar, MessagesShown, Ticks, tasks_shown, terminal
+from tests.polling import poll_until
+
+
+@pytest.fixture
+def screen() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def console(screen: io.StringIO) -> Console:
+    return Console(file=screen, force_terminal=True, width=100, color_system=None)
+
+
+def counts(screen: io.StringIO) -> list[tuple[int, int]]:
+    """What a bar said, as (done, total), the same once."""
+    told = [(int(done), int(total)) for done, total in re.findall(r"(\d+)/(\d+) 0:00", screen.getvalue())]
+    return list(dict.fromkeys(told))
+
+
+class Spark:
+    """A SparkContext, as far as bars ask it: jobs of groups with their stages, and this thread's properties."""
+
+    def __init__(self) -> None:
+        self.properties: dict[str, str | None] = {"spark.jobGroup.id": "the user's"}
+        self.stages = {1: (4, 4), 2: (1, 6)}
+        self.active: list[int] = []
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
+        return self.properties[name]
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802
+        self.properties[name] = value
+
+    def statusTracker(self) -> Any:  # noqa: N802
+        def stage(number: int) -> Any:
+            done, total = self.stages[number]
+            return SimpleNamespace(numCompletedTasks=done, numTasks=total)
+
+        return SimpleNamespace(
+            getJobIdsForGroup=lambda group: [7, 8] if group == "ours" else [],
+            getJobInfo=lambda job: SimpleNamespace(stageIds=[1, 2]) if job == 7 else None,
+            getStageInfo=stage,
+            getActiveJobsIds=lambda: self.active,
+        )
+
+
+def test_a_write_is_shown_by_its_tasks_and_the_thread_s_group_is_as_before(
+    console: Console, screen: io.StringIO
+) -> None:
+    spark: Any = Spark()
+    with tasks_shown(spark, "write orders", "ours", console):
+        assert spark.properties == {"spark.jobGroup.id": "ours"}
+        poll_until(lambda: (5, 10) in counts(screen))
+        spark.stages[2] = (6, 6)
+    assert counts(screen)[-1] == (10, 10)
+    assert "write orders" in screen.getvalue()
+    assert spark.properties == {"spark.jobGroup.id": "the user's"}
+
+
+def test_a_write_that_fails_ends_its_bar_where_it_is(console: Console, screen: io.StringIO) -> None:
+    spark: Any = Spark()
+
+    def fail() -> None:
+        poll_until(lambda: (5, 10) in counts(screen))
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), tasks_shown(spark, "write orders", "ours", console):
+        fail()
+    assert counts(screen)[-1] == (5, 10)
+    assert "raymq-spark-progress" not in {thread.name for thread in threading.enumerate()}
+    assert spark.properties == {"spark.jobGroup.id": "the user's"}
+
+
+def test_without_a_terminal_nothing_is_asked_and_nothing_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert terminal() is None
+    with tasks_shown(None, "write orders", "ours", terminal()):  # type: ignore[arg-type]
+        pass
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_read_is_shown_by_its_messages_anew_for_each_action(console: Console, screen: io.StringIO) -> None:
+    spark: Any = Spark()
+    spark.active = [1]
+    shown = MessagesShown(spark, "read orders", 30, console)
+    total = 0
+    for _ in range(2):
+        for _ in range(3):
+            total = shown.addInPlace(total, 10)
+        assert counts(screen)[-1] == (30, 30)
+    assert total == 60
+    shown.addInPlace(total, 1_000)
+    assert counts(screen)[-1] == (30, 30), "tasks that were tried again count twice"
+    spark.active = []
+
+
+def test_a_read_that_is_given_up_ends_its_bar(console: Console, screen: io.StringIO) -> None:
+    spark: Any = Spark()
+    spark.active = [1]
+    shown = MessagesShown(spark, "read orders", 30, console)
+    shown.addInPlace(0, 10)
+    poll_until(lambda: (10, 30) in counts(screen))
+    spark.active = []
+    poll_until(lambda: shown._ticks is None)
+    shown.addInPlace(10, 20)
+    poll_until(lambda: (20, 30) in counts(screen), what="the next action begins at nothing")
+
+
+def test_a_task_only_counts(console: Console) -> None:
+    shown = MessagesShown(Spark(), "read orders", 30, console)  # type: ignore[arg-type]
+    in_task = pickle.loads(pickle.dumps(shown))
+    assert (in_task.zero(5), in_task.addInPlace(3, 4)) == (0, 7)
+    assert not isinstance(in_task, MessagesShown)
+
+
+def test_a_closed_spark_ends_the_looking() -> None:
+    ended = threading.Event()
+
+    def look() -> bool:
+        ended.set()
+        raise RuntimeError("the JVM is gone")
+
+    ticks = Ticks(look, 0.001)
+    assert ended.wait(10)
+    ticks.close()
+
+
+def test_a_bar_that_nobody_has_shown_writes_nothing(console: Console, screen: io.StringIO) -> None:
+    Bar(console, "x").close()
+    assert screen.getvalue() == ""

@@ -1,0 +1,105 @@
+"""What a schema asks of messages, and which columns become messages, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from raymq.client import InvalidInput
+from raymq.client.errors import RayMQError
+from raymq.spark_bridge import register_source
+from raymq.spark_bridge.schema import message_schema
+from raymq.spark_bridge.source.columns import checked_columns, selected
+from raymq.spark_bridge.source.register import has_data_sources
+
+TEXT = StringType()
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def test_the_messages_own_columns_are_all_of_a_read_without_schema() -> None:
+    selection = selected(message_schema(), "json", None, None)
+    assert selection.columns == message_schema()
+    assert selection.decoder is None
+
+
+def test_other_columns_are_decoded_from_the_body() -> None:
+    wanted = schema(id=LongType(), offset=LongType(), _corrupt=BinaryType())
+    selection = selected(wanted, "msgpack", "a || b", None)
+    assert selection.columns == wanted
+    assert selection.decoder is not None
+    assert selection.decoder.names == ["id", "_corrupt"]
+    assert selection.tags == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (schema(offset=TEXT), "offset as bigint"),
+        (schema(queue=LongType()), "queue as struct"),
+        (schema(id=LongType(), body=BinaryType()), "decoded from it"),
+        (StructType([StructField("id", LongType(), nullable=False)]), "may be null"),
+        (schema(ids=ArrayType(LongType(), containsNull=False)), "may be null"),
+        (schema(_corrupt=BinaryType()), "_corrupt"),
+        (StructType([]), "columns"),
+    ],
+)
+def test_a_schema_that_no_message_has_is_refused(wanted: StructType, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        selected(wanted, "json", None, None)
+
+
+def test_columns_are_parts_of_the_message_by_their_names() -> None:
+    all_of_them = schema(
+        keys=ArrayType(TEXT), tags=TEXT, properties=MapType(TEXT, TEXT), sharding_key=TEXT, body=BinaryType(),
+        deliver_at=TimestampType(), delay_level=IntegerType(),
+    )  # fmt: skip
+    assert checked_columns(all_of_them) == tuple(all_of_them.names)
+    assert checked_columns(schema(body=schema(a=MapType(TEXT, DoubleType())), deliver_at=DoubleType()))
+
+
+@pytest.mark.parametrize(
+    ("columns", "field"),
+    [
+        ({"value": TEXT}, "columns"),
+        ({"body": TEXT, "id": LongType()}, "columns"),
+        ({"body": LongType()}, "body"),
+        ({"body": schema(a=schema(b=ArrayType(DataType())))}, "body"),
+        ({"body": TEXT, "keys": LongType()}, "keys"),
+        ({"body": TEXT, "tags": ArrayType(TEXT)}, "tags"),
+        ({"body": TEXT, "sharding_key": LongType()}, "sharding_key"),
+        ({"body": TEXT, "properties": MapType(TEXT, LongType())}, "properties"),
+        ({"body": TEXT, "deliver_at": TEXT}, "deliver_at"),
+        ({"body": TEXT, "delay_level": DoubleType()}, "delay_level"),
+    ],
+)
+def test_a_column_of_another_type_is_refused_by_its_name(columns: dict[str, DataType], field: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        checked_columns(schema(**columns))
+    assert raised.value.field == field
+
+
+@pytest.mark.skipif(has_data_sources(), reason="this is Spark 4.2")
+def test_an_older_spark_is_told_what_it_needs() -> None:
+    session: Any = None
+    with pytest.raises(RayMQError, match="sources in Python"):
+        register_source(session)

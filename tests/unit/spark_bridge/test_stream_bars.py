@@ -1,0 +1,108 @@
+"""The bars of streams move with their batches, outlive a restart, and end with their queries."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from rich.console import Console
+
+from raymq.client.errors import BrokerUnavailable
+from raymq.spark_bridge import stream_bars
+from raymq.spark_bridge.stream_bars import QueryPosition, StreamBars
+from tests.polling import poll_until
+
+
+class Streams:
+    """How far streams are, as a bridge tells it."""
+
+    def __init__(self) -> None:
+        self.screen = io.StringIO()
+        self.at: dict[str, QueryPosition | None] = {}
+        self.away = False
+        console = Console(file=self.screen, force_terminal=True, width=100, color_system=None)
+        self.bars = StreamBars(console, self.standing)
+
+    def standing(self, stream: str) -> QueryPosition | None:
+        if self.away:
+            raise BrokerUnavailable("broker-a", "it is away")
+        return self.at.get(stream)
+
+    def last(self, stream: str) -> tuple[int, int] | None:
+        """What its line said last, as (done, total)."""
+        told = re.findall(rf"stream {stream} [^\d?]*(\d+)/(\d+) ", self.screen.getvalue())
+        return (int(told[-1][0]), int(told[-1][1])) if told else None
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    monkeypatch.setattr(stream_bars, "_LOOK_SECONDS", 0.01)
+    return Streams()
+
+
+def test_a_line_counts_from_where_its_query_went_on_to_the_queues_ends(streams: Streams) -> None:
+    streams.bars.watch("totals")
+    streams.bars.watch("totals")
+    streams.bars.watch("late")
+    streams.at["totals"] = QueryPosition("q1", 1_000, 1_500)
+    poll_until(lambda: streams.last("totals") == (0, 500))
+    streams.at["totals"] = QueryPosition("q1", 1_400, 1_900)
+    poll_until(lambda: streams.last("totals") == (400, 900))
+    assert streams.last("late") is None, "no query of it runs"
+    streams.at["late"] = QueryPosition("q1", 0, 0)
+    poll_until(lambda: streams.last("late") == (0, 0))
+    streams.at["totals"] = QueryPosition("another checkpoint", 200, 1_900)
+    poll_until(lambda: streams.last("totals") == (0, 1_700))
+    streams.bars.close()
+
+
+def test_a_broker_that_is_away_leaves_a_line_as_it_is(streams: Streams) -> None:
+    streams.at["totals"] = QueryPosition("q1", 0, 10)
+    streams.bars.watch("totals")
+    poll_until(lambda: streams.last("totals") == (0, 10))
+    streams.away = True
+    assert all(streams.bars.look() for _ in range(20))
+    streams.away = False
+    streams.at["totals"] = QueryPosition("q1", 10, 10)
+    poll_until(lambda: streams.last("totals") == (10, 10))
+    streams.bars.close()
+
+
+def test_what_the_program_prints_goes_where_it_went(streams: Streams, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a file, say. While a bar was shown it came to be on the terminal instead."""
+    streams.at["totals"] = QueryPosition("q1", 0, 10)
+    streams.bars.watch("totals")
+    poll_until(lambda: streams.last("totals") == (0, 10))
+    print("a result")
+    streams.bars.close()
+    assert capsys.readouterr().out == "a result\n"
+    assert "a result" not in streams.screen.getvalue()
+
+
+def test_a_query_that_is_started_again_at_once_keeps_its_line_and_one_that_ended_frees_the_terminal() -> None:
+    streams = Streams()
+    streams.bars._streams = ["totals"]  # nobody looks but this test
+    streams.at["totals"] = QueryPosition("q1", 5, 10)
+    assert streams.bars.look()
+    display = streams.bars._progress
+    streams.at["totals"] = None
+    for _ in range(stream_bars._MISSED_LOOKS - 1):
+        assert streams.bars.look()
+    streams.at["totals"] = QueryPosition("q1", 10, 10)
+    assert streams.bars.look()
+    assert streams.bars._progress is display
+    streams.at["totals"] = None
+    for _ in range(stream_bars._MISSED_LOOKS):
+        assert streams.bars.look()
+    assert streams.bars._progress is None
+    assert streams.last("totals") == (5, 5)
+    streams.at["totals"] = QueryPosition("q1", 10, 12)
+    assert streams.bars.look()
+    assert streams.bars._progress is not None
+    streams.bars.close()
+    assert not streams.bars.look()
+    assert streams.bars._progress is None

@@ -1,0 +1,73 @@
+"""Archives on the path are read anew when they have changed, and not otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+import zipimport
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.spark_bridge.worker_daemon import keep_unchanged_archives
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The archives that were read."""
+    seen: list[str] = []
+    read = zipimport._read_directory  # type: ignore[attr-defined]
+
+    def counted(archive: str) -> object:
+        seen.append(archive)
+        return read(archive)
+
+    monkeypatch.setattr(zipimport, "_read_directory", counted)
+    monkeypatch.setattr(zipimport.zipimporter, "invalidate_caches", zipimport.zipimporter.invalidate_caches)
+    modules = set(sys.modules)
+    yield seen
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def archive(path: Path, **modules: str) -> None:
+    with zipfile.ZipFile(path, "w") as made:
+        for name, text in modules.items():
+            made.writestr(f"{name}.py", text)
+
+
+def test_an_archive_is_read_anew_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
+) -> None:
+    path = tmp_path / "modules.zip"
+    archive(path, raymq_first="value = 1")
+    monkeypatch.syspath_prepend(str(path))
+    assert importlib.import_module("raymq_first").value == 1
+    keep_unchanged_archives()
+    reads.clear()
+    for _ in range(3):
+        importlib.invalidate_caches()
+        assert importlib.util.find_spec("raymq_second") is None
+    assert str(path) not in reads
+    archive(path, raymq_first="value = 1", raymq_second="value = 22")
+    importlib.invalidate_caches()
+    assert importlib.import_module("raymq_second").value == 22
+    assert reads.count(str(path)) == 1
+    importlib.invalidate_caches()
+    assert importlib.util.find_spec("raymq_third") is None
+    assert reads.count(str(path)) == 1
+
+
+def test_an_archive_that_is_gone_has_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
+) -> None:
+    path = tmp_path / "modules.zip"
+    archive(path, raymq_gone="value = 1")
+    monkeypatch.syspath_prepend(str(path))
+    assert importlib.util.find_spec("raymq_gone") is not None
+    keep_unchanged_archives()
+    path.unlink()
+    importlib.invalidate_caches()
+    assert importlib.util.find_spec("raymq_gone") is None

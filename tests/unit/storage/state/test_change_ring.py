@@ -1,0 +1,58 @@
+"""The ring of changes: bounded, and never a hole in what it gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.storage.errors import InvalidInput
+from raymq.storage.state.change_ring import MOST_AT_ONCE, ChangeRing
+from raymq.storage.state.changes import StateChange
+
+
+def filled(count: int, *, most_bytes: int = 1 << 30, most_held: int = 1 << 30, size: int = 800) -> ChangeRing:
+    ring = ChangeRing(10, most_bytes, most_held)
+    for number in range(11, 11 + count):
+        ring.add(StateChange(number, 0, b"x" * size))
+    return ring
+
+
+def test_what_is_behind_a_number() -> None:
+    ring = filled(5)
+    assert [each.sequence for each in ring.after(10)] == [11, 12, 13, 14, 15]
+    assert [each.sequence for each in ring.after(13)] == [14, 15]
+    assert list(ring.after(15)) == list(ring.after(99)) == []
+    with pytest.raises(InvalidInput):
+        ring.after(9)
+
+
+def test_old_changes_go_where_all_take_too_much() -> None:
+    ring = filled(1_000, most_bytes=100_000)
+    assert (len(ring), ring.folded, ring.last) == (100, 910, 1_010)
+    assert [each.sequence for each in ring.after(910)] == list(range(911, 1_011))
+    assert [each.sequence for each in ring.after(950)] == list(range(951, 1_011))
+    with pytest.raises(InvalidInput):
+        ring.after(909)
+
+
+def test_a_change_that_is_larger_than_the_ring_is_folded_at_once() -> None:
+    ring = filled(3, most_bytes=500)
+    assert (len(ring), ring.folded, ring.last) == (0, 13, 13)
+    assert list(ring.after(13)) == []
+
+
+def test_what_a_replica_needs_is_held_up_to_a_bound() -> None:
+    ring = filled(10, most_bytes=100_000, most_held=300_000)
+    ring.hold(15)
+    for number in range(21, 251):
+        ring.add(StateChange(number, 0, b"x" * 800))
+    assert ring.folded == 15
+    for number in range(251, 611):
+        ring.add(StateChange(number, 0, b"x" * 800))
+    assert ring.folded == 310, "it takes too much: the replica gets another snapshot"
+    ring.hold(None)
+    assert ring.folded == 510
+
+
+def test_one_call_gives_a_bounded_number() -> None:
+    ring = filled(3 * MOST_AT_ONCE, size=1)
+    assert [each.sequence for each in ring.after(20)] == list(range(21, 21 + MOST_AT_ONCE))

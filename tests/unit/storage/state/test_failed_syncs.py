@@ -1,0 +1,78 @@
+"""A sync that fails once has failed for good: what the disk did not take is nowhere said to be on it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import InvalidInput, StoreFailed
+from raymq.storage.files import fileutil
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from tests.faulty_calls import FaultyCalls
+from tests.state_copies import ship_state, state_of, take_snapshot
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[StateRecorder]:
+    made = StateRecorder.begin(tmp_path / "master", log_end=lambda: 0)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def replica(recorder: StateRecorder, tmp_path: Path) -> Iterator[StateReplica]:
+    """One that has three files that were not brought to disk, whose first sync has failed."""
+    made = StateReplica(tmp_path / "replica")
+    take_snapshot(recorder, made)
+    for name in ("a", "b", "c"):
+        fileutil.replace(recorder.directory / "raymq" / name, name.encode())
+    ship_state(recorder, made)
+    with replaced(FaultyCalls("fdatasync", 1, errno.EIO)), pytest.raises(StoreFailed):
+        made.sync()
+    yield made
+    made.close()
+
+
+def test_another_sync_does_not_say_that_all_is_on_disk(replica: StateReplica) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreFailed):
+            replica.sync()
+    assert replica.is_lost
+
+
+def test_it_acknowledges_no_change_any_more_and_takes_none(recorder: StateRecorder, replica: StateReplica) -> None:
+    assert replica.last == 0
+    fileutil.replace(recorder.directory / "raymq" / "d", b"d")
+    with pytest.raises(InvalidInput):
+        replica.apply(recorder.after(recorder.last - 1))
+
+
+def test_its_next_start_does_not_know_what_is_there_either(replica: StateReplica) -> None:
+    replica.close()
+    again = StateReplica(replica.directory)
+    assert again.last == 0
+    again.close()
+
+
+def test_a_snapshot_brings_everything_anew(recorder: StateRecorder, replica: StateReplica) -> None:
+    take_snapshot(recorder, replica)
+    replica.sync()
+    assert not replica.is_lost
+    assert replica.last == recorder.last
+    assert state_of(replica.directory) == state_of(recorder.directory)
+
+
+def test_who_becomes_master_with_it_has_every_replica_take_a_snapshot(
+    recorder: StateRecorder, replica: StateReplica
+) -> None:
+    before = recorder.last
+    elected = StateRecorder.begin(replica.directory, log_end=lambda: 0, continues=replica)
+    try:
+        assert elected.last == elected.folded > before
+    finally:
+        elected.stop()

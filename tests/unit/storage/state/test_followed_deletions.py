@@ -1,0 +1,233 @@
+"""Topics that are deleted and made again under a store that follows: its queues are its master's."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import QueueNotFound, StoreError, StoreFailed
+from raymq.storage.files import file_calls
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from raymq.storage.tables.topic_config import TopicConfig
+from tests.faulty_calls import FaultyCalls
+from tests.replicas import fill, seen, ship
+from tests.state_copies import Shipping, state_of, take_snapshot
+from tests.stored import SMALL, append, make_record, write_entries
+
+CONFIG = replace(SMALL, index_slots=500, index_entries=400, flush_interval_ms=3_600_000)
+
+
+class Pair:
+    """A master with its replica."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.recorder = StateRecorder.begin(root / "master", log_end=lambda: 0)
+        self.master = Store.open(root / "master", CONFIG)
+        self.recorder.log_end = lambda: self.master.max_physical_offset
+        self.replica = StateReplica(root / "replica")
+        self.follower = Store.open(root / "replica", CONFIG, follows=True)
+
+    def snapshot(self) -> None:
+        take_snapshot(self.recorder, self.replica)
+
+    @property
+    def shipping(self) -> Shipping:
+        return Shipping(self.master, self.recorder, self.follower, self.replica)
+
+    def reopen(self, *, killed: bool, follows: bool = True) -> None:
+        if killed:
+            self.follower._flusher.stop()
+            self.follower._abandon()
+        else:
+            self.follower.close()
+        self.follower = Store.open(self.root / "replica", CONFIG, follows=follows)
+
+    def close(self) -> None:
+        self.follower.close()
+        self.master.close()
+        self.recorder.stop()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_topic_that_is_made_again_begins_at_0_on_the_replica_too(pair: Pair, killed: bool) -> None:
+    pair.snapshot()
+    for number in range(4):
+        append(pair.master, *[make_record(b"%d" % number)] * (number + 1))
+        pair.shipping.all()
+        pair.master.delete_topic("orders")
+        if number % 2:
+            pair.shipping.all()
+            pair.reopen(killed=killed)
+    append(pair.master, make_record(b"last"))
+    pair.shipping.all()
+    assert seen(pair.follower) == seen(pair.master)
+    assert pair.follower.max_offset("orders", 0) == 1
+    pair.reopen(killed=killed)
+    assert seen(pair.follower) == seen(pair.master)
+    pair.reopen(killed=killed, follows=False)
+    assert seen(pair.follower) == seen(pair.master)
+
+
+def test_a_follower_that_dies_before_it_heeds_a_deletion_heeds_it_when_it_starts(pair: Pair) -> None:
+    pair.snapshot()
+    append(pair.master, make_record(b"old"))
+    pair.shipping.all()
+    pair.master.delete_topic("orders")
+    while pair.shipping.step():
+        pass
+    assert pair.follower.max_offset("orders", 0) == 1, "no bytes came behind it, so that it was not looked at"
+    pair.reopen(killed=True)
+    append(pair.master, make_record(b"new"))
+    pair.shipping.all()
+    assert seen(pair.follower) == seen(pair.master)
+
+
+def test_a_deletion_that_the_masters_disk_refused_is_none(pair: Pair) -> None:
+    pair.snapshot()
+    append(pair.master, make_record(b"kept"))
+    pair.shipping.all()
+    write_entries(pair.master)  # so that there is a folder to move away
+    with replaced(FaultyCalls("rename", 1, errno.ENOSPC, real=file_calls.current)), pytest.raises(StoreError):
+        pair.master.delete_topic("orders")
+    append(pair.master, make_record(b"next"))
+    pair.shipping.all()
+    assert pair.follower.max_offset("orders", 0) == 2
+    assert seen(pair.follower) == seen(pair.master)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_tables_that_are_ahead_of_the_log_say_which_records_are_nobodys(pair: Pair, killed: bool) -> None:
+    """A snapshot is newer than what the replica has of the log: a deletion in it is behind the log's end."""
+    fill(pair.master, 10)
+    ship(pair.master, pair.follower)
+    fill(pair.master, 5, seed=1)
+    pair.master.delete_topic("orders")
+    fill(pair.master, 5, seed=2)
+    pair.master.delete_topic("parts")
+    pair.snapshot()
+    if killed:
+        pair.reopen(killed=True)
+    fill(pair.master, 5, seed=3)
+    pair.shipping.step(most_bytes=300)
+    if killed:
+        pair.reopen(killed=True)
+    pair.shipping.all()
+    assert seen(pair.follower) == seen(pair.master)
+    pair.reopen(killed=killed, follows=False)
+    assert seen(pair.follower) == seen(pair.master)
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["it goes on", "it becomes master"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_deletion_that_never_was_is_taken_back_with_the_snapshot(
+    tmp_path: Path, pair: Pair, follows: bool, saved: bool
+) -> None:
+    """The former master had deleted the topic, and nobody else was told before another one succeeded it."""
+    pair.snapshot()
+    fill(pair.master, 10)
+    pair.shipping.all()
+    other = Store.open(tmp_path / "other", CONFIG)
+    other.follow()
+    ship(pair.master, other)
+    pair.master.delete_topic("orders")
+    pair.shipping.all()
+    pair.follower.take_log(pair.follower.received_offset, b"")
+    if saved:
+        pair.follower._save_checkpoint()
+    with pytest.raises(QueueNotFound):
+        pair.follower.max_offset("orders", 0)
+    other.close()
+
+    with_another = StateRecorder.begin(tmp_path / "other", log_end=lambda: 0)
+    successor = Store.open(tmp_path / "other", CONFIG)
+    with_another.log_end = lambda: successor.max_physical_offset
+    take_snapshot(with_another, pair.replica)
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "other")
+    if follows:
+        append(successor, make_record(b"of the successor"))
+        with pytest.raises(StoreFailed, match="not deleted after all"):
+            Shipping(successor, with_another, pair.follower, pair.replica).all()
+        pair.reopen(killed=False)
+        Shipping(successor, with_another, pair.follower, pair.replica).all()
+    else:
+        pair.reopen(killed=False, follows=False)
+    assert seen(pair.follower) == seen(successor)
+    assert not (tmp_path / "replica" / "raymq" / "rebuild_queues").exists()
+    successor.close()
+    with_another.stop()
+
+
+def test_delay_levels_that_a_new_master_has_hold_for_what_it_stores(tmp_path: Path, pair: Pair) -> None:
+    """Entries of the schedule topic say when a message is due, which is by the table of the master that stored it."""
+    pair.snapshot()
+    append(pair.master, make_record(b"1", topic="SCHEDULE_TOPIC_XXXX", queue_id=1, delay_level=2))
+    pair.shipping.all()
+    pair.master.close()
+    pair.recorder.stop()
+    pair.recorder = StateRecorder.begin(tmp_path / "master", log_end=lambda: pair.follower.max_physical_offset)
+    pair.master = Store.open(tmp_path / "master", replace(CONFIG, delay_levels="1s 9h"))
+    pair.recorder.log_end = lambda: pair.master.max_physical_offset
+    assert pair.replica.last == pair.recorder.folded
+    append(pair.master, make_record(b"2", topic="SCHEDULE_TOPIC_XXXX", queue_id=1, delay_level=2))
+    pair.shipping.all()
+    dues = [
+        [queue.entry(number)[2] for number in range(2)]
+        for store in (pair.master, pair.follower)
+        for queue in [store._dispatcher.queues["SCHEDULE_TOPIC_XXXX", 1]]
+    ]
+    assert dues[0] == dues[1]
+    assert dues[0][1] - dues[0][0] > 8 * 3_600_000
+
+
+def test_the_tables_of_a_store_that_follows_are_empty_and_are_not_written(tmp_path: Path, pair: Pair) -> None:
+    pair.snapshot()
+    fill(pair.master, 5)
+    pair.master.topic_configs.put(TopicConfig("orders", 4, 4))
+    pair.master.consumer_offsets.commit("g", "orders", 0, 1)
+    pair.shipping.all()
+    before = state_of(tmp_path / "replica")
+    assert pair.follower.topic_configs.all() == {}
+    assert pair.follower.consumer_offsets.get("g", "orders", 0) is None
+    with pytest.raises(StoreError):
+        pair.follower.topic_configs.put(TopicConfig("own", 1, 1))
+    with pytest.raises(StoreError):
+        pair.follower.consumer_offsets.commit("g", "orders", 0, 2)
+    pair.follower._save_checkpoint()
+    pair.follower.delete_expired(asked=True)
+    pair.reopen(killed=False)
+    assert state_of(tmp_path / "replica") == before == state_of(tmp_path / "master")
+
+
+def test_a_log_is_read_right_while_the_tables_are_gone(pair: Pair) -> None:
+    """A snapshot was broken off: that its topic was made again is not in the tables any more, and true all the same."""
+    pair.snapshot()
+    append(pair.master, *[make_record(b"old")] * 3)
+    pair.shipping.all()
+    pair.master.delete_topic("orders")
+    append(pair.master, make_record(b"new"))
+    pair.shipping.all()
+    expected = seen(pair.follower)
+    pair.replica.begin_snapshot()
+    for _ in range(2):
+        pair.reopen(killed=True)
+        assert pair.follower.recovery.corruption == []
+        assert seen(pair.follower) == expected == seen(pair.master)
+    pair.snapshot()
+    append(pair.master, make_record(b"newer"))
+    pair.shipping.all()
+    assert seen(pair.follower) == seen(pair.master)

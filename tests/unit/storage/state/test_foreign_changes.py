@@ -1,0 +1,229 @@
+"""What others change in a directory while it is a replica's: from before that on nobody knows what is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StateMismatch
+from raymq.storage.files import file_calls, fileutil
+from raymq.storage.files.file_calls import FileCalls, replaced
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.sequence_file import SequenceFile
+from tests.polling import poll_until
+from tests.state_copies import ship_state, state_of, take_snapshot
+
+
+class HeldCalls(FileCalls):
+    """A disk on which one kind of call, of one file, takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        self.kind = ""
+        self.is_held = threading.Event()
+        self._may_go = threading.Event()
+
+    def hold(self, kind: str) -> None:
+        """Calls of the kind wait from now on, those of `held.json` and what is to take its place."""
+        self.kind = kind
+        self.is_held.clear()
+        self._may_go.clear()
+
+    def release(self) -> None:
+        self._may_go.set()
+
+    def _wait(self, kind: str, path: str) -> None:
+        if kind == self.kind and "held.json" in path:
+            self.is_held.set()
+            assert self._may_go.wait(20)
+
+    def fsync(self, fd: int) -> None:
+        self._wait("fsync", Path(f"/proc/self/fd/{fd}").resolve().name)
+        super().fsync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._wait("rename", source.name)
+        super().rename(source, target)
+
+
+class Threads:
+    """What a master's threads are in the middle of."""
+
+    def __init__(self, calls: HeldCalls) -> None:
+        self._calls = calls
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, path: Path, kind: str = "fsync") -> None:
+        """Have a file replaced by a thread, which waits for the disk when this returns."""
+        self._calls.hold(kind)
+        self._threads.append(threading.Thread(target=fileutil.replace, args=(path, b"late")))
+        self._threads[-1].start()
+        assert self._calls.is_held.wait(20)
+
+    def finish(self) -> None:
+        """They have done it."""
+        self._calls.release()
+        while self._threads:
+            self._threads.pop().join()
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    calls = HeldCalls()
+    with replaced(calls):
+        made = Threads(calls)
+        yield made
+        made.finish()
+        assert file_calls.current is calls, "somebody was not closed"
+
+
+@pytest.fixture
+def master(tmp_path: Path, threads: Threads) -> Iterator[StateRecorder]:
+    """With a file that is there."""
+    made = recorder(tmp_path / "1")
+    fileutil.make_folder(tmp_path / "1" / "config")
+    fileutil.replace(tmp_path / "1" / "config" / "held.json", b"first")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def other(tmp_path: Path, master: StateRecorder) -> Iterator[StateReplica]:
+    """A replica that has all that the master has."""
+    made = StateReplica(tmp_path / "2")
+    take_snapshot(master, made)
+    yield made
+    made.close()
+
+
+def recorder(directory: Path, continues: StateReplica | None = None) -> StateRecorder:
+    return StateRecorder.begin(directory, log_end=lambda: 0, continues=continues)
+
+
+def held_in(directory: Path) -> Path:
+    return directory / "config" / "held.json"
+
+
+def test_what_a_thread_finishes_when_the_office_has_ended_is_known_to_be_unknown(
+    threads: Threads, master: StateRecorder, other: StateReplica
+) -> None:
+    threads.begin(held_in(master.directory))
+    ship_state(master, other)
+    former = StateReplica(master.directory, continues=master)
+    assert former.last == other.last == master.last
+    threads.finish()
+    assert held_in(master.directory).read_bytes() == b"late"
+    assert former.last == 0, "it goes on as if nothing had happened"
+    again = recorder(master.directory, former)
+    assert again.folded > other.last, "the other replica believes that it has everything"
+    take_snapshot(again, other)
+    assert state_of(other.directory) == state_of(master.directory)
+    again.stop()
+
+
+def test_who_dies_meanwhile_does_not_know_what_is_there_either(
+    tmp_path: Path, threads: Threads, master: StateRecorder
+) -> None:
+    former = StateReplica(master.directory, continues=master)
+    threads.begin(held_in(master.directory), "rename")
+    numbers = SequenceFile(tmp_path / "1")  # as the next process finds it
+    assert not numbers.exact
+    numbers.close()
+    threads.finish()
+    former.close()
+
+
+@pytest.mark.parametrize("kind", ["fsync", "rename"])
+def test_a_snapshot_into_which_somebody_wrote_is_not_whole(
+    tmp_path: Path, threads: Threads, master: StateRecorder, other: StateReplica, kind: str
+) -> None:
+    """The other one is master now; the former one takes its state, and a thread of its own office writes into it."""
+    if kind == "fsync":
+        threads.begin(held_in(master.directory))
+    former = StateReplica(master.directory, continues=master)
+    if kind == "rename":
+        threads.begin(held_in(master.directory), "rename")
+    elected = recorder(other.directory, other)
+    snapshot = elected.snapshot()
+    former.begin_snapshot()
+    for part in snapshot.parts():
+        former.load(part)
+    if kind == "fsync":
+        fileutil.replace(tmp_path / "1" / "config" / "another.json", b"foreign")
+    with pytest.raises(StateMismatch):
+        former.end_snapshot(snapshot.sequence)
+    snapshot.close()
+    assert former.last == 0
+    fileutil.make_folder(master.directory / "config")
+    (master.directory / "config" / "held.json.tmp").touch()  # a thread that is held has lost its file
+    threads.finish()
+    take_snapshot(elected, former)
+    assert former.last == elected.last
+    assert state_of(former.directory) == state_of(elected.directory)
+    elected.stop()
+    former.close()
+
+
+def test_a_thread_that_finishes_when_another_office_has_begun_has_everybody_take_a_snapshot(
+    threads: Threads, master: StateRecorder, other: StateReplica
+) -> None:
+    """It was within its change when the office ended; what became of it nobody tells the one who numbers now."""
+    former = StateReplica(master.directory, continues=master)
+    threads.begin(held_in(master.directory), "rename")
+    again = recorder(master.directory, former)
+    take_snapshot(again, other)
+    before = again.last
+    threads.finish()
+    assert again.folded > before
+    assert held_in(master.directory).read_bytes() == b"late"
+    take_snapshot(again, other)
+    assert state_of(other.directory) == state_of(master.directory)
+    again.stop()
+
+
+def test_a_file_that_a_former_office_has_open_is_nobodys_change_to_tell(
+    master: StateRecorder, other: StateReplica
+) -> None:
+    path = master.directory / "raymq" / "some.journal"
+    fd = fileutil.open_for_append(path)
+    fileutil.write_all(fd, b"one", path)
+    ship_state(master, other)
+    former = StateReplica(master.directory, continues=master)
+    again = recorder(master.directory, former)
+    assert again.last == master.last
+    fileutil.write_all(fd, b"two", path)
+    fileutil.close(fd)
+    assert again.folded > other.last
+    again.stop()
+
+
+def test_what_the_replica_changes_itself_is_its_own(tmp_path: Path, master: StateRecorder, other: StateReplica) -> None:
+    for name in ("a", "b"):
+        fileutil.replace(tmp_path / "1" / "raymq" / name, b"x")
+        ship_state(master, other)
+    other.sync()
+    assert other.last == master.last
+
+
+def test_others_may_change_what_is_no_state(tmp_path: Path, master: StateRecorder, other: StateReplica) -> None:
+    fileutil.replace(tmp_path / "2" / "raymq" / "replica.json", b"{}")
+    fileutil.replace(tmp_path / "2" / "checkpoint", b"x")
+    assert other.last == master.last
+
+
+def test_the_last_one_to_look_may_say_that_somebody_writes_still(
+    tmp_path: Path, threads: Threads, master: StateRecorder
+) -> None:
+    """The process stops, and a thread of it is in the middle of something."""
+    threads.begin(held_in(master.directory))
+    former = StateReplica(master.directory, continues=master)
+    former.doubt()
+    former.close()
+    threads.finish()
+    poll_until(lambda: held_in(master.directory).read_bytes() == b"late", 5)
+    numbers = SequenceFile(tmp_path / "1")
+    assert not numbers.exact
+    numbers.close()

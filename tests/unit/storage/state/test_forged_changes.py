@@ -1,0 +1,230 @@
+"""What a master tells is not believed: what is forged or does not fit is a typed error, and touches nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from raymq.storage.errors import InvalidInput, StateMismatch
+from raymq.storage.state.changes import FileChange, Operation, StateChange, read_change
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.snapshot import read_part
+from raymq.storage.state.state_files import is_state
+
+#: Each broker's own, and what is nobody's business.
+NOT_STATE = [
+    *("commitlog/00000000000000000000", "consumequeue/t/0/x", "index/x", "checkpoint", "abort", "lock", "config"),
+    "raymq",
+    *("epochFileCheckpoint", "raymq/state.json", "raymq/state.json.tmp", "raymq/epochs", "raymq/epochs.bak.tmp"),
+    *("raymq/broker.json", "raymq/replica.json", "raymq/healthy", "raymq/ballast", "raymq/cut.json"),
+    "raymq/clock.json",
+    *("raymq/state_sequence", "raymq/state_snapshot", "raymq/deleted_queues/1", "raymq/damaged/x"),
+    *("raymq/rebuild_queues", "/etc/passwd", "/config/x", "../config/x", "config/../../x", "config/..", "config/./x"),
+    *("config//x", "config/", "", ".", "..", "config/x\0y", "config/" + "x" * 2_000, "raymqx/y", "Config/x"),
+]  # fmt: skip
+STATE = [
+    *("config/topics.json", "config/topics.json.bak.tmp", "raymq/progress.journal", "raymq/progress.journal.beside"),
+    *("raymq/timers/state.json", "raymq/staged/tx/p.000000.chunk", "raymq/staged/.tx", "raymq/members"),
+    "raymq/homes/a",
+    "raymq/epochs.json",
+    *("raymq/counted_time.json", "raymq/set_aside.jsonl", "raymq/a_table_that_is_new"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NOT_STATE)
+def test_what_is_no_state_is_refused_by_both_sides(path: str) -> None:
+    assert not is_state(path)
+    for told in (
+        [["m", path]],
+        [["u", path]],
+        [["c", path, True]],
+        [["r", path, "config/x"]],
+        [["r", "config/x", path]],
+    ):
+        with pytest.raises(StateMismatch):
+            read_change(msgpack.packb(told[0]))
+    with pytest.raises(StateMismatch):
+        read_part(msgpack.packb([[path, 0, b"x"]]))
+
+
+@pytest.mark.parametrize("path", STATE)
+def test_what_is_state(path: str) -> None:
+    assert is_state(path)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"no msgpack at all",
+        *map(
+            msgpack.packb,
+            [
+                7,
+                [],
+                ["w"],
+                ["x", "config/x"],
+                ["u", 7],
+                ["u", "config/x", 1],
+                ["u", b"config/x"],
+                ["c", "config/x"],
+                ["w", "config/x", 0],
+                ["w", "config/x", -1, b"x"],
+                ["w", "config/x", 1 << 62, b"x"],
+                ["w", "config/x", True, b"x"],
+                ["w", "config/x", 0, "text"],
+                ["w", "config/x", 0, b""],
+                ["a", "config/x", 1.0, b"x"],
+                ["t", "config/x", -1],
+                ["t", "config/x", 1 << 50],
+                ["t", "config/x", None],
+                ["r", "config/x", 7],
+                {"w": 1},
+                ["w", "config/x", 0, b"x", b"y"],
+            ],
+        ),
+    ],
+)
+def test_a_payload_of_another_form(payload: bytes) -> None:
+    with pytest.raises(StateMismatch):
+        read_change(payload)
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> StateReplica:
+    """With some files."""
+    made = StateReplica(tmp_path / "replica")
+    made.begin_snapshot()
+    made.load(msgpack.packb([["config/folder", -1, b""], ["config/x", 0, b"12345"], ["config/folder/y", 0, b"y"]]))
+    made.end_snapshot(7)
+    return made
+
+
+def change(number: int, operation: Operation, path: str, **fields: object) -> StateChange:
+    return StateChange(number, 0, FileChange(operation, path, **fields).encode())  # type: ignore[arg-type]
+
+
+def content(directory: Path) -> dict[str, bytes | str | None]:
+    """All that is there, but for the number."""
+    return {
+        str(path.relative_to(directory)): str(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in sorted(directory.rglob("*"))
+        if path.name != "state_sequence"
+    }
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "fields"),
+    [
+        (Operation.APPENDED, "config/x", {"at": 6, "content": b"x"}),
+        (Operation.APPENDED, "config/x", {"at": 4, "content": b"x"}),
+        (Operation.WRITTEN, "config/x", {"at": 6, "content": b"x"}),
+        (Operation.WRITTEN, "config/x", {"at": 1 << 39, "content": b"x"}),
+        (Operation.APPENDED, "config/none", {"at": 0, "content": b"x"}),
+        (Operation.APPENDED, "config/folder", {"at": 0, "content": b"x"}),
+        (Operation.APPENDED, "config/x/y", {"at": 0, "content": b"x"}),
+        (Operation.APPENDED, "config/link", {"at": 7, "content": b"x"}),
+        (Operation.APPENDED, "config/away/outside", {"at": 7, "content": b"x"}),
+        (Operation.CREATED, "config/link", {"empty": True}),
+        (Operation.CREATED, "config/dangling", {}),
+        (Operation.CREATED, "config/away/new", {}),
+        (Operation.CREATED, "config/folder", {}),
+        (Operation.CREATED, "config/none/new", {}),
+        (Operation.TRUNCATED, "config/link", {"at": 0}),
+        (Operation.TRUNCATED, "config/folder", {"at": 0}),
+        (Operation.TRUNCATED, "config/none", {"at": 0}),
+        (Operation.RENAMED, "config/none", {"target": "config/x"}),
+        (Operation.RENAMED, "config/x", {"target": "config/away/x"}),
+        (Operation.RENAMED, "config/away/outside", {"target": "config/x"}),
+        (Operation.RENAMED, "config/link", {"target": "config/x"}),
+        (Operation.RENAMED, "config/x", {"target": "config/folder"}),
+        (Operation.RENAMED, "config/folder", {"target": "config/x"}),
+        (Operation.RENAMED, "config/x", {"target": "config/none/x"}),
+        (Operation.UNLINKED, "config/none", {}),
+        (Operation.UNLINKED, "config/folder", {}),
+        (Operation.UNLINKED, "config/away/outside", {}),
+        (Operation.FOLDER_MADE, "config/x", {}),
+        (Operation.FOLDER_MADE, "config/away/folder", {}),
+        (Operation.FOLDER_MADE, "config/none/folder", {}),
+        (Operation.FOLDER_REMOVED, "config/folder", {}),
+        (Operation.FOLDER_REMOVED, "config/x", {}),
+    ],
+)
+def test_what_does_not_fit_touches_nothing(
+    tmp_path: Path, replica: StateReplica, operation: Operation, path: str, fields: dict[str, object]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "outside").write_bytes(b"outside")
+    config = replica.directory / "config"
+    (config / "link").symlink_to(outside / "outside")
+    (config / "away").symlink_to(outside)
+    (config / "dangling").symlink_to(outside / "nothing")
+    before = content(tmp_path)
+    with pytest.raises(StateMismatch):
+        replica.apply([change(8, operation, path, **fields)])
+    assert content(tmp_path) == before
+    assert replica.last == 0, "what is here is not what its master has: it takes a snapshot"
+
+
+def test_a_forged_change_keeps_what_is_before_it_out_too(replica: StateReplica) -> None:
+    before = content(replica.directory)
+    good = change(8, Operation.APPENDED, "config/x", at=5, content=b"6")
+    with pytest.raises(StateMismatch):
+        replica.apply([good, StateChange(9, 0, msgpack.packb(["u", "../config/x"]))])
+    assert content(replica.directory) == before
+    replica.apply([good])
+    assert replica.last == 8
+
+
+@pytest.mark.parametrize("number", [0, 7, 9, -1])
+def test_a_change_that_is_not_the_next_one(replica: StateReplica, number: int) -> None:
+    with pytest.raises(InvalidInput):
+        replica.apply([change(number, Operation.APPENDED, "config/x", at=5, content=b"6")])
+    assert (replica.directory / "config/x").read_bytes() == b"12345"
+    assert replica.last == 7
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"\xc1",
+        msgpack.packb(7),
+        msgpack.packb([7]),
+        msgpack.packb([["config/x", 0]]),
+        msgpack.packb([["config/x", -2, b""]]),
+        msgpack.packb([["config/x", 1, b"x"]]),
+        msgpack.packb([["config/x", 0, "text"]]),
+        msgpack.packb([["config/x", 1 << 62, b"x"]]),
+        msgpack.packb([["config/none/x", 0, b"x"]]),
+        msgpack.packb([["raymq/broker.json", 0, b"x"]]),
+        msgpack.packb([["config/x", 0, b"x"], ["config/x", 0, b"x"]]),
+        msgpack.packb([["config/x", 0, b"x"], ["config/x", 3, b"x"]]),
+        msgpack.packb([["config/x", -1, b""], ["config/x", -1, b""]]),
+    ],
+)
+def test_a_forged_part_of_a_snapshot(replica: StateReplica, part: bytes) -> None:
+    replica.begin_snapshot()
+    with pytest.raises(StateMismatch):
+        replica.load(part)
+    assert not replica.is_whole
+    assert replica.last == 0
+
+
+def test_snapshots_in_no_order(replica: StateReplica) -> None:
+    with pytest.raises(InvalidInput):
+        replica.load(msgpack.packb([["config/z", 0, b"x"]]))
+    with pytest.raises(InvalidInput):
+        replica.end_snapshot(9)
+    replica.begin_snapshot()
+    with pytest.raises(InvalidInput):
+        replica.end_snapshot(0)
+    with pytest.raises(InvalidInput):
+        replica.apply([change(8, Operation.UNLINKED, "config/x")])

@@ -1,0 +1,117 @@
+"""A master's changes of state, made on a replica: the files are the same there, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import InvalidInput, StoreFollows
+from raymq.storage.files import file_calls, fileutil
+from raymq.storage.files.file_calls import FileCalls
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from raymq.storage.tables.in_flight import Lent
+from raymq.storage.tables.topic_config import TopicConfig
+from tests.replicas import fill, log_content, seen
+from tests.state_copies import ship_all, ship_state, state_of, take_snapshot
+from tests.stored import SMALL
+
+
+@contextlib.contextmanager
+def recorded(directory: Path) -> Iterator[tuple[Store, StateRecorder]]:
+    """A store that is recorded."""
+    recorder = StateRecorder.begin(directory, log_end=lambda: 0)
+    try:
+        with Store.open(directory, SMALL) as store:
+            recorder.log_end = lambda: store.max_physical_offset
+            yield store, recorder
+    finally:
+        recorder.stop()
+
+
+def work(store: Store, number: int = 0) -> None:
+    """Some of everything that a store keeps."""
+    fill(store, 5, seed=number)
+    store.topic_configs.put(TopicConfig("orders", 4 + number, 4))
+    store.consumer_offsets.commit("g", "orders", 0, 1)
+    store.delay_progress.commit(1, 0, store.max_physical_offset)
+    store.in_flight.deliver(("g", "parts", 0), 2, {1: Lent(1_000, 2_000 + number, 0, 16)})
+
+
+def test_a_replicas_files_are_its_masters(tmp_path: Path) -> None:
+    replica = StateReplica(tmp_path / "replica")
+    assert replica.last == 0, "nobody knows what is in a directory that was never filled"
+    with recorded(tmp_path / "master") as (store, recorder):
+        work(store)
+        take_snapshot(recorder, replica)
+        assert replica.last == recorder.last
+        assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+        work(store, 1)
+        store.delete_topic("orders")
+        work(store, 2)
+    ship_state(recorder, replica)
+    assert replica.last == recorder.last > recorder.folded
+    state = state_of(tmp_path / "replica")
+    assert state == state_of(tmp_path / "master")
+    assert {"config/topics.json", "raymq/deletions.journal", "config/consumerOffset.json.bak"} <= state.keys()
+
+
+def test_log_and_state_in_their_order_make_a_store_like_the_masters(tmp_path: Path) -> None:
+    with recorded(tmp_path / "master") as (store, recorder):
+        replica = StateReplica(tmp_path / "replica")
+        take_snapshot(recorder, replica)
+        with Store.open(tmp_path / "replica", SMALL, follows=True) as follower:
+            for number in range(3):
+                work(store, number)
+                store.delete_topic("orders")
+                fill(store, 3, seed=10 + number)
+                ship_all(store, recorder, follower, replica)
+                assert seen(follower) == seen(store)
+            with pytest.raises(StoreFollows):
+                follower.delete_topic("orders")
+            with pytest.raises(InvalidInput):
+                follower.lead()
+        told = store.consumer_offsets.get("g", "orders", 0), store.topic_configs.all(), dict(store.in_flight.queues)
+        expected = seen(store)
+    replica.close()
+    assert log_content(tmp_path / "replica") == log_content(tmp_path / "master")
+    with Store.open(tmp_path / "replica", SMALL) as promoted:
+        assert not promoted.recovery.clean
+        assert seen(promoted) == expected
+        offset = promoted.consumer_offsets.get("g", "orders", 0)
+        assert (offset, promoted.topic_configs.all(), dict(promoted.in_flight.queues)) == told
+
+
+def test_without_a_recorder_the_calls_are_the_plain_ones(tmp_path: Path) -> None:
+    with recorded(tmp_path / "master"), recorded(tmp_path / "other"):
+        assert type(file_calls.current) is not FileCalls
+    assert type(file_calls.current) is FileCalls
+    with Store.open(tmp_path / "one_copy", SMALL):
+        assert type(file_calls.current) is FileCalls
+        assert not (tmp_path / "one_copy" / "raymq" / "state_sequence").exists()
+
+
+def test_a_file_that_others_have_taken_the_place_of_is_written_to_for_nobody(tmp_path: Path) -> None:
+    """Its descriptor is open still: what goes there goes to a file without a name."""
+    directory = tmp_path / "master"
+    replica = StateReplica(tmp_path / "replica")
+    recorder = StateRecorder.begin(directory, log_end=lambda: 0)
+    fileutil.make_folder(directory / "config")
+    take_snapshot(recorder, replica)
+    paths = [directory / "config" / name for name in ("replaced", "removed", "renamed")]
+    descriptors = [fileutil.open_for_append(path) for path in paths]
+    fileutil.replace(paths[0], b"new")
+    fileutil.unlink(paths[1])
+    fileutil.move(paths[2], directory / "config" / "other")
+    for fd, path in zip(descriptors, paths, strict=True):
+        fileutil.write_all(fd, b"written", path)
+        fileutil.truncate(fd, 5, path)
+        fileutil.close(fd)
+    recorder.stop()
+    ship_state(recorder, replica)
+    assert state_of(tmp_path / "replica") == state_of(directory)
+    assert state_of(directory) == {"config/replaced": b"new", "config/other": b"writt"}

@@ -1,0 +1,257 @@
+"""The numbers of changes: none is given twice, and each says exactly what is in the files, or that nobody knows."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.replication.epoch_map import EpochMap, EpochStart
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.broker.replication.reconciling import GoOn, SnapshotReason, StreamExtent, TakeSnapshot, reconcile
+from raymq.storage import assembly, checkpointing, table_repair
+from raymq.storage.errors import InvalidInput, StoreError, StoreFull
+from raymq.storage.files import fileutil
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.state import sequence_file
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.state.sequence_file import SequenceFile
+from raymq.storage.store import Store
+from raymq.storage.tables.journal import Journal
+from tests.faulty_calls import FaultyCalls
+from tests.state_copies import ship_state, state_of, take_snapshot
+from tests.stored import SMALL
+
+EPOCHS = EpochMap([EpochStart(3, StreamPosition(0, 0))])
+
+
+def recorder_of(directory: Path, continues: StateReplica | None = None) -> StateRecorder:
+    return StateRecorder.begin(directory, log_end=lambda: 0, continues=continues)
+
+
+def journal_in(directory: Path) -> Journal:
+    return Journal(directory / "raymq" / "some.journal", writable=True)
+
+
+def verdict(master: StateRecorder, replica: StateReplica) -> object:
+    """What the master answers, where both have the same log."""
+    has = StreamPosition(0, replica.last)
+    extent = StreamExtent(EPOCHS, StreamPosition(0, master.folded), StreamPosition(0, master.last))
+    return reconcile(extent, StreamExtent(EPOCHS, has, has))
+
+
+def needs_snapshot(master: StateRecorder, replica: StateReplica) -> bool:
+    found = verdict(master, replica)
+    if isinstance(found, TakeSnapshot):
+        assert found.reason is SnapshotReason.STATE_FOLDED
+        assert found.keeps_log
+        return True
+    assert isinstance(found, GoOn)
+    return False
+
+
+def test_a_number_survives_the_death_of_the_process(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    journal = journal_in(tmp_path)
+    for number in range(5):
+        journal.append((number,))
+    numbers = SequenceFile(tmp_path)  # as another process finds it
+    assert numbers.exact
+    assert numbers.done == recorder.last
+    recorder.stop()
+    again = recorder_of(tmp_path)
+    assert again.last == again.folded == recorder.last, "changes from before the start are in the files alone"
+    again.stop()
+
+
+def test_who_died_within_a_change_goes_on_with_a_number_that_nobody_had(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path / "master")
+    journal_in(tmp_path / "master").append(("x",))
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(recorder, replica)
+    recorder._numbers.begin(recorder.last + 1)  # and then nothing more
+    recorder.stop()
+    assert StateReplica(tmp_path / "master").last == 0, "nobody knows what is there"
+    again = recorder_of(tmp_path / "master")
+    assert again.last == again.folded > recorder.last + 1
+    assert needs_snapshot(again, replica)
+    take_snapshot(again, replica)
+    assert not needs_snapshot(again, replica)
+    again.stop()
+
+
+def test_nobody_knows_what_is_there_after_the_machine_went_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_of(tmp_path)
+    journal_in(tmp_path).append(("x",))
+    recorder.stop()
+    monkeypatch.setattr(sequence_file, "boot_id", lambda: "another boot")
+    assert StateReplica(tmp_path).last == 0
+    again = recorder_of(tmp_path)
+    assert again.last > recorder.last
+    again.stop()
+    assert StateReplica(tmp_path).last == again.last
+    monkeypatch.setattr(sequence_file, "boot_id", lambda: "")
+    assert StateReplica(tmp_path).last == 0, "where the kernel does not name its boots nothing is certain"
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 64, b"\0" * 64, b"\xff" * 65])
+def test_a_file_of_another_form_says_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "raymq").mkdir()
+    (tmp_path / "raymq" / "state_sequence").write_bytes(content)
+    assert StateReplica(tmp_path).last == 0
+    recorder = recorder_of(tmp_path)
+    assert recorder.last == recorder.folded > 0
+    recorder.stop()
+
+
+def test_two_directories_never_begin_with_the_same_number(tmp_path: Path) -> None:
+    begun = set()
+    for number in range(50):
+        recorder = recorder_of(tmp_path / str(number))
+        begun.add(recorder.last)
+        recorder.stop()
+    assert len(begun) == 50
+
+
+def test_a_store_that_is_opened_without_a_recorder_forgets_its_numbers(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    Store.open(tmp_path, SMALL).close()
+    recorder.stop()
+    assert StateReplica(tmp_path).last == recorder.last
+    Store.open(tmp_path, SMALL, follows=True).close()
+    assert StateReplica(tmp_path).last == recorder.last
+    Store.open(tmp_path, SMALL, read_only=True).close()
+    assert StateReplica(tmp_path).last == recorder.last
+    Store.open(tmp_path, SMALL).close()
+    assert StateReplica(tmp_path).last == 0
+
+
+def test_a_repair_of_tables_forgets_the_numbers(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    Store.open(tmp_path, SMALL).close()
+    recorder.stop()
+    assert StateReplica(tmp_path).last == recorder.last
+    table_repair.repair(tmp_path)
+    assert StateReplica(tmp_path).last == 0
+
+
+def test_a_directory_has_one_recorder(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path)
+    with pytest.raises(InvalidInput):
+        recorder_of(tmp_path)
+    recorder.stop()
+    recorder.stop()
+    recorder_of(tmp_path).stop()
+
+
+def test_a_replica_that_becomes_master_goes_on_with_its_numbers_and_changes(tmp_path: Path) -> None:
+    """Without a start in between no other replica needs a snapshot."""
+    master = recorder_of(tmp_path / "1")
+    journal = journal_in(tmp_path / "1")
+    second, third = StateReplica(tmp_path / "2"), StateReplica(tmp_path / "3")
+    take_snapshot(master, second)
+    take_snapshot(master, third)
+    journal.append(("of the first",))
+    ship_state(master, third)
+    for number in range(5):
+        journal.append((number,))
+    ship_state(master, second)
+    master.stop()
+    successor = recorder_of(tmp_path / "2", continues=second)
+    assert successor.last == master.last
+    assert third.last < successor.last
+    assert not needs_snapshot(successor, third)
+    journal_in(tmp_path / "2").append(("of the second",))
+    ship_state(successor, third)
+    assert state_of(tmp_path / "3") == state_of(tmp_path / "2")
+    back = StateReplica(tmp_path / "2", continues=successor)
+    assert (back.last, back.folded) == (successor.last, successor.folded)
+    assert [each.sequence for each in back.after(back.folded)] == list(range(back.folded + 1, back.last + 1))
+    journal_in(tmp_path / "2").append(("of nobody",))
+    assert back.last == 0
+
+
+def test_a_change_that_the_disk_refuses_has_no_number(tmp_path: Path) -> None:
+    calls = FaultyCalls("write", 4, errno.ENOSPC)
+    with replaced(calls):
+        recorder = recorder_of(tmp_path)
+        journal = journal_in(tmp_path)
+        journal.append((1,))
+        last = recorder.last
+        while not calls.failed:
+            try:
+                journal.append((2,))
+                last += 1
+            except StoreFull:
+                last += 1  # what may have been written in part is cut off
+        assert recorder.last == last
+        journal.append((3,))
+        assert recorder.last == last + 1
+        recorder.stop()
+    numbers = SequenceFile(tmp_path)
+    assert (numbers.done, numbers.exact) == (last + 1, True)
+
+
+def test_a_replica_whose_disk_refuses_a_change_takes_a_snapshot(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path / "master")
+    journal = journal_in(tmp_path / "master")
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(recorder, replica)
+    for number in range(3):
+        journal.append((number,))
+    with replaced(FaultyCalls("write", 2, errno.EIO)), pytest.raises(StoreError):
+        replica.apply(recorder.after(replica.last))
+    assert replica.last == 0
+    assert needs_snapshot(recorder, replica)
+    take_snapshot(recorder, replica)
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+    recorder.stop()
+
+
+def test_a_file_that_stops_being_state_has_everybody_take_a_snapshot(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path / "master")
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(recorder, replica)
+    path = tmp_path / "master" / "config" / "x.json"
+    path.parent.mkdir()
+    fileutil.replace(path, json.dumps({}).encode())
+    aside = tmp_path / "master" / "raymq" / "damaged"
+    fileutil.make_folder(aside)
+    fileutil.rename(path, aside / "x.json")
+    assert needs_snapshot(recorder, replica)
+    take_snapshot(recorder, replica)
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+    recorder.stop()
+
+
+def test_who_lost_power_and_is_elected_without_a_snapshot_knows_that_its_tables_may_lack_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Following opens the store first, in the same boot, and heals the log alone."""
+    StateReplica(tmp_path).close()
+    Store.open(tmp_path, SMALL, follows=True).close()
+    for module in (sequence_file, assembly, checkpointing):
+        monkeypatch.setattr(module, "boot_id", lambda: "another boot")
+    replica = StateReplica(tmp_path)
+    Store.open(tmp_path, SMALL, follows=True).close()
+    recorder = recorder_of(tmp_path, replica)
+    with Store.open(tmp_path, SMALL) as store:
+        assert store.remains.memory_lost
+    recorder.stop()
+
+
+def test_who_has_taken_a_snapshot_since_it_lost_power_has_all_of_the_tables(tmp_path: Path) -> None:
+    master = recorder_of(tmp_path / "master")
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(master, replica)
+    Store.open(replica.directory, SMALL, follows=True).close()
+    recorder = recorder_of(replica.directory, replica)
+    with Store.open(replica.directory, SMALL) as store:
+        assert not store.remains.memory_lost
+    recorder.stop()
+    master.stop()

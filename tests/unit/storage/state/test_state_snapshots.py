@@ -1,0 +1,167 @@
+"""A snapshot is of one moment, however much changes while it is read; one that is broken off is no state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.files import fileutil
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from tests.state_copies import ship_state, state_of, take_snapshot
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[StateRecorder]:
+    made = StateRecorder.begin(tmp_path / "master", log_end=lambda: 0)
+    yield made
+    made.stop()
+
+
+def append(path: Path, content: bytes) -> None:
+    fileutil.make_folder(path.parent)
+    fd = fileutil.open_for_append(path)
+    try:
+        fileutil.write_all(fd, content, path)
+    finally:
+        fileutil.close(fd)
+
+
+def cut(path: Path, share: float) -> None:
+    if not path.exists():
+        return
+    size = int(path.stat().st_size * share)
+    fd = fileutil.open_for_append(path)
+    try:
+        fileutil.truncate(fd, size, path)
+    finally:
+        fileutil.close(fd)
+
+
+def works(root: Path, random_: random.Random) -> Callable[[], None]:
+    """One change of some kind of some files, small and large, in folders that come and go."""
+    folders = [root / "config", *(root / "raymq" / name for name in ("staged/a", "staged/b", "timers"))]
+    size = random_.choice((1, 50, 70_000, 1_200_000))
+    paths = [path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.is_file()]
+    new = random_.choice(folders) / str(random_.randrange(5))
+    old = random_.choice(paths) if paths else new
+    removed = random_.choice(folders[1:3])
+    aside = removed.with_name("." + removed.name)
+
+    def put_aside() -> None:
+        if removed.is_dir() and not aside.exists():
+            fileutil.move(removed, aside)
+
+    def replace() -> None:
+        fileutil.make_folder(new.parent)
+        fileutil.replace(new, random_.randbytes(size))
+
+    def rename() -> None:
+        if old.exists():
+            fileutil.make_folder(new.parent)
+            fileutil.move(old, new)
+
+    return random_.choice(
+        [
+            replace,
+            rename,
+            lambda: append(new, random_.randbytes(size)),
+            lambda: append(new if not old.exists() else old, random_.randbytes(20)),
+            lambda: cut(old, random_.random()),
+            lambda: fileutil.unlink(old),
+            put_aside,
+            lambda: fileutil.remove_tree(aside),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_snapshot_and_the_changes_behind_it_make_the_masters_files(
+    tmp_path: Path, recorder: StateRecorder, seed: int
+) -> None:
+    random_ = random.Random(seed)
+    for _ in range(30):
+        works(tmp_path / "master", random_)()
+    snapshot = recorder.snapshot()
+    at_that_moment = state_of(tmp_path / "master")
+    moved = random_.random() < 0.9
+    replica = StateReplica(tmp_path / "replica")
+    replica.begin_snapshot()
+    for part in snapshot.parts():
+        replica.load(part)
+        for _ in range(random_.choice((0, 1, 10)) if moved else 0):
+            works(tmp_path / "master", random_)()
+    replica.end_snapshot(snapshot.sequence)
+    snapshot.close()
+    if not moved:
+        assert state_of(tmp_path / "replica") == at_that_moment
+    assert {path: content and len(content) for path, content in state_of(tmp_path / "replica").items()} == {
+        path: content and len(content) for path, content in at_that_moment.items()
+    }
+    for _ in range(10):
+        works(tmp_path / "master", random_)()
+    ship_state(recorder, replica)
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+
+
+def test_a_snapshot_that_is_broken_off_is_no_state_and_another_one_takes_its_place(
+    tmp_path: Path, recorder: StateRecorder
+) -> None:
+    random_ = random.Random(1)
+    for _ in range(60):
+        works(tmp_path / "master", random_)()
+    snapshot = recorder.snapshot()
+    parts = list(snapshot.parts())
+    snapshot.close()
+    assert len(parts) > 2
+    for count in range(len(parts) + 1):
+        replica = StateReplica(tmp_path / "replica")
+        replica.begin_snapshot()
+        assert state_of(tmp_path / "replica") == {}
+        for part in parts[:count]:
+            replica.load(part)
+        replica.close()
+        died = StateReplica(tmp_path / "replica")
+        assert not died.is_whole
+        assert died.last == 0
+        died.close()
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(recorder, replica)
+    assert replica.is_whole
+    assert replica.last == recorder.last
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+    replica.close()
+    assert StateReplica(tmp_path / "replica").is_whole
+
+
+def test_a_snapshot_of_very_many_small_files_is_in_small_parts(tmp_path: Path, recorder: StateRecorder) -> None:
+    homes = tmp_path / "master" / "raymq" / "homes"
+    fileutil.make_folder(homes)
+    for number in range(3_000):
+        fileutil.make_folder(homes / f"{number:040d}", durable=False)
+    for number in range(200):
+        append(homes / f"{number:040d}" / "x", b"y" * number)
+    replica = StateReplica(tmp_path / "replica")
+    take_snapshot(recorder, replica)
+    assert state_of(tmp_path / "replica") == state_of(tmp_path / "master")
+
+
+def test_the_newest_of_several_snapshots_is_not_disturbed_by_the_end_of_another(
+    tmp_path: Path, recorder: StateRecorder
+) -> None:
+    path = tmp_path / "master" / "config" / "x"
+    append(path, b"1" * 100_000)
+    first, second = recorder.snapshot(), recorder.snapshot()
+    fileutil.replace(path, b"2")
+    first.close()
+    first.close()
+    replica = StateReplica(tmp_path / "replica")
+    replica.begin_snapshot()
+    for part in second.parts():
+        replica.load(part)
+    replica.end_snapshot(second.sequence)
+    second.close()
+    assert state_of(tmp_path / "replica") == {"config/x": b"1" * 100_000}

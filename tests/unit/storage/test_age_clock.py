@@ -1,0 +1,192 @@
+"""Messages do not go because a clock was wrong for a while; those that are old go as ever."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.age_clock import HELD_MS, AgeClock
+from raymq.storage.log import retention as retention_of
+from raymq.storage.store import Store
+from tests.stored import EXPIRING, append, make_record
+
+MINUTE, HOUR = 60_000, 3_600_000
+START = 1_700_000_000_000
+
+
+@dataclass
+class Machine:
+    """Its two clocks, in ms; `boot` is which start it is."""
+
+    wall: int = START
+    since_start: int = 5 * HOUR
+    boot: str = "first"
+
+    def passes(self, ms: int) -> None:
+        self.wall += ms
+        self.since_start += ms
+
+    def starts_again(self, ms: int) -> None:
+        """It was off for so long, and its clock went on."""
+        self.wall += ms
+        self.since_start, self.boot = 30_000, self.boot + " and another"
+
+    def elapsed(self) -> float:
+        return self.since_start / 1000
+
+    def clock(self, path: Path, newest_ms: int = 0) -> AgeClock:
+        return AgeClock(path, lambda: self.wall, self.elapsed, newest_ms, boot=lambda: self.boot)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def ages_by(clock: AgeClock, machine: Machine, steps: list[tuple[int, int]]) -> list[int]:
+    """After each step (by how much the wall clock is set, how much time passes then) how far it is off the wall."""
+    off = []
+    for jump, passes in steps:
+        machine.wall += jump
+        clock.now_ms()  # it is asked every ten seconds
+        machine.passes(passes)
+        off.append(clock.now_ms() - machine.wall)
+    return off
+
+
+@pytest.mark.parametrize(
+    ("steps", "off"),
+    [
+        ([(0, 1), (0, 30 * HOUR)], [0, 0]),
+        # A second now and then is no step.
+        ([(1000, MINUTE), (-2000, MINUTE), (30_000, 1)], [0, 0, 0]),
+        # Four days ahead, and back again.
+        ([(96 * HOUR, MINUTE), (-96 * HOUR, MINUTE)], [-96 * HOUR, 0]),
+        # What stays is believed after an hour, and then the way back, at once.
+        ([(96 * HOUR, HELD_MS - 1), (0, 1), (0, HOUR), (-96 * HOUR, 0)], [-96 * HOUR, 0, 0, 0]),
+        # Each further step counts anew.
+        ([(2 * HOUR, HELD_MS - 1), (2 * HOUR, HELD_MS - 1), (0, 1)], [-2 * HOUR, -4 * HOUR, 0]),
+        # Back for a moment: what comes after that is a step ahead.
+        ([(-HOUR, MINUTE), (HOUR, MINUTE)], [0, -HOUR]),
+        # Many small ones are a large one.
+        ([(40_000, 1), (40_000, 1)], [0, -80_000]),
+    ],
+)
+def test_a_step_ahead_counts_when_it_has_held_for_an_hour(
+    tmp_path: Path, machine: Machine, steps: list[tuple[int, int]], off: list[int]
+) -> None:
+    assert ages_by(machine.clock(tmp_path / "clock.json"), machine, steps) == off
+
+
+def test_it_is_told(tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    clock = machine.clock(tmp_path / "clock.json")
+    ages_by(clock, machine, [(96 * HOUR, 1)] + 10 * [(0, MINUTE)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "the wall clock is 96.0 hours ahead of what is known of the time: for 60 minutes log files do not expire by it"
+    ]
+    caplog.clear()
+    ages_by(clock, machine, [(0, HOUR)] + 10 * [(0, MINUTE)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "the wall clock has stayed 96.0 hours ahead: log files expire by it"
+    ]
+
+
+def test_a_process_that_starts_while_the_clock_is_wrong_knows_it(tmp_path: Path, machine: Machine) -> None:
+    path = tmp_path / "raymq" / "clock.json"
+    machine.clock(path)
+    machine.passes(HOUR)
+    machine.wall += 96 * HOUR
+    assert machine.clock(path).now_ms() == machine.wall - 96 * HOUR
+    machine.passes(HOUR)  # off, or away: the machine has counted it
+    machine.wall -= 96 * HOUR
+    assert machine.clock(path).now_ms() == machine.wall
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"boot": "first and another", "offset_ms": 1e999}'])
+def test_after_another_start_of_the_machine_the_newest_message_tells(
+    tmp_path: Path, machine: Machine, content: bytes | None
+) -> None:
+    path = tmp_path / "clock.json"
+    machine.clock(path)
+    machine.starts_again(96 * HOUR)
+    if content is not None:
+        path.write_bytes(content)
+    clock = machine.clock(path, newest_ms=START)
+    assert clock.now_ms() == START
+    machine.passes(HELD_MS)
+    assert clock.now_ms() == machine.wall
+    assert machine.clock(path, newest_ms=START).now_ms() == machine.wall, "it is known from now on"
+
+
+def test_without_messages_there_is_nothing_to_keep(tmp_path: Path, machine: Machine) -> None:
+    assert machine.clock(tmp_path / "clock.json").now_ms() == START
+
+
+def test_messages_from_a_time_that_is_to_come_change_nothing(tmp_path: Path, machine: Machine) -> None:
+    assert machine.clock(tmp_path / "clock.json", newest_ms=START + 5 * HOUR).now_ms() == START
+
+
+# -- what a store does by it -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How much of a disk of 100 GiB is used, in GiB."""
+    share = [50]
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(
+        retention_of.shutil, "disk_usage", lambda _: usage(100 << 30, share[0] << 30, (100 - share[0]) << 30)
+    )
+    return share
+
+
+def opened(directory: Path, machine: Machine) -> Store:
+    config = replace(EXPIRING, retention_hours=72.0)
+    return Store.open(directory, config, now_ms=lambda: machine.wall, elapsed=machine.elapsed)
+
+
+def filled(directory: Path, machine: Machine) -> Store:
+    store = opened(directory, machine)
+    for _ in range(100):
+        append(store, *[make_record(b"x" * 1000)] * 20)
+    store.flush()
+    machine.passes(2 * HOUR)
+    return store
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_messages_that_nobody_has_read_outlive_a_clock_that_was_four_days_ahead(
+    tmp_path: Path, machine: Machine, used: list[int], asked: bool
+) -> None:
+    with filled(tmp_path, machine) as store:
+        machine.wall += 96 * HOUR
+        for _ in range(5):
+            assert store.delete_expired(asked=asked).log_files == 0
+            assert store.leaving_before() == 0, "what waits in these files need not be stored anew"
+            machine.passes(10_000)
+        used[0] = 90
+        assert store.delete_expired().reason == "forced", "a full disk makes room whatever the time is"
+        used[0] = 50
+        machine.wall -= 96 * HOUR
+        assert store.delete_expired(asked=asked).log_files == 0
+        machine.passes(71 * HOUR)
+        assert store.delete_expired(asked=asked).log_files > 0, "three days are over"
+
+
+def test_nor_does_a_start_in_that_time_take_them(tmp_path: Path, machine: Machine, used: list[int]) -> None:
+    filled(tmp_path, machine).close()
+    machine.wall += 96 * HOUR
+    with opened(tmp_path, machine) as store:
+        assert store.delete_expired().log_files == 0
+        machine.passes(HELD_MS)
+        assert store.delete_expired().log_files > 0
+
+
+def test_a_store_that_is_only_looked_at_keeps_nothing(tmp_path: Path, machine: Machine) -> None:
+    filled(tmp_path, machine).close()
+    (tmp_path / "raymq" / "clock.json").unlink()
+    Store.open(tmp_path, EXPIRING, read_only=True, elapsed=machine.elapsed).close()
+    assert not (tmp_path / "raymq" / "clock.json").exists()

@@ -1,0 +1,142 @@
+"""A former master cuts what never was off its log and off all that was made of it, and follows the new master."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFollows, StoreFull
+from raymq.storage.store import Store
+from raymq.storage.tables import epoch_starts
+from raymq.storage.tables.ordered_cut import OrderedCut
+from tests.replicas import fill, log_content, parted, seen, ship
+from tests.stored import SMALL, append, make_record
+
+CONFIG = replace(SMALL, index_slots=500, index_entries=400, flush_interval_ms=3_600_000)
+
+
+def test_a_cut_former_master_is_a_copy_of_the_new_one(tmp_path: Path) -> None:
+    """Trap 1, 3, 11: log, queues, index, groups' offsets, delay levels, deletions end there; after a start, too."""
+    both = parted(tmp_path, CONFIG)
+    with Store.open(both.former, CONFIG) as former:
+        assert former.topics() == ["SCHEDULE_TOPIC_XXXX", "orders", "parts"]
+        former.order_cut(both.place)
+    with Store.open(both.former, CONFIG) as former:
+        assert former.max_physical_offset == both.place
+        assert seen(former)["gone", 0] == [b"gone"]
+        assert former.incarnation("gone") == 0
+        assert former.delay_progress.get(1) == 2
+    shutil.copytree(both.former, tmp_path / "copy")
+    with Store.open(both.former, CONFIG) as former:
+        assert both.check(former)
+    with Store.open(tmp_path / "copy", CONFIG) as former:
+        assert former.max_physical_offset == both.place
+        assert both.check(former)
+
+
+@pytest.mark.parametrize("file", range(4))
+def test_a_log_is_cut_where_a_record_begins_or_ends(tmp_path: Path, file: int) -> None:
+    """At a file's beginning, before what fills a file up, at the log's beginning and its end."""
+    with Store.open(tmp_path / "whole", CONFIG) as store:
+        fill(store, 20)
+        records = list(store.walk(0))
+        first = next(record for record in records if record.physical_offset >= file * 4096)
+        before = [each for each in records if each.physical_offset < first.physical_offset]
+        places = {first.physical_offset, first.physical_offset + first.size, store.max_physical_offset}
+        if before:
+            places.add(before[-1].physical_offset + before[-1].size)
+        whole = b"".join(log_content(tmp_path / "whole").values())
+        for wrong in (first.physical_offset + 1, first.physical_offset + first.size - 1, -1, 1 << 40):
+            with pytest.raises(InvalidInput):
+                store.order_cut(wrong)
+    for number, place in enumerate(sorted(places)):
+        shutil.copytree(tmp_path / "whole", tmp_path / str(number))
+        with Store.open(tmp_path / str(number), CONFIG) as store:
+            store.order_cut(place)
+        with Store.open(tmp_path / str(number), CONFIG) as store:
+            assert store.max_physical_offset == place
+            found = b"".join(log_content(tmp_path / str(number)).values())
+            assert found[:place] == whole[:place]
+            assert not any(found[place:])
+            assert {lane: len(bodies) for lane, bodies in seen(store).items() if bodies} == {
+                lane: count
+                for lane in {(record.topic, record.queue_id) for record in records}
+                if (count := sum((r.topic, r.queue_id) == lane for r in records if r.physical_offset < place))
+            }
+            with Store.open(tmp_path / "whole", CONFIG, read_only=True) as master:
+                store.follow()
+                ship(master, store)
+                assert seen(store) == seen(master)
+
+
+def test_a_store_to_be_cut_takes_nothing(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        append(store, make_record(b"0"))
+        end = store.max_physical_offset
+        append(store, make_record(b"1"))
+        store.order_cut(end)
+        with pytest.raises(StoreFollows):
+            append(store, make_record(b"2"))
+        for refused in (store.lead, lambda: store.take_log(store.received_offset, b"x")):
+            with pytest.raises(InvalidInput):
+                refused()
+    with Store.open(tmp_path / "s", CONFIG, read_only=True) as store:
+        assert seen(store) == {("orders", 0): [b"0"]}
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        append(store, make_record(b"2"))
+        assert seen(store) == {("orders", 0): [b"0", b"2"]}
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        assert seen(store) == {("orders", 0): [b"0", b"2"]}
+
+
+def test_the_masters_epochs_are_cut_with_the_log(tmp_path: Path) -> None:
+    paths = tmp_path / "s" / "epochFileCheckpoint", tmp_path / "s" / "raymq" / "epochs"
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        append(store, make_record(b"0"))
+        for path in paths:
+            epoch_starts.save(path, [(1, 0), (2, store.max_physical_offset)])
+            epoch_starts.save(path, [(1, 0), (2, store.max_physical_offset), (3, store.max_physical_offset)])
+        store.order_cut(store.max_physical_offset, last_epoch=1)
+        assert all(len(epoch_starts.load(path)) == 3 for path in paths)
+    Store.open(tmp_path / "s", CONFIG).close()
+    assert [epoch_starts.load(path) for path in paths] == [[(1, 0)], [(1, 0)]]
+
+
+def test_an_order_that_cannot_be_read_is_no_order_to_go_on(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        append(store, make_record(b"0"))
+        store.order_cut(0)
+        order = tmp_path / "s" / "raymq" / "cut.json"
+    for content in (b"", b"{}", b"[1]", b'{"offset":"x","lastEpoch":1}', b"\xff"):
+        order.write_bytes(content)
+        with pytest.raises(StoreCorrupt):
+            Store.open(tmp_path / "s", CONFIG)
+
+
+def test_a_cut_of_what_the_log_has_let_go_of_leaves_nothing_behind_its_beginning(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        fill(store, 20)
+        store.order_cut(0)
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").unlink()
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        assert (store.min_physical_offset, store.max_physical_offset) == (4096, 4096)
+        assert not any(seen(store).values())
+
+
+def test_where_the_order_finds_no_room_the_store_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StoreFull("no room")
+
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        append(store, make_record(b"0"))
+        with monkeypatch.context() as broken:
+            broken.setattr(OrderedCut, "save", full)
+            with pytest.raises(StoreFull):
+                store.order_cut(0)
+        store.lead()
+        append(store, make_record(b"1"))
+    with Store.open(tmp_path / "s", CONFIG) as store:
+        assert seen(store) == {("orders", 0): [b"0", b"1"]}

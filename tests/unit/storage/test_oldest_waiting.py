@@ -1,0 +1,23 @@
+"""Which message that waits for its time keeps the log's oldest files, as a start that makes room asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raymq.storage.timers.oldest_waiting import oldest_waiting
+from tests.unit.storage.timer_logs import HOUR, START_MS, checkpoint, entry, opened
+
+LOG_END = 1 << 40
+
+
+@pytest.mark.parametrize(("log_min", "oldest"), [(0, 100), (100, 100), (101, 300), (301, 1000)])
+def test_what_went_with_its_log_file_keeps_no_other_one(tmp_path: Path, log_min: int, oldest: int) -> None:
+    """A place below the log's beginning was the answer, and a start on a full disk found no file that may go."""
+    log = opened(tmp_path)
+    log.append(np.concatenate([entry(START_MS + HOUR, number, place) for number, place in enumerate((100, 300))]))
+    checkpoint(log, LOG_END)
+    log.close()
+    assert oldest_waiting(tmp_path, log_min=log_min, before=1000, log_end=LOG_END)[0] == oldest

@@ -1,0 +1,53 @@
+"""Every topic that is made has an id of its own, by which it is told from an earlier one of the same name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from raymq.storage.tables.topic_config import TopicConfig, TopicConfigs
+
+
+def id_of(topics: TopicConfigs, name: str = "orders") -> str:
+    config = topics.get(name)
+    assert config is not None
+    return config.topic_id
+
+
+def test_a_topic_that_is_made_anew_has_another_id(tmp_path: Path) -> None:
+    topics = TopicConfigs(tmp_path / "topics.json", writable=True)
+    topics.put(TopicConfig("orders", 4, 4), TopicConfig("bills", 4, 4))
+    first = id_of(topics)
+    assert first
+    assert first != id_of(topics, "bills")
+    topics.delete("orders")
+    topics.put(TopicConfig("orders", 4, 4))
+    assert id_of(topics) not in {"", first}
+
+
+def test_a_topic_keeps_its_id_whatever_is_changed_and_over_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    topics = TopicConfigs(path, writable=True)
+    topics.put(TopicConfig("orders", 4, 4))
+    first = id_of(topics)
+    topics.put(TopicConfig("orders", 8, 8))  # as whoever changes it makes it, from nothing
+    config = topics.get("orders")
+    assert config is not None
+    topics.put(replace(config, perm=4, topic_id="another"))
+    assert id_of(topics) == first
+    assert id_of(TopicConfigs(path, writable=False)) == first, "from the journal"
+    topics.save()
+    topics.close()
+    assert id_of(TopicConfigs(path, writable=False)) == first, "from the file"
+
+
+def test_a_topic_of_rocketmq_has_none_until_it_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text(json.dumps({"topicConfigTable": {"orders": TopicConfig("orders", 4, 4).to_json()}}))
+    topics = TopicConfigs(path, writable=True)
+    topics.put(TopicConfig("orders", 8, 8))
+    assert id_of(topics) == ""
+    topics.delete("orders")
+    topics.put(TopicConfig("orders", 8, 8))
+    assert id_of(topics)

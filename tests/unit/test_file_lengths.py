@@ -1,0 +1,18 @@
+"""A file holds one idea: none of the rooms' is longer than 500 lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_imports import ROOMS
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_LINES = 500
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_no_file_is_longer_than_its_idea(room: str) -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_bytes().splitlines()) for path in (ROOT / room).rglob("*.py")}
+    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}

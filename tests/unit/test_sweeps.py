@@ -1,0 +1,53 @@
+"""Of a sweep some cases are run, and all where that is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import pytest
+@pytest.mark.sweep(every=4)
+@pytest.mark.parametrize("n", range(10))
+def test_swept(n): pass
+@pytest.mark.parametrize("n", range(3))
+def test_not_swept(n): pass
+"""
+CONFTEST = """
+from tests import sweeps
+def pytest_configure(config): config.addinivalue_line("markers", "sweep: ")
+def pytest_collection_modifyitems(items): items[:], left = sweeps.thinned(items)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ([], ["swept[0]", "swept[4]", "swept[8]", "swept[9]", "not_swept[0]", "not_swept[1]", "not_swept[2]"]),
+        (["test_made.py::test_swept[5]"], ["swept[5]"]),
+    ],
+    ids=["all", "one by name"],
+)
+def test_first_last_and_every_nth_case(tmp_path: Path, repository: Path, asked: list[str], expected: list[str]) -> None:
+    (tmp_path / "test_made.py").write_text(SUITE, "utf-8")
+    (tmp_path / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(repository)!r})\n{CONFTEST}", "utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    ended = subprocess.run([*command, *asked], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert [line.partition("::test_")[2] for line in ended.stdout.splitlines() if "::" in line] == expected
+
+
+def test_the_whole_suite_knows_the_option(pytestconfig: pytest.Config) -> None:
+    assert pytestconfig.getoption("--whole-sweeps") in (True, False)
