@@ -94,6 +94,9 @@ class Worker:
     def lend(self) -> None:
         if 0 in self.store.queues("t"):
             end = self.store.max_offset("t", 0)
+            # As pop does: a start forgets what a group without an offset was lent, since it was deleted.
+            if self.store.consumer_offsets.get("g", "t", 0) is None:
+                self.store.consumer_offsets.commit("g", "t", 0, 0)
             lent = Lent(self.number, 4_000_000_000_000, 0, 16)
             self.store.in_flight.deliver(("g", "t", 0), end, {end - 1: lent})
 

@@ -32,7 +32,7 @@ class Batches:
 
     @property
     def all(self) -> list[tuple[Any, ...]]:
-        return sorted(row for batch in self.rows.values() for row in batch)
+        return sorted(row for batch in list(self.rows.values()) for row in batch)
 
     def wait_for(self, count: int, query: StreamingQuery) -> None:
         def there() -> bool:

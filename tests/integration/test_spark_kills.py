@@ -45,8 +45,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(30
 
 CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
 MIB = 1 << 20
-#: One executor of 512 MiB, for which RayDP asks Ray for its overhead, too; and room for a second one.
-ONE_EXECUTOR = 1_200 * MIB
+#: Room for one executor of 512 MiB and not for two: an executor that is killed comes back where it was.
+ONE_EXECUTOR = 800 * MIB
 #: Attempts are overtaken by others soon; and what runs in Python goes on, as on a machine that lost its network.
 SETTINGS = {
     "spark.speculation": True,
@@ -75,27 +75,74 @@ def far(mq: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         node.close()
 
 
-@pytest.fixture(scope="module")
-def bridge(mq: cluster.Cluster, far: Placement) -> Iterator[SparkBridge]:
-    with pytest.MonkeyPatch.context() as patch:
-        here = next(node for node in ray.nodes() if node["NodeID"] == ray.get_runtime_context().get_node_id())
-        near = {f"node:{here['NodeManagerAddress']}": 0.001}
-        masters = {f"{MASTER_RESOURCE}{name}": str(amount) for name, amount in near.items()}
-        patch.setattr(session, "spark_settings", lambda **given: spark_settings(**given) | masters)
-        # This node is half full, so that Ray gives the first executor to the other one.
-        ballast: Any = ray.remote(num_cpus=0, memory=int(0.6 * here["Resources"]["memory"]), resources=near)(Ballast)
-        ballast = ballast.remote()
-        ray.get(ballast.ready.remote())
-        with SparkBridge(mq, executors=2, memory="512m", settings=SETTINGS) as running:
-            ray.kill(ballast)
-            yield running
-
-
 class Ballast:
     """Takes memory of a node, as Ray counts it."""
 
     def ready(self) -> None:
         """Return when it does."""
+
+
+class NearNode:
+    """The Ray node of this process. While it is filled it has room for one executor, as the other one has."""
+
+    def __init__(self) -> None:
+        own = ray.get_runtime_context().get_node_id()
+        node = next(node for node in ray.nodes() if node["NodeID"] == own)
+        self.address: str = node["NodeManagerAddress"]
+        self.resources = {f"node:{self.address}": 0.001}
+        self._ballast: Any = ray.remote(
+            num_cpus=0, memory=int(node["Resources"]["memory"]) - ONE_EXECUTOR, resources=self.resources
+        )(Ballast)
+
+    @contextlib.contextmanager
+    def filled(self) -> Iterator[None]:
+        self._fill()
+        try:
+            yield
+        finally:
+            ray.kill(self._actor)
+
+    @contextlib.contextmanager
+    def emptied(self) -> Iterator[None]:
+        """For what needs more than the two executors."""
+        ray.kill(self._actor)
+        try:
+            yield
+        finally:
+            self._fill()
+
+    def _fill(self) -> None:
+        self._actor = self._ballast.remote()
+        ray.get(self._actor.ready.remote(), timeout=PATIENT)
+
+
+@pytest.fixture(scope="module")
+def near(mq: cluster.Cluster) -> Iterator[NearNode]:
+    node = NearNode()
+    with node.filled():
+        yield node
+
+
+@pytest.fixture(scope="module")
+def bridge(mq: cluster.Cluster, near: NearNode, far: Placement) -> Iterator[SparkBridge]:
+    with pytest.MonkeyPatch.context() as patch:
+        masters = {f"{MASTER_RESOURCE}{name}": str(amount) for name, amount in near.resources.items()}
+        patch.setattr(session, "spark_settings", lambda **given: spark_settings(**given) | masters)
+        with SparkBridge(mq, executors=2, memory="512m", settings=SETTINGS) as running:
+            yield running
+
+
+@pytest.fixture
+def both(bridge: SparkBridge, near: NearNode) -> SparkBridge:
+    """With an executor on each of the two hosts: one that was killed has come back."""
+    tracker = bridge.spark.sparkContext._jsc.sc().statusTracker()  # type: ignore[attr-defined]
+
+    def hosts() -> Counter[str]:
+        return Counter(str(each.host()) for each in tracker.getExecutorInfos())
+
+    # The driver is told among them.
+    poll_until(lambda: sorted(hosts().values()) == [1, 2] and hosts()[near.address] == 2, PATIENT, "executors on both")
+    return bridge
 
 
 @pytest.fixture
@@ -195,7 +242,7 @@ def test_a_sink_is_exact_though_it_is_killed_while_a_batch_is_written(
 def overtaken(folder: Path, real: Any) -> Any:
     """Stages as `real` does, but the first attempt at partition 0 stops in the middle until there is a file "decided".
 
-    It has its rows by then, so that nobody who ends its task keeps it from staging the rest: the file "late" has what
+    The others wait until it has begun, since a worker that has to start may be overtaken before. It has its rows by then, so that nobody who ends its task keeps it from staging the rest: the file "late" has what
     it is told.
     """
 
@@ -206,6 +253,8 @@ def overtaken(folder: Path, real: Any) -> Any:
 
         context = TaskContext.get()
         if context is None or context.partitionId() or context.attemptNumber():
+            while not (folder / "half").exists():
+                time.sleep(0.05)
             yield from real(batches)
             return
         rows = list(batches)
@@ -229,12 +278,11 @@ def overtaken(folder: Path, real: Any) -> Any:
     return stage
 
 
-@pytest.mark.soak  # it hangs, and why is not known yet: not in make test until then
 def test_an_attempt_that_is_overtaken_leaves_nothing_and_stages_nothing_after_the_decision(
-    bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    both: SparkBridge, topics: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It made its chunks anew in a transaction that was committed."""
-    _, target = topics
+    (_, target), bridge = topics, both
     real = writer.StageRows
     monkeypatch.setattr(writer, "StageRows", lambda *given, **more: overtaken(tmp_path, real(*given, **more)))
     result = bridge.write(frame(bridge, partitions=4), target, "value")
@@ -302,9 +350,14 @@ SECOND = """
 
 
 def test_two_bridges_in_two_processes_write_and_read_one_topic_at_the_same_time(
-    mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
+    mq: cluster.Cluster, bridge: SparkBridge, near: NearNode, topics: tuple[str, str], tmp_path: Path
 ) -> None:
-    topic, lot = topics[0], 1_000
+    with near.emptied():
+        write_from_two(mq, bridge, topics[0], tmp_path)
+
+
+def write_from_two(mq: cluster.Cluster, bridge: SparkBridge, topic: str, tmp_path: Path) -> None:
+    lot = 1_000
     script = tmp_path / "second.py"
     script.write_text(textwrap.dedent(SECOND))
     address = ray.get_runtime_context().gcs_address
@@ -331,12 +384,10 @@ def test_two_bridges_in_two_processes_write_and_read_one_topic_at_the_same_time(
 
 
 def test_a_write_is_exact_though_the_node_of_an_executor_is_lost_in_the_middle(
-    bridge: SparkBridge, far: Placement, topics: tuple[str, str], tmp_path: Path
+    both: SparkBridge, far: Placement, topics: tuple[str, str], tmp_path: Path
 ) -> None:
     """Its raylet, the executor and the executor's Python workers are killed at once. Last in this file."""
-    source, target = topics
-    hosts = {str(each.host()) for each in bridge.spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()}  # type: ignore[attr-defined]
-    assert len(hosts) > 1, hosts
+    (source, target), bridge = topics, both
     assert far.process is not None
 
     def waits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
