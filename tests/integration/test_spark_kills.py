@@ -242,8 +242,8 @@ def test_a_sink_is_exact_though_it_is_killed_while_a_batch_is_written(
 def overtaken(folder: Path, real: Any) -> Any:
     """Stages as `real` does, but the first attempt at partition 0 stops in the middle until there is a file "decided".
 
-    The others wait until it has begun, since a worker that has to start may be overtaken before. It has its rows by then, so that nobody who ends its task keeps it from staging the rest: the file "late" has what
-    it is told.
+    The others wait until it has begun, since a worker that has to start may be overtaken before. It has its rows by
+    then, so that nobody who ends its task keeps it from staging the rest: the file "late" has what it is told.
     """
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
