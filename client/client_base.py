@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from raymq.actors.errors import ClientClosed
-from raymq.client.closing import Closing
 from raymq.client.connection import Connection
+from raymq.storage.closing import Closing
 
 _T = TypeVar("_T")
 

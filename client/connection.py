@@ -29,10 +29,10 @@ from raymq.actors.wire.connection import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import MOST_FRAME_BYTES, Command
 from raymq.actors.wire.tls import client_context
 from raymq.client.callbacks import Callbacks
-from raymq.client.closing import Closing
 from raymq.client.cluster_changes import ClusterChanges
 from raymq.client.forking import leave_to_parent, renew_in_child
 from raymq.client.worker_end import call_at_worker_end
+from raymq.storage.closing import Closing
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.protocol import Tls
@@ -25,6 +24,7 @@ from raymq.storage.backup.source import Source, StoppedDirectory
 from raymq.storage.backup.target import open_target
 from raymq.storage.backup.verifying import BackupVerifyReport
 from raymq.storage.backup.verifying import verify_backups as _verify
+from raymq.storage.closing import Closing
 from raymq.storage.errors import BackupFailed, StoreLocked
 from raymq.storage.paths import Paths
 from raymq.storage.tables.broker_identity import BrokerOf, read_broker
@@ -93,7 +93,7 @@ def list_backups(target: Place) -> list[Manifest]:
     return list(read_catalog(open_target(os.fspath(target))).backups)
 
 
-class RunningBroker:
+class RunningBroker(Closing):
     """The `Source` of a broker that runs; what it holds is given back at the end of the `with`."""
 
     def __init__(self, directory: Path, tls: Tls | None, locked: StoreLocked) -> None:
@@ -148,12 +148,8 @@ class RunningBroker:
     def _ask(self, command: Command) -> Command:
         return self._mq.run(self._mq.pool.request(self._address, command, _ASK_SECONDS))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Give back what it holds; may be called twice."""
         self._resources.close()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.keeper.group_state import MOST_REPLICAS
@@ -53,9 +53,6 @@ class Cluster(Connection):
     def owns_ray(self) -> bool:
         """Whether Ray was started by this process for this cluster, and ends with it."""
         return self._owns_ray
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

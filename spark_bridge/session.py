@@ -23,7 +23,6 @@ from pyspark.sql.types import DataType, StructType
 from raymq.actors.java import java_environment
 from raymq.actors.naming import check_topic
 from raymq.client import MessageQueue, Sql, arguments
-from raymq.client.closing import Closing
 from raymq.client.connection import Connection
 from raymq.client.errors import ClientClosed, InvalidInput
 from raymq.spark_bridge import reader, writer
@@ -40,6 +39,7 @@ from raymq.spark_bridge.stream import StreamProgress, Streams
 from raymq.spark_bridge.to_refs import to_refs
 from raymq.spark_bridge.write_columns import write_columns
 from raymq.spark_bridge.writer import WriteResult
+from raymq.storage.closing import Closing
 
 _MEMORY = re.compile(r"([0-9]+)([mgt])b?", re.IGNORECASE)
 _UNITS = {"m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -10,7 +10,7 @@ What is in it, in the order to read it:
     store: the facade over all of them, which `assembly` puts together, and for which `making_room` makes some where the
     disk is full; readable is its half that reads, checkpointing says what is on disk, topic_deletions what was deleted,
     age_clock how late it is for files that expire, counted_time for what lasts for days; config: its settings;
-    log_beginning: an empty one, for a replica.
+    log_beginning: an empty one, for a replica; closing: what `with` closes, also for clients.
 
 The way of a message:
     `Store.append` is given records that `records.record.encode` or its batch forms have made;

@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from raymq.storage.age_clock import AgeClock
 from raymq.storage.assembly import open_parts
 from raymq.storage.checkpointing import Checkpointer
 from raymq.storage.clock import wall_ms
+from raymq.storage.closing import Closing
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput, StoreError, StoreFollows, StoreFull
 from raymq.storage.failpoints import failpoint
@@ -49,7 +49,7 @@ __all__ = ["AppendResult", "Store"]
 _QUEUES_A_RUN: Final = 1000
 
 
-class Store(Readable):
+class Store(Readable, Closing):
     """An open store directory; see the module for the thread rule. Use `Store.open`, and `close` or `with`.
 
     Attributes:
@@ -490,11 +490,3 @@ class Store(Readable):
     def _abandon(self) -> None:
         """Let go of files, threads and lock, and leave the rest as it is."""
         self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
+from raymq.storage.closing import Closing
 from raymq.storage.errors import InvalidInput
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_queue import files_of
@@ -44,7 +44,7 @@ class Source(Protocol):
         """Of the log only what lies there and behind is still needed; BackupFailed: nothing is held any more."""
 
 
-class StoppedDirectory:
+class StoppedDirectory(Closing):
     """A directory that nobody has open: its lock is held until the end of the `with`. A `Source`."""
 
     def __init__(self, directory: Path) -> None:
@@ -84,12 +84,8 @@ class StoppedDirectory:
     def hold(self, log_from: int) -> None:
         """See `Source`: nobody else is here."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Give the lock back; may be called twice."""
         self._resources.close()
 
 

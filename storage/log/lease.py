@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +12,25 @@ import numpy.typing as npt
 from raymq.storage.records.record import Record, decode
 
 
-class Lease:
+class LentMemory(ABC):
+    """Views of the log's memory, which are given back by `release` or at the end of a `with`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the memory back; may be called again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Lease(LentMemory):
     """Consecutive records of one queue, until `release` (or the end of a `with`).
 
     The bytes are slices of the log's mapping, which they keep alive, also after the store is closed; they never
@@ -72,11 +91,3 @@ class Lease:
     def release(self) -> None:
         """Give the memory back; may be called again."""
         self._parts = self._records = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

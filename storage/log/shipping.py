@@ -6,15 +6,13 @@ end never change, so a view is right for as long as it is held, also when the fi
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from raymq.storage.errors import InvalidInput, MessageExpired
 from raymq.storage.log.commit_log import CommitLog
+from raymq.storage.log.lease import LentMemory
 from raymq.storage.log.record_runs import record_sizes
 
 
-class LogBytes:
+class LogBytes(LentMemory):
     """Bytes of one file of the log, until `release` (or the end of a `with`).
 
     Attributes:
@@ -39,14 +37,6 @@ class LogBytes:
     def release(self) -> None:
         """Give the mapping back; may be called again. The length is 0 from then on."""
         self.view = memoryview(b"")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 def log_bytes(log: CommitLog, begin: int, end: int, *, whole: bool = False) -> LogBytes:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from raymq.storage.errors import StoreBusy, StoreError
 from raymq.storage.files import fileutil
-from raymq.storage.files.file_calls import FileCalls
+from raymq.storage.files.file_calls import FileCalls, WrappedCalls
 from raymq.storage.state import recording
 from raymq.storage.state.snapshot import StateSnapshot, packed, read_part
 from raymq.storage.state.state_files import OURS, is_state
@@ -40,11 +40,11 @@ def is_of_backup(path: str) -> bool:
     return path in OF_THE_MOMENT or is_state(path)
 
 
-class _Watching(FileCalls):
+class _Watching(WrappedCalls):
     """The calls below, one change at a time; before a byte of the snapshot is lost that is told to it. Any thread."""
 
     def __init__(self, real: FileCalls, prefix: str, lock: threading.RLock) -> None:
-        self.real = real
+        super().__init__(real)
         self.snapshot: StateSnapshot | None = None
         #: Why the snapshot lacks something: that is its own affair, and no call of the store's fails for it.
         self.failure: Exception | None = None
@@ -107,26 +107,6 @@ class _Watching(FileCalls):
     def remove_folder(self, path: Path) -> None:
         with self._lock:
             self.real.remove_folder(path)
-
-    # What changes no file's content or name.
-
-    def scan(self, folder: Path) -> list[os.DirEntry[str]]:
-        return self.real.scan(folder)
-
-    def duplicate(self, fd: int) -> int:
-        return self.real.duplicate(fd)
-
-    def map(self, fd: int, size: int, flags: int) -> Any:
-        return self.real.map(fd, size, flags)
-
-    def allocate(self, fd: int, start: int, length: int) -> None:
-        self.real.allocate(fd, start, length)
-
-    def fsync(self, fd: int) -> None:
-        self.real.fsync(fd)
-
-    def fdatasync(self, fd: int) -> None:
-        self.real.fdatasync(fd)
 
 
 class FrozenState:

@@ -6,7 +6,6 @@ the plain ones.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from raymq.storage.errors import InvalidInput
 from raymq.storage.files import file_calls
-from raymq.storage.files.file_calls import FileCalls
+from raymq.storage.files.file_calls import FileCalls, WrappedCalls
 from raymq.storage.state.changes import MOST_WRITTEN, FileChange, Operation
 from raymq.storage.state.state_files import is_state
 
@@ -52,11 +51,11 @@ class _Opened:
         self.appends = appends
 
 
-class RecordingCalls(FileCalls):
+class RecordingCalls(WrappedCalls):
     """The calls of before, and those on state files told; any thread."""
 
     def __init__(self, real: FileCalls) -> None:
-        self.real = real
+        super().__init__(real)
         #: By the path of the directory, with a slash.
         self.recorders: dict[str, Recorder] = {}
         #: Descriptors of state files that may be written. Files are closed past this seam; a number that is given again
@@ -180,27 +179,10 @@ class RecordingCalls(FileCalls):
         recorder, relative = found
         recorder.change(lambda: call(path), lambda _: FileChange(operation, relative))
 
-    # What changes no file's content or name.
-
-    def scan(self, folder: Path) -> list[os.DirEntry[str]]:
-        return self.real.scan(folder)
-
     def duplicate(self, fd: int) -> int:
         other = self.real.duplicate(fd)
         self._fds.pop(other, None)
         return other
-
-    def map(self, fd: int, size: int, flags: int) -> mmap.mmap:
-        return self.real.map(fd, size, flags)
-
-    def allocate(self, fd: int, start: int, length: int) -> None:
-        self.real.allocate(fd, start, length)
-
-    def fsync(self, fd: int) -> None:
-        self.real.fsync(fd)
-
-    def fdatasync(self, fd: int) -> None:
-        self.real.fdatasync(fd)
 
 
 _installing: Final = threading.Lock()

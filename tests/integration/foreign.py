@@ -14,7 +14,7 @@ from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, MOST_FRAME_BYTES, Command
 from raymq.actors.wire.headers.base import Header
 from raymq.actors.wire.reader import FrameReader
-from raymq.client.closing import Closing
+from raymq.storage.closing import Closing
 
 
 class Foreign(Closing):

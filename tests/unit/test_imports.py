@@ -30,6 +30,7 @@ _PURE = (
     "storage.errors",
     "storage.failpoints",
     "storage.clock",
+    "storage.closing",
     "storage.steps",
     "storage.config",
     "storage.delay_levels",

@@ -1,4 +1,4 @@
-"""What `with` closes: connections, clients and whatever else holds sockets or processes until its `close()`."""
+"""What `with` closes: stores, connections, clients and whatever else holds files or sockets until its `close()`."""
 
 from __future__ import annotations
 
