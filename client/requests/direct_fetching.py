@@ -17,7 +17,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.channel import Channel
 from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch, read_fetched
 from raymq.client.connection import Connection
-from raymq.client.requests.ahead import EarlyFetches
+from raymq.client.requests.early_fetches import EarlyFetches
 from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS, answer_seconds
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from raymq.actors.errors import RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched
-from raymq.client.requests.ahead import EarlyFetches
+from raymq.client.requests.early_fetches import EarlyFetches
 
 _Task = asyncio.Task[list[Fetched]]
 

@@ -14,7 +14,7 @@ import pytest
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
-from raymq.client.requests.ahead import MOST_QUEUES
+from raymq.client.requests.early_fetches import MOST_QUEUES
 from tests.integration.conftest import Services
 from tests.integration.pulling import before_messages
 from tests.polling import poll_until

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from raymq.actors.protocol import MessageQueue
-from raymq.client.requests.ahead import MOST_QUEUES, EarlyFetches
+from raymq.client.requests.early_fetches import MOST_QUEUES, EarlyFetches
 
 QUEUES = [MessageQueue("t", "broker-a", number) for number in range(MOST_QUEUES + 1)]
 
