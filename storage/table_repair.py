@@ -133,7 +133,7 @@ def _repaired(paths: Paths, broken: BrokenTable, table: _Table, content: Mapping
             aside.append(str(kept))
     for path in (table.path, json_file.spare_of(table.path)):
         if content is None:
-            path.unlink(missing_ok=True)
+            fileutil.remove(path)
         else:  # one after the other: a disk that takes no more leaves the one that was not reached
             fileutil.replace(path, json_file.encode(content).encode())
     return BrokenTable(broken.file, broken.problem, broken.rebuilt, broken.lost, tuple(aside))
