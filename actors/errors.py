@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.errors import (
     BackupFailed,
+    FormatTooNew,
     GroupNotFound,
     InvalidInput,
     MessageExpired,
@@ -64,6 +65,7 @@ __all__ = [
     "ConsumerNotOnline",
     "ElectionFailed",
     "FencedEpoch",
+    "FormatTooNew",
     "GroupNotFound",
     "InvalidInput",
     "MessageExpired",

@@ -25,6 +25,7 @@ from raymq.storage.backup.target import open_target
 from raymq.storage.backup.verifying import BackupVerifyReport
 from raymq.storage.backup.verifying import verify_backups as _verify
 from raymq.storage.closing import Closing
+from raymq.storage.directory_format import check_format
 from raymq.storage.errors import BackupFailed, StoreLocked
 from raymq.storage.paths import Paths
 from raymq.storage.tables.broker_identity import BrokerOf, read_broker
@@ -112,6 +113,7 @@ class RunningBroker(Closing):
             self._lease = begun.lease
             if begun.lock != Paths(directory).lock.stat().st_ino:
                 raise BrokerUnavailable(begun.name, f"{self._address} has another directory, and {locked}")
+            self.format = check_format(directory)
             self.broker = BrokerOf(begun.name, begun.cluster, known.host, begun.port, begun.epoch)
             self.log_begin = self._needed_from = begun.log_begin
             self.log_end, self.file_bytes, self.state_bytes = begun.log_end, begun.file_bytes, begun.state_bytes

@@ -14,6 +14,7 @@ from raymq.cluster.backup import backup_store, list_backups, restore_store, veri
 from raymq.cluster.cli_context import Finder, json_option
 from raymq.cluster.output import console, plain, print_fields, print_json, print_rows
 from raymq.storage.backup.progress import BackupProgress
+from raymq.storage.directory_format import read_format
 from raymq.storage.errors import InvalidInput
 from raymq.storage.table_repair import find_broken, repair
 from raymq.storage.verify import verify
@@ -85,14 +86,16 @@ def restore(target: str, directory: Path, at: str | None, new_address: bool, dry
 def verify_store(directory: str, at: str | None, as_json: bool) -> None:
     """Read every record of DIRECTORY and check its CRC, or every byte of the backups there; exit code 1 if one is bad.
 
-    Changes nothing.
+    It tells the format of RayMQ's own files in DIRECTORY, too, and which RayMQ raised it to that. Changes nothing.
     """
     if at is not None or "://" in directory or _has_backups(Path(directory)):
         _verify_backups(directory, at, as_json)
         return
-    report = verify(directory)
+    report, known = verify(directory), read_format(Path(directory))
     print_fields(
         {
+            "format": known.number,
+            "written_by": known.written_by,
             "records": report.records,
             "bad_records": report.bad_records,
             "bad": [{"file": file, "offset": offset} for file, offset in report.bad],

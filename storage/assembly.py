@@ -13,6 +13,7 @@ from typing import Any
 from raymq.storage import paths as layout_of
 from raymq.storage.clock import boot_id
 from raymq.storage.config import StoreConfig, split_host
+from raymq.storage.directory_format import check_format, raise_format
 from raymq.storage.errors import InvalidInput
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
@@ -127,9 +128,13 @@ def open_parts(directory: Path, config: StoreConfig, *, read_only: bool, follows
     with ExitStack() as resources:
         if opening.writable:
             resources.callback(layout_of.take_lock(paths).release)
+        else:
+            check_format(directory)
         if paths.restoring.exists():
             remedy = "let `raymq store restore` come to its end: it begins anew there"
             raise InvalidInput("directory", "one into which no backup is being restored", str(directory), remedy=remedy)
+        if opening.writable:
+            raise_format(directory)
         recorder = recorder_of(directory) if opening.has_tables else None
         if opening.has_tables and recorder is None:
             sequence_file.forget(directory)

@@ -15,6 +15,7 @@ their own leaves.
         +-- StoreFollows               the store is a replica's: only its master takes messages
         +-- StateMismatch              what a master says of its state does not fit a replica's
         +-- StoreCorrupt               bytes on disk are not what was written
+        +-- FormatTooNew               a newer RayMQ wrote the directory or the backup; nothing was changed there
         +-- StoreFailed                the disk failed; writes are refused until the store is opened again
         |   +-- WriteUnknown           ... under this very write, which may have happened
         +-- BackupFailed               a backup could not be made or read; what was there before is as it was
@@ -191,6 +192,28 @@ class StoreCorrupt(StoreError):
         self.file = file
         self.offset = offset
         self.reason = reason
+
+
+class FormatTooNew(StoreError):
+    """A newer RayMQ has written a directory or a backup, and this one would misread it: nothing was changed there.
+
+    Attributes:
+        what: the directory or the backup.
+        found, known: its format, and the newest one that this RayMQ knows.
+        written_by: the version of RayMQ that wrote it; empty where that is not known.
+    """
+
+    def __init__(self, what: str, found: int, known: int, written_by: str = "") -> None:
+        by = f" by RayMQ {written_by}" if written_by else ""
+        newer = f"RayMQ {written_by} or later" if written_by else "the RayMQ that wrote it, or a later one"
+        remedy = f"use {newer} for it; what was written since the upgrade, this RayMQ cannot read"
+        super().__init__(
+            f"{what} was written{by} in format {found}; this RayMQ knows formats up to {known}", remedy=remedy
+        )
+        self.what = what
+        self.found = found
+        self.known = known
+        self.written_by = written_by
 
 
 class StoreFailed(StoreError):

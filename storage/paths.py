@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raymq.storage.config import StoreConfig
+from raymq.storage.directory_format import check_format
 from raymq.storage.files import fileutil
 from raymq.storage.files.directory_lock import DirectoryLock
 from raymq.storage.files.mapped_file_queue import files_of
@@ -179,9 +180,20 @@ class Paths:
 
 
 def take_lock(paths: Paths) -> DirectoryLock:
-    """Make the directory if need be and take its lock; StoreLocked if somebody has it."""
+    """Make the directory if need be and take its lock.
+
+    Raises:
+        FormatTooNew: a newer RayMQ has written there; nothing was changed. StoreLocked: somebody has it.
+    """
+    check_format(paths.root)
     fileutil.make_folder(paths.root)
-    return DirectoryLock(paths.lock, paths.abort)
+    lock = DirectoryLock(paths.lock, paths.abort)
+    try:
+        check_format(paths.root)  # its last owner may have been a newer one, until a moment ago
+    except BaseException:
+        lock.release()
+        raise
+    return lock
 
 
 _GEOMETRY = ("commitlog_file_bytes", "consume_queue_file_entries", "index_slots", "index_entries")

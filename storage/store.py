@@ -194,7 +194,7 @@ class Store(Readable, Closing):
                 (see `making_room`), and in `delete_expired` afterwards. None: none go before, and those of `config`.
 
         Raises:
-            StoreLocked: another process or another Store of this one has it.
+            FormatTooNew: a newer RayMQ has written there. StoreLocked: another process or Store of this one has it.
             StoreCorrupt: files of a wrong size or missing between others, settings that cannot be read.
             StoreFull: the disk has no room even for what opening writes, not even with the ballast's and without all
                 that may be removed (`making_room`). StoreBusy: no descriptors are left.

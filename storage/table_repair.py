@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from raymq.storage import paths as layout
 from raymq.storage.delay_levels import SCHEDULE_TOPIC
+from raymq.storage.directory_format import check_format
 from raymq.storage.errors import InvalidInput, StoreCorrupt, StoreFailed
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.paths import Paths
@@ -67,7 +68,7 @@ def find_broken(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     And the journals that tell changes which cannot be read: they keep no store closed, but those changes are lost.
 
     Raises:
-        InvalidInput: it is no store directory.
+        InvalidInput: it is no store directory. FormatTooNew: a newer RayMQ has written there.
     """
     paths = _paths(directory)
     return [broken for broken, _, _ in _broken(paths)] + [broken for broken, _ in _journals(paths)]
@@ -77,7 +78,7 @@ def repair(directory: str | os.PathLike[str]) -> list[BrokenTable]:
     """Set broken tables aside, below `raymq/damaged/`, and make them anew.
 
     Raises:
-        InvalidInput: it is no store directory.
+        InvalidInput: it is no store directory. FormatTooNew: a newer RayMQ has written there.
         StoreLocked: a broker has it open.
         StoreFull, StoreFailed: the disk does not let us; what was not repaired stays as it was.
     """
@@ -96,6 +97,7 @@ def _paths(directory: str | os.PathLike[str]) -> Paths:
     # One without messages has no log; one that was killed before a table was written has neither folder.
     if not any(folder.is_dir() for folder in (paths.commit_log, paths.config, paths.state.parent)):
         raise InvalidInput("directory", "a store directory", str(directory))
+    check_format(paths.root)
     return paths
 
 

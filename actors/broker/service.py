@@ -60,6 +60,7 @@ from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
 from raymq.actors.wire.tls import client_context, server_context
 from raymq.storage.clock import boottime
+from raymq.storage.directory_format import check_format
 from raymq.storage.errors import StoreError
 from raymq.storage.tables.broker_identity import read_identity
 
@@ -201,6 +202,7 @@ class BrokerService:
         A master's store is opened by another thread: its loop answers and renews its lease meanwhile.
 
         Raises:
+            FormatTooNew: a newer RayMQ has written in the directory; nothing is changed there.
             StoreLocked: another process owns the directory.
             OSError: the broker's port is taken.
             StoreCorrupt, InvalidInput: the directory or the settings cannot be used.
@@ -209,6 +211,7 @@ class BrokerService:
             StoreFollows: the office has ended while the store was opened.
         """
         check_name("broker", spec.name, 127)
+        check_format(Path(spec.directory))
         make_ready()
         port, epoch = read_identity(Path(spec.directory) / "raymq" / "broker.json")
         bound = bind_broker(spec.host, port) if place is None else place.sockets()

@@ -26,7 +26,8 @@ from raymq.cluster.doctor.machine import DiskSeen, MachineSeen
 from raymq.cluster.doctor.processes import ProcessSeen, is_orphan, is_ours
 from raymq.cluster.doctor.stores import StoreSeen
 from raymq.cluster.ray_probe import AUTH_MODE
-from raymq.storage.errors import StoreError
+from raymq.storage.directory_format import check_format
+from raymq.storage.errors import FormatTooNew, StoreError
 from raymq.storage.files.directory_lock import DirectoryLock
 from raymq.storage.log.retention import Disk
 from raymq.storage.paths import Paths
@@ -137,6 +138,12 @@ def read_store(directory: str, processes: Collection[ProcessSeen]) -> StoreSeen:
         if broker.host and broker.port:
             address = f"{broker.host}:{broker.port}"
             is_taken = holder is None and _listens(broker.host, broker.port)
+    too_new = None
+    with contextlib.suppress(StoreError):
+        try:
+            check_format(paths.root)
+        except FormatTooNew as error:
+            too_new = error
     return StoreSeen(
         directory=directory,
         holder=holder,
@@ -147,6 +154,7 @@ def read_store(directory: str, processes: Collection[ProcessSeen]) -> StoreSeen:
         foreign=tuple(_foreign(paths.root)),
         address=address,
         address_is_taken=is_taken,
+        too_new=too_new,
     )
 
 

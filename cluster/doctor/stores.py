@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from raymq.actors.errors import FormatTooNew
 from raymq.actors.protocol import BrokerInfo
 from raymq.cluster.doctor.finding import Finding, fine, note, problem
 
@@ -22,6 +23,7 @@ class StoreSeen:
         foreign: files and folders in it that another user owns than the one of the directory, some of them.
         address: where its broker listens, "" if that is not known.
         address_is_taken: whether somebody listens there, if nobody has the directory open.
+        too_new: why this RayMQ must not open it; None: it may.
     """
 
     directory: str
@@ -33,6 +35,7 @@ class StoreSeen:
     foreign: tuple[str, ...] = field(default=())
     address: str = ""
     address_is_taken: bool = False
+    too_new: FormatTooNew | None = None
 
 
 def check_store(seen: StoreSeen, brokers: Sequence[BrokerInfo] | None, host: str) -> Iterator[Finding]:
@@ -46,6 +49,8 @@ def check_store(seen: StoreSeen, brokers: Sequence[BrokerInfo] | None, host: str
     if seen.is_restoring:
         remedy = "let `raymq store restore` come to its end: the same command begins anew"
         yield problem("directories", "a backup was being restored here, and not all of it is", where, remedy)
+    if seen.too_new is not None:
+        yield problem("formats", Exception.__str__(seen.too_new), where, seen.too_new.remedy)
     if seen.foreign:
         found = f"{seen.foreign[0]} and perhaps others belong to another user than the directory"
         remedy = f"chown -R the directory to the user of the brokers: {seen.directory}"

@@ -59,13 +59,17 @@ def back_up(
 
     Raises:
         InvalidInput: another broker's backups are there, or one of that name. BackupFailed, StoreFailed: none was made.
+        FormatTooNew: a newer RayMQ has made backups there, or has written in the directory; none was made.
     """
     made_at_ms = now_ms()
     moment = datetime.fromtimestamp(made_at_ms / 1000, UTC)
     name = check_name(name or f"{moment:%Y-%m-%dT%H%M%S}.{made_at_ms % 1000:03}Z")
     if keep is not None:
         check_keep(keep)
-    before = read_catalog(target).backups
+    catalog = read_catalog(target)
+    if catalog.newer:  # what they share with this one, and what may go, only that RayMQ knows
+        raise catalog.newer[0]
+    before = catalog.backups
     if name in target.names():
         raise InvalidInput("backup", f"a name that {target.where} does not have yet", name)
     for each in before:
@@ -76,7 +80,8 @@ def back_up(
     folders, state = making.copy_state()
     failpoint("backup.after_state")
     log = making.copy_log()
-    made = Manifest(name, made_at_ms, source.broker, source.log_begin, source.log_end, folders, (*log, *state))
+    files = (*log, *state)
+    made = Manifest(name, made_at_ms, source.broker, source.log_begin, source.log_end, folders, files, source.format)
     failpoint("backup.before_manifest")
     target.write_manifest(name, made.encode())
     failpoint("backup.after_manifest")

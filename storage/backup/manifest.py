@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.directory_format import DirectoryFormat
+from raymq.storage.errors import FormatTooNew, InvalidInput, StoreCorrupt
 from raymq.storage.files import json_file
 from raymq.storage.state.frozen_state import is_of_backup
 from raymq.storage.state.state_files import folders_above
 from raymq.storage.tables.broker_identity import BrokerOf
+from raymq.storage.version import VERSION
 
 FORMAT: Final = 1
 #: So much of a file is one extent at most.
@@ -71,7 +73,11 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A backup: the log from `log_begin` to `log_end`, and the state of the moment when it ended there."""
+    """A backup: the log from `log_begin` to `log_end`, and the state of the moment when it ended there.
+
+    Attributes:
+        store: the format of the directory that was backed up.
+    """
 
     name: str
     made_at_ms: int
@@ -80,6 +86,7 @@ class Manifest:
     log_end: int
     folders: tuple[str, ...] = ()
     files: tuple[StoredFile, ...] = field(default=(), repr=False)
+    store: DirectoryFormat = field(default_factory=DirectoryFormat)
 
     @property
     def stored_bytes(self) -> int:
@@ -93,7 +100,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """As it is written."""
-        told = asdict(self) | {"format": FORMAT}
+        told = asdict(self) | {"format": FORMAT, "writtenBy": VERSION}
         told["files"] = [
             {"path": file.path, "size": file.size, "extents": file.extents, "mark": file.mark} for file in self.files
         ]
@@ -113,14 +120,20 @@ def is_object(name: str) -> bool:
 
 
 def decode(where: str, content: bytes) -> Manifest:
-    """What is in a manifest; StoreCorrupt, which names `where`: it is none, or asks for what no backup has."""
+    """What is in a manifest.
+
+    Raises:
+        StoreCorrupt: it is none, or asks for what no backup has. FormatTooNew: a newer RayMQ wrote it.
+    """
     try:
         told = json_file.parse(content.decode())
         digest = told.pop("sha256")
-        if told["format"] != FORMAT:
-            raise ValueError(f"format {told['format']!r:.20}; this version knows {FORMAT}")
         if digest != _digest(told):
             raise ValueError("its checksum is another one")
+        if _number(told["format"]) > FORMAT:
+            raise FormatTooNew(where, told["format"], FORMAT, _text(told.get("writtenBy", "")))
+        if told["format"] != FORMAT:
+            raise ValueError(f"format {told['format']}")
         return _manifest(told)
     except (InvalidInput, *json_file.ANOTHER_FORM) as error:
         raise StoreCorrupt(where, 0, f"no manifest of a backup: {error}") from error
@@ -144,7 +157,10 @@ def _manifest(told: Mapping[str, Any]) -> Manifest:
     known = BrokerOf(name, cluster, host, _number(broker["port"], 65535), _number(broker["epoch"]))
     begin, end = _number(told["log_begin"]), _number(told["log_end"])
     _check_log(files, begin, end)
-    return Manifest(check_name(told["name"]), _number(told["made_at_ms"]), known, begin, end, folders, files)
+    # Backups from before the directory's format was told have none, and are of the first one.
+    store = DirectoryFormat(**told["store"]) if "store" in told else DirectoryFormat()
+    made_at_ms = _number(told["made_at_ms"])
+    return Manifest(check_name(told["name"]), made_at_ms, known, begin, end, folders, files, store)
 
 
 def _check_log(files: Sequence[StoredFile], begin: int, end: int) -> None:

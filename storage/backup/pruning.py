@@ -22,7 +22,7 @@ def prune(target: Target, keep: int) -> list[str]:
     gone = [each.name for each in catalog.backups[:-keep]]
     for name in gone:
         target.remove_manifest(name)
-    if not catalog.broken:
+    if not (catalog.broken or catalog.newer):
         named = {extent.object for each in catalog.backups[-keep:] for extent in each.extents()}
         for name in target.objects().keys() - named:
             failpoint("backup.before_object_goes")

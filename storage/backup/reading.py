@@ -10,7 +10,7 @@ from typing import Final
 
 from raymq.storage.backup.manifest import Extent, Manifest, decode
 from raymq.storage.backup.target import Target
-from raymq.storage.errors import InvalidInput, StoreCorrupt
+from raymq.storage.errors import FormatTooNew, InvalidInput, StoreCorrupt
 
 #: So many objects are kept, since many files share one.
 _KEPT_OBJECTS: Final = 3
@@ -18,16 +18,18 @@ _KEPT_OBJECTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The backups of a target, the oldest first; and what stands among them and is none."""
+    """The backups of a target, the oldest first; what stands among them and is none; and what a newer RayMQ wrote."""
 
     backups: tuple[Manifest, ...]
     broken: tuple[StoreCorrupt, ...]
+    newer: tuple[FormatTooNew, ...] = ()
 
 
 def read_catalog(target: Target) -> Catalog:
     """All that there is; BackupFailed."""
     found: list[Manifest] = []
     broken: list[StoreCorrupt] = []
+    newer: list[FormatTooNew] = []
     for name in target.names():
         where = f"{target.where}/backups/{name}.json"
         try:
@@ -37,14 +39,24 @@ def read_catalog(target: Target) -> Catalog:
             found.append(manifest)
         except StoreCorrupt as error:
             broken.append(error)
+        except FormatTooNew as error:
+            newer.append(error)
         except FileNotFoundError:  # it has just gone
             continue
     found.sort(key=lambda each: (each.made_at_ms, each.name))
-    return Catalog(tuple(found), tuple(broken))
+    return Catalog(tuple(found), tuple(broken), tuple(newer))
 
 
 def chosen(catalog: Catalog, where: str, name: str | None) -> Manifest:
-    """The backup of that name, None: the newest one; InvalidInput: there is none. StoreCorrupt: it is damaged."""
+    """The backup of that name, None: the newest one.
+
+    Raises:
+        InvalidInput: there is none. StoreCorrupt: it is damaged.
+        FormatTooNew: a newer RayMQ wrote it; without a name, one of all that are there, which is then the newest.
+    """
+    for newer in catalog.newer:
+        if name is None or newer.what.endswith(f"/{name}.json"):
+            raise newer
     for error in catalog.broken:
         if name is not None and error.file.endswith(f"/{name}.json"):
             raise error

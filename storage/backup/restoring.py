@@ -17,6 +17,7 @@ from raymq.storage.backup.manifest import Manifest
 from raymq.storage.backup.progress import BackupProgress, ignore
 from raymq.storage.backup.reading import ExtentReader, chosen, read_catalog
 from raymq.storage.backup.target import Target
+from raymq.storage.directory_format import check_known, write_format
 from raymq.storage.errors import InvalidInput
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
@@ -63,10 +64,12 @@ def restore(
 
     Raises:
         InvalidInput: the directory is not empty, or there is no such backup.
+        FormatTooNew: it is of a directory that a newer RayMQ has written.
         StoreCorrupt: something is damaged or missing, which is named. StoreLocked: somebody restores there, too.
         BackupFailed, StoreFull, StoreFailed.
     """
     manifest = chosen(read_catalog(target), target.where, at)
+    check_known(f"backup {manifest.name} of {target.where}", manifest.store.number, manifest.store.written_by)
     _check_empty(directory)
     if dry_run:
         reader, sizes = ExtentReader(target), target.objects()
@@ -130,6 +133,7 @@ def _restore(
     broker = replace(manifest.broker, port=0) if new_address else manifest.broker
     if broker.name:
         write_broker(directory / "raymq" / "broker.json", broker)
+    write_format(directory, manifest.store)
     fileutil.replace(paths.abort, _NOBODY)
     _sync_folders(directory)
     failpoint("restore.before_end")

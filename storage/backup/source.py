@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from raymq.storage.closing import Closing
+from raymq.storage.directory_format import DirectoryFormat, read_format
 from raymq.storage.errors import InvalidInput
 from raymq.storage.files import fileutil
 from raymq.storage.files.mapped_file_queue import files_of
@@ -26,12 +27,14 @@ class Source(Protocol):
     Attributes:
         directory: whose log files are read.
         broker: whose it is.
+        format: of its files.
         log_begin, log_end, file_bytes: the log, and the size of its files.
         state_bytes: about how large the state is.
     """
 
     directory: Path
     broker: BrokerOf
+    format: DirectoryFormat
     log_begin: int
     log_end: int
     file_bytes: int
@@ -51,7 +54,8 @@ class StoppedDirectory(Closing):
         """Take the lock.
 
         Raises:
-            StoreLocked: a process has it open. InvalidInput: there is no store, or one that has to be opened first.
+            FormatTooNew: a newer RayMQ has written there. StoreLocked: a process has it open.
+            InvalidInput: there is no store, or one that has to be opened first.
         """
         self.directory = directory
         paths = Paths(directory)
@@ -67,6 +71,7 @@ class StoppedDirectory(Closing):
                     )
             files = files_of(paths.commit_log)
             self.broker = read_broker(directory / "raymq" / "broker.json")
+            self.format = read_format(directory)
             self.log_begin = int(files[0].name) if files else 0
             self.file_bytes = files[0].stat().st_size if files else 0
             self.log_end = next(

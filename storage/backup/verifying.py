@@ -44,7 +44,8 @@ def verify_backups(
     if name is None:
         manifests = catalog.backups
         report.bad += [BadFile("", "", error.file, error.reason) for error in catalog.broken]
-        if not manifests and not catalog.broken:
+        report.bad += [BadFile("", "", error.what, str(error)) for error in catalog.newer]
+        if not (manifests or catalog.broken or catalog.newer):
             raise InvalidInput("target", "a place that has backups", target.where)
     else:
         manifests = (chosen(catalog, target.where, name),)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import FormatTooNew
 from raymq.storage.files import fileutil, json_file
 from raymq.storage.timers.entry import ENTRY, NO_ENTRIES, Entries, in_order, least_due_ms
 from raymq.storage.timers.over import Over
@@ -60,7 +60,7 @@ def load(folder: Path) -> TimerState | None:
     """What was said last, None if that cannot be read any more; files and journals of older versions become a run.
 
     Raises:
-        StoreCorrupt: a newer version of RayMQ wrote it. StoreFull, StoreFailed.
+        FormatTooNew: a newer RayMQ wrote it. StoreFull, StoreFailed.
     """
     path = _state_path(folder)
     try:
@@ -68,7 +68,7 @@ def load(folder: Path) -> TimerState | None:
         if "version" not in told:
             return _take_over(folder, int(told["enqueued"]), int(told["logEnd"]))
         if told["version"] not in (_WITHOUT_CHECKSUMS, _VERSION):
-            raise StoreCorrupt(str(path), 0, f"timers of version {told['version']}, not {_VERSION}")
+            raise FormatTooNew(str(path), int(told["version"]), _VERSION)
         crc = told.pop("crc", None if told["version"] == _WITHOUT_CHECKSUMS else -1)
         if crc not in (None, _crc(told)):
             return None

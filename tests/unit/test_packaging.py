@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raymq.storage.records import compiled
+from raymq.storage.version import VERSION
 
 #: Folders at the root that hold Python or data, but no package.
 NO_PACKAGES = {"tests", "docs", "examples", "build", "dist", "data", "native"}
@@ -88,6 +89,10 @@ def test_every_package_says_what_it_is(repository: Path, project: dict[str, Any]
 def test_the_makefile_links_the_same_folders(repository: Path, project: dict[str, Any]) -> None:
     (folders,) = re.findall(r"^FOLDERS := (.*)$", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(folders.split()) == set(project["tool"]["setuptools"]["package-dir"].values())
+
+
+def test_the_version_is_said_twice_alike(project: dict[str, Any]) -> None:
+    assert project["project"]["version"] == VERSION
 
 
 def test_the_commands_exist(project: dict[str, Any]) -> None:

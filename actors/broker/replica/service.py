@@ -54,6 +54,7 @@ from raymq.actors.wire.frame import Command
 from raymq.actors.wire.tls import client_context
 from raymq.storage.clock import boottime
 from raymq.storage.config import StoreConfig
+from raymq.storage.directory_format import check_format
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.state.recorder import StateRecorder
@@ -115,13 +116,14 @@ class ReplicaService(ReplicaProcess):
         """Open the directory and listen; it claims its place in the group, and takes its role, as soon as it can.
 
         Raises:
-            StoreLocked: another process owns the directory.
+            FormatTooNew: a newer RayMQ has written in the directory. StoreLocked: another process owns it.
             OSError: a port is taken.
             StoreCorrupt, StoreFull, StoreFailed, InvalidInput: the directory or the settings cannot be used.
         """
         check_name("broker", spec.name, 127)
         if spec.keepers is None:
             raise InvalidInput("keepers", "a set of keepers, for a group of several replicas", None)
+        await asyncio.to_thread(check_format, Path(spec.directory))
         make_ready()  # whoever waits for a new master does not wait for what every process does once
         directory = Path(spec.directory)
         port, epoch = read_identity(directory / "raymq" / "broker.json")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raymq.actors.errors import FormatTooNew
 from raymq.actors.protocol import BrokerInfo, Corruption
 from raymq.client.results import ClusterInfo, KeeperInfo, NameServerInfo, SchedulerInfo
 from raymq.cluster.doctor import brokers, machine, processes, stores
@@ -184,6 +185,7 @@ SILENT = replace(BROKER, state="unreachable", store="", pid=0)
         ({"holder": None}, [BROKER], "locks", "problem", "no process"),
         ({"holder": None}, [SILENT], "locks", "problem", "no process"),
         ({"is_restoring": True}, [BROKER], "directories", "problem", "restored"),
+        ({"too_new": FormatTooNew("/x", 2, 1, "9.0")}, [BROKER], "formats", "problem", "RayMQ 9.0 in format 2"),
         ({"foreign": ("/data/broker-a/lock",)}, [BROKER], "owners", "problem", "another user"),
         ({"holder": None, "address_is_taken": True}, None, "ports", "problem", "h:1"),
     ],

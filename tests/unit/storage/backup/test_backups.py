@@ -320,7 +320,7 @@ def test_a_forged_manifest_reaches_nothing(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda told: told.update(format=2),
+        lambda told: told.update(format=0),
         lambda told: told["files"].append(told["files"][0]),
         lambda told: told["files"].remove(next(e for e in told["files"] if e["path"].startswith("commitlog"))),
         lambda told: told["folders"].append("config/../.."),

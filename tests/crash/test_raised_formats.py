@@ -1,0 +1,58 @@
+"""SIGKILL at each step of raising a directory's format: it says the old one or the new one, and never neither."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from raymq.storage import directory_format
+from raymq.storage.directory_format import read_format
+from raymq.storage.errors import FormatTooNew
+from raymq.storage.failpoints import NAMES, arm
+from raymq.storage.store import Store
+from tests.stored import SMALL, append, bodies, make_record
+
+pytestmark = pytest.mark.crash
+
+STEPS = [f"{name}:{n}" for name in NAMES if name.startswith("replace.") for n in (1, 2)]
+STEPS += [name for name in NAMES if name.startswith("format.")]
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_while_it_is_raised(tmp_path: Path, step: str, has_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(tmp_path, SMALL) as store:
+        append(store, make_record(b"old"))
+    if not has_file:  # as a version before the file left it
+        for name in directory_format.names_of_format():
+            (tmp_path / name).unlink()
+    assert killed_while_opening(tmp_path, step) == -signal.SIGKILL
+    number = read_format(tmp_path).number
+    assert number in (1, 2)
+    if number == 1:  # nothing of the new format is there yet: the old RayMQ goes on
+        with Store.open(tmp_path, SMALL) as store:
+            assert bodies(store) == [b"old"]
+    else:
+        with pytest.raises(FormatTooNew):
+            Store.open(tmp_path, SMALL)
+    monkeypatch.setattr(directory_format, "CURRENT", 2)
+    with Store.open(tmp_path, SMALL) as store:
+        assert bodies(store) == [b"old"]
+        append(store, make_record(b"new"))
+    assert read_format(tmp_path).number == 2
+
+
+def killed_while_opening(directory: Path, step: str) -> int:
+    """What a process of a newer RayMQ ends with that opens the directory."""
+    child = os.fork()
+    if not child:
+        try:
+            directory_format.CURRENT = 2  # type: ignore[misc]
+            arm(step)
+            Store.open(directory, SMALL)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
