@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raymq.storage.errors import StoreCorrupt
+from raymq.storage.errors import FormatTooNew
 from raymq.storage.files import file_calls
 from raymq.storage.files.file_calls import FileCalls
 from raymq.storage.timers import timer_log
@@ -228,7 +228,7 @@ def test_what_came_after_a_checkpoint_is_looked_for_from_when_it_is_due(tmp_path
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path)
     (tmp_path / "state.json").write_text('{"version":4}')
-    with pytest.raises(StoreCorrupt):
+    with pytest.raises(FormatTooNew):
         opened(tmp_path)
 
 
