@@ -23,12 +23,13 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-replication bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo test test-unit test-long test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-replication bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
 	@echo "make demo       the whole way of a data set: topic, consumer, retries, dead letters, Spark"
 	@echo "make test       lint, types and the whole test suite (test-unit: only the tests without Ray)"
+	@echo "make test-long  the tests that take a minute or more each: Spark and its driver killed, groups that come and go (not part of make test)"
 	@echo "make test-spark4 the data source of Spark 4.2, in an environment of its own, .venv-spark4 (not part of make test)"
 	@echo "make test-interop  RocketMQ's Java client, admin client, mqadmin and Go client against a cluster (needs Maven, Go)"
 	@echo "make test-rocketmq RocketMQ's own tests against a cluster (needs Maven; ARGS=--list, ARGS='pop OffsetResetIT')"
@@ -123,6 +124,9 @@ test: env
 
 test-unit: env
 	@$(PYTEST) tests/unit $(ARGS)
+
+test-long: env
+	@$(PYTEST) -m "long and not soak" -n 2 --no-loadscope-reorder $(ARGS)
 
 test-spark4:
 	@$(MAKE) --no-print-directory $(SPARK4) env

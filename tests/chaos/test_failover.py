@@ -33,6 +33,7 @@ def chaos(folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_brokers_of_one_copy_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     verdict = chaos(tmp_path / "run", "--replicas", "1", "--seconds", "8", "--faults", "2")
     assert verdict["good"], verdict["violations"]
@@ -48,6 +49,7 @@ def test_replicas_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) ->
     assert verdict["counts"]["faults"] >= 1
 
 
+@pytest.mark.long
 def test_a_broker_that_forgets_is_found_out(tmp_path: Path) -> None:
     """It loses what it has acknowledged, and gives its places to other messages."""
     # Twice: behind the first time messages go on for a while, to places that are used again.

@@ -142,6 +142,7 @@ def check(directory: Path, promised: Promised) -> None:
         promised.topics &= known
 
 
+@pytest.mark.sweep(every=3)
 @pytest.mark.parametrize("failpoint", [name for name in NAMES if name not in ELSEWHERE])
 def test_killed_at_each_step(tmp_path: Path, failpoint: str) -> None:
     promised = Promised()

@@ -204,6 +204,7 @@ def killed_at(step: str, address: str, *arguments: str) -> None:
     raise AssertionError(f"it never came to {step!r}")
 
 
+@pytest.mark.long
 def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path) -> None:
     config = CONFIG | {"replication": "async", "delay_levels": "1s 5s 10s 30s"}
     with cluster.start(2, root, NAMESPACE, config=config) as mq, Admin(mq) as admin:

@@ -75,6 +75,7 @@ def on_register(keepers: KeeperSet, act: Callable[[KeeperRegister], Coroutine[An
     return asyncio.run(run())
 
 
+@pytest.mark.long
 def test_three_hosts_have_three_keepers_and_take_one_in_again_that_lost_its_disk(
     tmp_path: Path, repository: Path
 ) -> None:

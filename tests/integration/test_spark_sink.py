@@ -254,6 +254,7 @@ KILLED = """
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_topic_to_topic_is_exact_though_driver_and_jvm_and_a_broker_are_killed(
     mq: cluster.Cluster, bridge: SparkBridge, topics: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -440,6 +440,7 @@ KILLED = """
 
 
 @pytest.mark.timeout(1_200)
+@pytest.mark.long
 def test_every_message_is_read_once_though_driver_and_jvm_are_killed(
     mq: cluster.Cluster, topic: str, tmp_path: Path
 ) -> None:
