@@ -1,7 +1,7 @@
 """One broker's store: files, records, recovery. Knows no Ray, no network, no asyncio.
 
 What is in it, in the order to read it:
-    records: the bytes of one record and of many; no file and no clock.
+    records: the bytes of one record and of many; no file, and no clock but for birth.
     files: mapped files and all calls of the operating system.
     log: the commit log, the consume queues and the key index, how they are written, read, recovered and deleted.
     tables: what is small and changes, as topics, groups and their progress; timers: messages for a chosen time.
