@@ -89,13 +89,13 @@ class Readers:
     # -- pulling --------------------------------------------------------------------------------------------------
 
     def _pull(self, chance: random.Random) -> None:
-        """Go through three topics' queues in turn, and commit what was read."""
+        """Go through three topics' queues in turn, and commit what was read.
+
+        A broker that is away when it is looked which queues there are is in no route, and comes back.
+        """
         with PullConsumer(self._mq, "chaos-pull") as consumer:
-            queues: list[MessageQueue] = []
             while not self._stopped.is_set():
-                if not queues:
-                    queues = [queue for topic in (ORDERED, NUMBERED, DELAYED) for queue in consumer.queues(topic)]
-                for queue in queues:
+                for queue in [queue for topic in (ORDERED, NUMBERED, DELAYED) for queue in consumer.queues(topic)]:
                     if self._stopped.is_set():
                         break
                     self._pull_one(consumer, queue, chance)
