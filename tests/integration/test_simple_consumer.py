@@ -303,7 +303,7 @@ def test_what_nobody_received_in_time_is_no_failed_delivery(mq: Connection, serv
         popping = consumer._popping
 
         async def pop_and_go() -> None:
-            assert await popping._keep_popped(("broker-a", "t"), 4, 400) == 4
+            assert await popping._keep_popped(("broker-a", "t"), 4, 2_000) == 4
 
         mq.run(pop_and_go())
         lent = services.brokers["broker-a"].store.in_flight.queues["g", "t", 0].deliveries
