@@ -23,7 +23,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-long test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-replication bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo test test-unit test-long test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
 	@echo "make bench-replication one copy beside two replicas (ARGS=--json for JSON, ARGS=--quick)"
+	@echo "make bench-scale a large broker beside RocketMQ's, 1 to 4 brokers, and what follows for 100 hosts (ARGS=--json, ARGS=--quick)"
 	@echo "make bench-spark topics beside RayDP, Kafka and Parquet under Spark; a stream's latency (ARGS=--json, ARGS=--quick)"
 	@echo "make bench-store the store beside memcpy, pwrite and fdatasync (ARGS=--json for JSON, ARGS=--quick)"
 	@echo "make bench-age an old broker: 10,000 topics, a million timers; its loop's longest stop (ARGS=--quick, ARGS=--json)"
@@ -159,6 +160,9 @@ test-rocketmq: env
 
 bench-replication: env
 	@$(PY) tests/bench/bench_replication.py $(ARGS)
+
+bench-scale: env
+	@$(PY) tests/bench/bench_scale.py $(ARGS)
 
 bench-spark: env
 	@$(PY) tests/bench/bench_spark.py $(ARGS)

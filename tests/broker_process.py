@@ -1,8 +1,9 @@
 """Brokers without Ray in processes of their own: for benchmarks, and for faults that only a process can have.
 
 As a program: `broker_process.py NAME DIRECTORY [NAME_SERVER]`. Without a name server it runs one, too. The settings of
-its store are JSON in the environment's BROKER_STORE, if that is there, and BROKER_HOST is where it listens. It prints
-the name server's address once it listens, and then obeys lines on its standard input until that is closed:
+its store are JSON in the environment's BROKER_STORE, if that is there, BROKER_HOST is where it listens, and
+BROKER_APPEND_WAIT_MS is its `append_wait_ms`. It prints the name server's address once it listens, and then obeys lines
+on its standard input until that is closed:
 
     slow SECONDS    let every append wait for so long, all at the same time, as on a long way
     stall SECONDS   let every append hold the broker up for so long, as a slow disk would
@@ -33,7 +34,7 @@ from raymq.actors.broker.core.topics import TopicChange
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.garbage import keep_collections_short
 from raymq.actors.names.service import NameServerService
-from raymq.actors.protocol import BrokerSpec, NameServerSpec
+from raymq.actors.protocol import APPEND_WAIT_MS, BrokerSpec, NameServerSpec
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
@@ -60,6 +61,7 @@ class BrokerProcess:
         failpoint: str = "",
         host: str = "127.0.0.1",
         inside: Sequence[str] = (),
+        append_wait_ms: int = APPEND_WAIT_MS,
     ) -> None:
         """`failpoint` is where its first life ends, see `raymq.storage.failpoints`.
 
@@ -68,6 +70,7 @@ class BrokerProcess:
         self._command = [*inside, sys.executable, __file__, name, str(directory / name)]
         self._command += [name_server] if name_server else []
         self._environment = os.environ | {"BROKER_STORE": json.dumps(dict(store)), "BROKER_HOST": host}
+        self._environment["BROKER_APPEND_WAIT_MS"] = str(append_wait_ms)
         self.start(failpoint)
 
     def start(self, failpoint: str = "") -> None:
@@ -81,7 +84,12 @@ class BrokerProcess:
             env=self._environment | {VARIABLE: failpoint},
         )
         assert self._process.stdout is not None
-        self.name_server = self._process.stdout.readline().strip()
+        try:
+            self.name_server = self._process.stdout.readline().strip()
+        except BaseException:  # whoever waits here is stopped, and nobody would have it
+            self.kill()
+            self.let_go()
+            raise
 
     @property
     def pid(self) -> int:
@@ -123,7 +131,8 @@ async def serve(name: str, directory: Path, name_server: str | None) -> None:
         own = await NameServerService.start(NameServerSpec(0, str(directory.parent), host, 0))
         name_server = own.address
     settings = json.loads(os.environ.get("BROKER_STORE", "{}"))
-    spec = BrokerSpec(name, "test", str(directory), host, (name_server,), store=settings)
+    wait_ms = int(os.environ.get("BROKER_APPEND_WAIT_MS", APPEND_WAIT_MS))
+    spec = BrokerSpec(name, "test", str(directory), host, (name_server,), append_wait_ms=wait_ms, store=settings)
     broker = await BrokerService.start(spec, "node")
     keep_collections_short()
     handlers = dict(broker._server.handlers)

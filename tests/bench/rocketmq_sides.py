@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -43,7 +43,7 @@ def rocketmq_sides(places: Places, folder: Path) -> Iterator[list[Side]]:
         def started(place: Place, main: str, name: str, settings: Mapping[str, object]) -> int:
             file = folder / f"{name}.conf"
             file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-            command = [*place.inside, *_java(jars, folder, name), main, "-c", str(file)]
+            command = [*place.inside, *java_command(jars, folder, name), main, "-c", str(file)]
             return stack.enter_context(
                 running(command, lambda: None, {"ROCKETMQ_HOME": str(folder)}, is_one_of_many=True)
             )
@@ -71,7 +71,7 @@ def rocketmq_sides(places: Places, folder: Path) -> Iterator[list[Side]]:
         one = broker(first, "broker-one", "one", {"brokerRole": "ASYNC_MASTER", "brokerId": 0})
         in_sync = {**_IN_SYNC, "controllerAddr": controller}
         master = broker(first, "broker-all", "all1", in_sync)
-        command = [*_java(jars, folder, "client"), str(_SENDS), name_server, controller]
+        command = [*java_command(jars, folder, "client"), str(_SENDS), name_server, controller]
         client = stack.enter_context(ToldProgram(command, folder, folder / "client.log"))
         replica = broker(second, "broker-all", "all2", in_sync)
         client.tell("replicas 2")
@@ -82,8 +82,9 @@ def rocketmq_sides(places: Places, folder: Path) -> Iterator[list[Side]]:
         ]
 
 
-def _java(jars: str, folder: Path, name: str) -> Sequence[str]:
+def java_command(jars: str, folder: Path, name: str, heap: str = "1g") -> list[str]:
+    """What begins a command that runs a class of RocketMQ's, with a home of this name in the folder."""
     home = folder / f"home-{name}"
     home.mkdir()
     opened = [part for each in _OPENED for part in ("--add-opens", f"{each}=ALL-UNNAMED")]
-    return ["java", "-Xmx1g", *opened, f"-Duser.home={home}", "-cp", f"{jars}/*"]
+    return ["java", f"-Xmx{heap}", *opened, f"-Duser.home={home}", "-cp", f"{jars}/*"]
