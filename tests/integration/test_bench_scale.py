@@ -25,7 +25,7 @@ def command(directory: Path, *arguments: str) -> list[str]:
 
 
 def rows(directory: Path, *arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run(command(directory, *arguments), check=True, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command(directory, *arguments), check=True, capture_output=True, text=True, timeout=540)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
@@ -56,6 +56,7 @@ def test_one_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(600)
 def test_clusters_and_what_follows_for_many_hosts(tmp_path: Path) -> None:
     found = rows(tmp_path, "--only", "clusters", "control", "--brokers", "1")
 
