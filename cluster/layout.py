@@ -43,6 +43,12 @@ class Layout:
         wanted = {replica_name(broker_name(index), number) for index in range(brokers) for number in range(replicas)}
         return sorted((wanted | self.added) - self.removed, key=_order)
 
+    def replicas_of(self, group: str) -> list[str]:
+        """The actors of a group that are written down, or were wanted by the last start."""
+        wanted = {replica_name(group, number) for number in range(self.replicas)}
+        known = {name for name in (*self.machines, *self.added) if group_of(name) == group}
+        return sorted(wanted | known)
+
     def next_group(self, brokers: int) -> str:
         """The name of a new group: none that ever was, whose messages' ids and directories might still be met."""
         known = {group_of(name) for name in (*self.machines, *self.added, *self.removed)}

@@ -99,9 +99,8 @@ class Draining:
         if not self._wanted.remove:
             return None
         self._check_stays(remains)
-        names = [name for name in scene.layout.machines if name in scene.actors] or list(scene.actors)
         return WriteDown(
-            scene.layout.without(*names).with_change(group, {"verb": "drain", "going": True}),
+            scene.layout.without(*scene.layout.replicas_of(group), *scene.actors).with_change(group, {"verb": "drain", "going": True}),
             f"{group} is not to come back",
         )
 
@@ -150,10 +149,11 @@ def in_words(remains: Leftovers, without: frozenset[str] = frozenset()) -> str:
     more = remains.unconsumed_messages - ignored - sum(count for _, count in list(awaited.items())[:3])
     if more > 0:
         told.append(f"{more} messages for others")
+    lent = remains.lent - sum(remains.lent_to.get(group, 0) for group in without)
     counts = (
         (remains.delayed, "delayed messages"),
         (remains.timers, "timers"),
-        (0 if without else remains.lent, "messages that are out"),
+        (lent, "messages that are out"),
         (remains.staged, "staged writes"),
         (remains.writes, "writes that it decides on"),
     )

@@ -205,7 +205,8 @@ def _check_old(wanted: Replacement, scene: Scene, min_in_sync: int) -> None:
     old = wanted.old
     assert old is not None
     known = {*scene.actors, *scene.registered}
-    if old not in known and old not in scene.layout.removed:
+    written = {*known, *scene.layout.machines, *scene.layout.removed}  # one that never came, too
+    if old not in written:
         replicas = sorted(name for name in known if is_replica_of(name, group_of(old)))
         raise InvalidInput("replica", f"one of {', '.join(replicas)}", old)
     left = (scene.group.in_sync or frozenset()) - {number_of(old)}

@@ -1,4 +1,7 @@
-"""What is left on a broker that is to be taken away: what nobody could get any more without it."""
+"""What is left on a broker that is to be taken away: what nobody could get any more without it.
+
+What is written counts, whether consumers may see it or not: what a replica holds up is acknowledged a moment later.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,10 @@ class Remaining:
                     continue
                 progress = yield from self._consumption.reading_progress(group)
                 for queue, consumed in progress.items():
-                    if consumed.behind > 0:
+                    end = self._end(queue.topic, queue.queue_id)
+                    if (behind := end - max(consumed.committed or 0, consumed.min_offset)) > 0:
                         key = group, queue.topic
-                        found[key] = found.get(key, 0) + consumed.behind
+                        found[key] = found.get(key, 0) + behind
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def dead_letters(self) -> Steps[dict[str, int]]:
@@ -53,8 +57,7 @@ class Remaining:
             count = 0
             for queue_id in range(config.write_queues):
                 with contextlib.suppress(QueueNotFound):
-                    low, end = self._core.bounds(topic, queue_id)
-                    count += end - low
+                    count += self._end(topic, queue_id) - self._core.store.min_offset(topic, queue_id)
             if count:
                 found[topic.removeprefix(DLQ_PREFIX)] = count
         return found
@@ -69,10 +72,19 @@ class Remaining:
                 return count
             after = page.last
 
-    @property
-    def lent(self) -> int:
-        """How many messages are out to groups that pop."""
-        return sum(len(each.deliveries) for each in self._core.store.in_flight.queues.values())
+    def lent(self) -> dict[str, int]:
+        """By group that pops, how many messages are out, the most of them first."""
+        found: dict[str, int] = {}
+        for (group, _, _), each in self._core.store.in_flight.queues.items():
+            found[group] = found.get(group, 0) + len(each.deliveries)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def _end(self, topic: str, queue_id: int) -> int:
+        """Behind the last message that was written to a queue."""
+        try:
+            return self._core.store.max_offset(topic, queue_id, written=True)
+        except QueueNotFound:
+            return 0
 
     def _broadcasts(self, group: str) -> bool:
         try:

@@ -28,16 +28,18 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         unconsumed = yield from remaining.unconsumed()
         dead_letters = yield from remaining.dead_letters()
         timers = yield from core.timers.counting()
+        lent = remaining.lent()
         told = Leftovers(
             unconsumed=dict(list(unconsumed.items())[:MOST_TOLD]),
             unconsumed_messages=sum(unconsumed.values()),
             delayed=core.schedule.waiting,
             timers=timers,
-            lent=remaining.lent,
+            lent=sum(lent.values()),
             staged=on_disk[1],
             writes=core.writes.under_way,
             homes=on_disk[0],
             dead_letters=dict(list(dead_letters.items())[:MOST_TOLD]),
+            lent_to=dict(list(lent.items())[:MOST_TOLD]),
         )
         return remains_answer(request, told)
 

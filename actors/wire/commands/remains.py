@@ -27,6 +27,7 @@ class Leftovers:
         writes: writes that this broker decides about, and that are not over.
         homes: streams and series of writes whose progress is kept here for good.
         dead_letters: dead letters, by group.
+        lent_to: those that are lent, by group, the most of them first; not of a broker of an earlier version.
     """
 
     unconsumed: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Leftovers:
     writes: int = 0
     homes: int = 0
     dead_letters: dict[str, int] = field(default_factory=dict)
+    lent_to: dict[str, int] = field(default_factory=dict)
 
 
 def remains_command() -> Command:
@@ -59,6 +61,7 @@ def read_remains(answer: Command) -> Leftovers:
     return Leftovers(
         unconsumed={(text(group), text(topic)): number(count) for group, topic, count in told["unconsumed"]},
         dead_letters={text(group): number(count) for group, count in told["dead_letters"].items()},
+        lent_to={text(group): number(count) for group, count in told.get("lent_to", {}).items()},
         **{
             name: number(told[name])
             for name in ("unconsumed_messages", "delayed", "timers", "lent", "staged", "writes", "homes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from raymq.actors.broker.core.statistics import Statistics
 from raymq.actors.errors import InvalidInput, PermissionDenied, ProtocolError
 from raymq.actors.protocol import PERM_READ, PERM_WRITE
 from raymq.actors.server_settings import Settings
+from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.commands.remains import Leftovers, read_remains, remains_answer, remains_command
+from raymq.actors.wire.told import told_in
 from raymq.client import Message
 from raymq.storage.steps import finish
+from raymq.storage.tables.in_flight import Lent
 from tests.unit.actors.bench import Bench
 
 
@@ -91,13 +95,51 @@ def test_what_groups_have_not_consumed_counts_until_they_have(bench: Bench) -> N
     assert finish(left.unconsumed()) == {}
 
 
+def test_what_no_consumer_may_see_yet_is_left_as_well(bench: Bench) -> None:
+    """It is acknowledged, or a replica that holds it up is left out, in the next moment."""
+    bench.core.ensure_group("g")
+    bench.core.offsets.commit("g", "t", 0, 0)
+    bench.core.topics.create("%DLQ%g", 1)
+    bench.append(Message("t", b"later", delay_level=1), delayed=True)
+    bench.store.confirmed.hold(bench.store.max_physical_offset)
+    settings(bench).update({"brokerPermission": "4"})
+    left = remaining(bench)
+    bench.clock.now += 2
+    bench.core.deliver_due()
+    assert (bench.core.schedule.waiting, bench.bodies("t")) == (0, [])
+    assert finish(left.unconsumed()) == {("g", "t"): 1}
+    settings(bench).update({"brokerPermission": "6"})
+    bench.append(Message("%DLQ%g", b"dead"))
+    assert finish(left.dead_letters()) == {"g": 1}
+
+
+def test_a_timer_counts_from_when_it_is_stored(bench: Bench) -> None:
+    """Before anybody has looked what is due: a message that was acknowledged a moment ago is not nothing."""
+    due = bench.clock.now + 60
+    for number in range(3):
+        bench.append(Message("t", b"%d" % number, deliver_at=due), delayed=True)
+    assert finish(bench.core.timers.counting()) == 3
+    bench.core.deliver_due()
+    assert finish(bench.core.timers.counting()) == 3
+    bench.append(Message("t", b"more", deliver_at=due), delayed=True)
+    assert finish(bench.core.timers.counting()) == 4
+
+
+def test_what_is_lent_counts_for_the_group_that_has_it(bench: Bench) -> None:
+    for number in range(3):
+        bench.append(Message("t", b"%d" % number))
+    bench.store.in_flight.deliver(("g", "t", 0), 2, {0: Lent(1, 2, 0, 16), 1: Lent(1, 2, 0, 16)})
+    bench.store.in_flight.deliver(("h", "t", 0), 1, {0: Lent(1, 2, 0, 16)})
+    assert remaining(bench).lent() == {"g": 2, "h": 1}
+
+
 def test_timers_dead_letters_and_homes_count(bench: Bench) -> None:
     due_ms = int(bench.clock.now * 1000) + 60_000
     bench.append(Message("t", b"timer", deliver_at=due_ms / 1000), delayed=True)
     bench.core.deliver_due()
     assert finish(bench.core.timers.counting()) == 1
     left = remaining(bench)
-    assert (finish(left.dead_letters()), left.homes(), left.lent) == ({}, 0, 0)
+    assert (finish(left.dead_letters()), left.homes(), left.lent()) == ({}, 0, {})
     bench.core.topics.create("%DLQ%g", 1)
     bench.append(Message("%DLQ%g", b"dead"))
     bench.core.homes.looked()
@@ -110,7 +152,10 @@ def test_timers_dead_letters_and_homes_count(bench: Bench) -> None:
 
 
 def test_what_is_told_is_read_again_and_nothing_else_is_believed() -> None:
-    told = Leftovers({("g", "t"): 3}, 4, 1, 2, 3, 4, 5, 6, {"g": 7})
+    told = Leftovers({("g", "t"): 3}, 4, 1, 2, 3, 4, 5, 6, {"g": 7}, {"g": 2})
     assert read_remains(remains_answer(remains_command(), told)) == told
+    older = told_in(remains_answer(remains_command(), told))
+    del older["lent_to"]
+    assert read_remains(json_body.answer(remains_command(), older)) == replace(told, lent_to={})
     with pytest.raises(ProtocolError):
         read_remains(remains_command().response(ResponseCode.SUCCESS, body=b'{"unconsumed": 3}'))

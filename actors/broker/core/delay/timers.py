@@ -241,8 +241,9 @@ class Timers:
             self.log.close()
 
     def counting(self) -> Steps[int]:
-        """How many messages wait, in steps."""
-        mark, count = (0, LEAST_KEY), 0
+        """How many messages wait, in steps; what was stored and is no entry yet counts as waiting."""
+        low, high = self._bounds()
+        mark, count = (0, LEAST_KEY), max(0, high - max(self.log.enqueued, low))
         while mark < (_NEVER_MS, LEAST_KEY):
             found, mark = self.log.waiting(mark, _NEVER_MS, _COUNTED_AT_ONCE)
             count += len(found)

@@ -119,6 +119,24 @@ def test_a_group_that_nobody_runs_any_more_need_not_be_waited_for() -> None:
     assert in_words(two, frozenset({"g"})) == "1 messages of t for group h"
 
 
+def test_what_is_lent_to_others_is_waited_for_whoever_is_not() -> None:
+    """One that is not acknowledged has to come again, to whom it was lent."""
+    lent = Leftovers(lent=5, lent_to={"g": 2, "h": 3})
+    assert in_words(lent, frozenset({"g"})) == "3 messages that are out"
+    assert in_words(lent, frozenset({"g", "h"})) == ""
+    assert in_words(Leftovers(lent=5), frozenset({"g"})) == "5 messages that are out", "of a broker that does not say"
+
+
+def test_no_replica_of_a_group_that_goes_comes_back_with_the_next_start() -> None:
+    """Nor one of which no actor is there now."""
+    now = replace(scene(), actors=("broker-b",))
+    told, after_all = carried_out(DrainWish(remove=True), now)
+    assert told[-1] == "writes down: broker-b is gone"
+    assert after_all.layout.names(2, 2) == ["broker-a", "broker-a.1"]
+    bare = replace(scene(), layout=Layout({"broker-a": "h1"}, 2), actors=("broker-b",))
+    assert carried_out(DrainWish(remove=True), bare)[1].layout.names(2, 2) == ["broker-a", "broker-a.1"]
+
+
 @pytest.mark.parametrize("stays", [Leftovers(homes=1), Leftovers(dead_letters={"g": 3})])
 def test_what_stays_for_ever_goes_only_when_that_is_said(stays: Leftovers) -> None:
     for now in (scene(stays), begun(stays)):

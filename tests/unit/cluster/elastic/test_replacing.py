@@ -74,6 +74,21 @@ def test_a_master_moves_by_handing_over_to_the_new_one() -> None:
     assert rehearsed(GROUP, MOVE, scene()) == told
 
 
+def test_one_that_was_to_come_and_never_did_is_taken_away_again() -> None:
+    """Its machine died before anything of it was there: nothing but what is written down speaks of it."""
+    for wanted in (ADD, MOVE):
+        now = scene()
+        first = Replacing(GROUP, wanted, lambda: 0.0).next(now)
+        assert isinstance(first, WriteDown)
+        now = replace(now, layout=first.layout)
+        away = planned(GROUP, Replacement("remove", old="broker-a.2"), 1, now)
+        told, after = carried_out(away, now)
+        assert told[-1] == "writes down: broker-a.2 goes: done"
+        assert (after.layout.under_way, after.layout.names(1, 2)) == ({}, ["broker-a", "broker-a.1"])
+    with pytest.raises(InvalidInput, match="one of"):
+        planned(GROUP, Replacement("remove", old="broker-a.7"), 1, scene())
+
+
 def test_the_former_one_stays_until_the_new_one_has_everything() -> None:
     begun = scene(layout=Layout({"broker-a": "h1", "broker-a.2": "h3"}, 2).with_change(GROUP, MOVE.to_json()))
     lagging = {**begun.group.replicas, 2: ReplicaSeen(GROUP, 2, 12, lag_bytes=1)}
