@@ -133,6 +133,14 @@ class RunningBroker(Closing):
         if self._failure is not None:
             raise BackupFailed(f"{self._name} holds nothing for this backup any more: {self._failure}")
 
+    def check(self) -> None:
+        """See `Source`: who has begun another log, as a master that became a replica, holds nothing any more."""
+        try:
+            self._ask(hold_command(self._lease, self._needed_from))
+        except RayMQError as error:
+            self._failure = self._failure or error
+        self.hold(self._needed_from)
+
     def _renew(self) -> None:
         while not self._over.wait(_RENEW_SECONDS):
             try:

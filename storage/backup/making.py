@@ -70,6 +70,8 @@ def back_up(
     if catalog.newer:  # what they share with this one, and what may go, only that RayMQ knows
         raise catalog.newer[0]
     before = catalog.backups
+    if before:  # the newest one is the one that was made last, also after the clock was set back
+        made_at_ms = max(made_at_ms, before[-1].made_at_ms + 1)
     if name in target.names():
         raise InvalidInput("backup", f"a name that {target.where} does not have yet", name)
     for each in before:
@@ -82,6 +84,7 @@ def back_up(
     log = making.copy_log()
     files = (*log, *state)
     made = Manifest(name, made_at_ms, source.broker, source.log_begin, source.log_end, folders, files, source.format)
+    source.check()
     failpoint("backup.before_manifest")
     target.write_manifest(name, made.encode())
     failpoint("backup.after_manifest")

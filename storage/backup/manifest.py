@@ -28,7 +28,10 @@ FORMAT: Final = 1
 EXTENT_BYTES: Final = 64 << 20
 #: No object is larger: small extents share one.
 MOST_OBJECT_BYTES: Final = EXTENT_BYTES
-_MOST_BYTES: Final = 1 << 60
+#: No file is larger on any file system.
+_MOST_BYTES: Final = (1 << 63) - 1
+#: As long as a name in a folder may be, in bytes.
+_MOST_NAME: Final = 255
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LOG_FILE: Final = re.compile(r"commitlog/[0-9]{20}")
@@ -194,7 +197,7 @@ def _extent(name: Any, at: Any, length: Any, digest: Any) -> Extent:
 
 def _path(value: Any) -> str:
     path = _text(value)
-    if not (_LOG_FILE.fullmatch(path) or is_of_backup(path)):
+    if not (_LOG_FILE.fullmatch(path) or is_of_backup(path)) or max(map(len, path.encode().split(b"/"))) > _MOST_NAME:
         raise ValueError(f"a path that no backup has: {path!r:.200}")
     return path
 
@@ -205,7 +208,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _number(value: Any, most: int = _MOST_BYTES * 8) -> int:
+def _number(value: Any, most: int = _MOST_BYTES) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(f"no number from 0 to {most}: {value!r:.80}")
     return value

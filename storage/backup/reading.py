@@ -51,14 +51,17 @@ def chosen(catalog: Catalog, where: str, name: str | None) -> Manifest:
     """The backup of that name, None: the newest one.
 
     Raises:
-        InvalidInput: there is none. StoreCorrupt: it is damaged.
+        InvalidInput: there is none. StoreCorrupt: it is damaged, or which one is the newest is not known.
         FormatTooNew: a newer RayMQ wrote it; without a name, one of all that are there, which is then the newest.
     """
     for newer in catalog.newer:
         if name is None or newer.what.endswith(f"/{name}.json"):
             raise newer
     for error in catalog.broken:
-        if name is not None and error.file.endswith(f"/{name}.json"):
+        if name is None:
+            remedy = "it may be the newest one: name the backup that is meant (--at), or remove the damaged manifest"
+            raise StoreCorrupt(error.file, error.offset, error.reason, remedy=remedy) from error
+        if error.file.endswith(f"/{name}.json"):
             raise error
     found = [each for each in catalog.backups if name in (None, each.name)]
     if not found:

@@ -46,6 +46,9 @@ class Source(Protocol):
     def hold(self, log_from: int) -> None:
         """Of the log only what lies there and behind is still needed; BackupFailed: nothing is held any more."""
 
+    def check(self) -> None:
+        """All that was read until now was of that one moment; BackupFailed: that is not sure."""
+
 
 class StoppedDirectory(Closing):
     """A directory that nobody has open: its lock is held until the end of the `with`. A `Source`."""
@@ -88,6 +91,9 @@ class StoppedDirectory(Closing):
 
     def hold(self, log_from: int) -> None:
         """See `Source`: nobody else is here."""
+
+    def check(self) -> None:
+        """See `Source`: the lock is held."""
 
     def close(self) -> None:
         """Give the lock back; may be called twice."""

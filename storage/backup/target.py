@@ -30,6 +30,9 @@ _MOST_MANIFEST_BYTES: Final = 1 << 30
 #: File systems in which names may have slashes, and folders are nothing.
 _WITHOUT_FOLDERS: Final = ("s3", "gcs", "abfs")
 _ADDRESS: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+#: What stands before a host, be it written as it has to be or not, and values of options that are called so.
+_USER: Final = re.compile(r"://(?:[^/?#]*|[^/?#@]+:[^?#]*)@")
+_SECRET_OPTION: Final = re.compile(r"([?&][^=&#]*(?:token|secret|password|key)=)[^&#]+", re.IGNORECASE)
 
 
 class Target(ABC):
@@ -176,16 +179,26 @@ def open_target(where: str) -> Target:
         return FolderTarget(Path(where))
     from pyarrow import ArrowException, fs
 
+    shown = without_secrets(where)
     try:
-        with _told(where):
-            files, folder = fs.FileSystem.from_uri(where)
-    except (ArrowException, ValueError) as error:
-        raise InvalidInput("target", f"a path, or an address that Arrow's file systems know ({error})", where) from None
+        files, folder = fs.FileSystem.from_uri(where)
+    except (ArrowException, ValueError, OSError) as error:
+        reason = str(error).replace(where, shown)
+        if isinstance(error, OSError):
+            raise BackupFailed(f"{shown}: {reason}") from None
+        raise InvalidInput(
+            "target", f"a path, or an address that Arrow's file systems know ({reason})", shown
+        ) from None
     if isinstance(files, fs.LocalFileSystem):
         return FolderTarget(Path(folder))
     if not folder.strip("/"):
-        raise InvalidInput("target", "an address with a bucket or a folder", where)
-    return ArrowTarget(where, files, folder)
+        raise InvalidInput("target", "an address with a bucket or a folder", shown)
+    return ArrowTarget(shown, files, folder)
+
+
+def without_secrets(where: str) -> str:
+    """An address as it may be shown: without whose it is and their password, nor tokens and keys of its options."""
+    return _SECRET_OPTION.sub(r"\1***", _USER.sub("://***@", where))
 
 
 def _path_of(name: str) -> str:

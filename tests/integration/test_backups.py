@@ -24,6 +24,7 @@ from raymq.cluster import backup_store, list_backups, restore_store, verify_back
 from raymq.cluster.backup import RunningBroker
 from raymq.cluster.cli import main_group
 from raymq.storage.backup.making import back_up
+from raymq.storage.backup.progress import BackupProgress
 from raymq.storage.backup.target import FolderTarget
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import BackupFailed, StoreLocked
@@ -114,6 +115,23 @@ def test_a_backup_whose_lease_is_lost_fails(
         poll_until(lambda: source._failure is not None)
         with pytest.raises(BackupFailed, match="holds nothing"):
             back_up(source, FolderTarget(tmp_path / "target"))
+    assert FolderTarget(tmp_path / "target").names() == []
+
+
+def test_a_lease_that_is_lost_at_the_last_moment_is_noticed(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path
+) -> None:
+    """Between two renewals: the manifest is written only if what was read was held until then."""
+    send(mq, "a")
+    directory = services.directory / "broker-a"
+    with RunningBroker(directory, None, StoreLocked(directory, 1)) as source:
+
+        def lose(progress: BackupProgress) -> None:
+            if progress.path.startswith("commitlog/"):
+                services.loop.run(_end(services))
+
+        with pytest.raises(BackupFailed, match="holds nothing"):
+            back_up(source, FolderTarget(tmp_path / "target"), progress=lose)
     assert FolderTarget(tmp_path / "target").names() == []
 
 

@@ -19,7 +19,7 @@ from raymq.storage.backup.pruning import prune
 from raymq.storage.backup.reading import read_catalog
 from raymq.storage.backup.restoring import RestoreReport, restore
 from raymq.storage.backup.source import StoppedDirectory
-from raymq.storage.backup.target import FolderTarget, open_target
+from raymq.storage.backup.target import FolderTarget, open_target, without_secrets
 from raymq.storage.backup.verifying import verify_backups
 from raymq.storage.errors import BackupFailed, InvalidInput, StoreCorrupt, StoreLocked
 from raymq.storage.files.file_calls import replaced
@@ -187,6 +187,49 @@ def test_former_backups_go_with_what_only_they_had(tmp_path: Path, directory: Pa
     assert contents(tmp_path / "restored") == contents(directory)
 
 
+def test_the_last_one_made_is_the_newest_whatever_the_clock_says(
+    tmp_path: Path, directory: Path, target: FolderTarget
+) -> None:
+    """A clock that was set back neither lets the backup go that was just made, nor an older one be restored."""
+    made(directory, target, name="a", now_ms=lambda: 9_000)
+    with Store.open(directory, CONFIG) as store:
+        store.consumer_offsets.commit("g", "orders", 0, 6)
+    report = made(directory, target, name="b", now_ms=lambda: 1_000, keep=1)
+    assert (report.name, report.gone, target.names()) == ("b", ["a"], ["b"])
+    with Store.open(directory, CONFIG) as store:
+        store.consumer_offsets.commit("g", "orders", 0, 7)
+    made(directory, target, name="c", now_ms=lambda: 2_000)
+    restore(target, tmp_path / "restored")
+    assert contents(tmp_path / "restored")["offset"] == 7
+
+
+def test_the_newest_is_not_restored_while_one_cannot_be_read(
+    directory: Path, target: FolderTarget, tmp_path: Path
+) -> None:
+    """It may be the newest; an older one has to be asked for by name."""
+    made(directory, target, name="a", now_ms=lambda: 1)
+    made(directory, target, name="b", now_ms=lambda: 2)
+    flip(tmp_path / "target" / "backups" / "b.json", 50)
+    with pytest.raises(StoreCorrupt, match=r"b\.json.*--at") as raised:
+        restore(target, tmp_path / "restored")
+    assert "--at" in str(raised.value)
+    assert not (tmp_path / "restored").exists()
+    restore(target, tmp_path / "restored", at="a")
+
+
+def test_a_backup_of_which_nothing_is_held_at_its_end_is_none(directory: Path, target: FolderTarget) -> None:
+    """What was read last may have been written over since it was held last, as by a master that became a replica."""
+
+    class LostAtTheEnd(StoppedDirectory):
+        def check(self) -> None:
+            assert self.log_end and target.objects()
+            raise BackupFailed("nothing is held any more")
+
+    with LostAtTheEnd(directory) as source, pytest.raises(BackupFailed, match="held any more"):
+        back_up(source, target)
+    assert target.names() == []
+
+
 def test_a_manifest_that_cannot_be_read_keeps_all_bytes(directory: Path, target: FolderTarget, tmp_path: Path) -> None:
     made(directory, target, name="a", now_ms=lambda: 1)
     made(directory, target, name="b", now_ms=lambda: 2)
@@ -298,6 +341,9 @@ HOSTILE: dict[str, object] = {
     "a size below zero": {"size": -1},
     "no size": {"size": "1"},
     "half a file": {"size": None},
+    "a size that no file can have": {"size": 1 << 63},
+    "half a character": {"path": "config/\ud800"},
+    "a name that no folder can have": {"path": "config/" + "a" * 256},
 }
 
 
@@ -358,6 +404,31 @@ def test_any_flipped_byte_of_a_manifest_is_noticed(directory: Path, target: Fold
 def test_an_address_that_is_none(where: str) -> None:
     with pytest.raises((InvalidInput, BackupFailed)):
         open_target(where)
+
+
+@pytest.mark.parametrize(
+    ("where", "shown"),
+    [
+        ("s3://KEY:hush@bucket/x?region=us-east-1", "s3://***@bucket/x?region=us-east-1"),
+        ("s3://KEY:hu%40sh@bucket/x?bogus=1", "s3://***@bucket/x?bogus=1"),
+        ("abfs://:hush@account/x?bad=1", "abfs://***@account/x?bad=1"),
+        ("abfs://account/x?sas_token=hush&bad=1", "abfs://account/x?sas_token=***&bad=1"),
+        ("s3://KEY:hush@", "s3://***@"),
+        ("s3://KEY:x/hush@bucket/x?bogus=1", "s3://***@bucket/x?bogus=1"),
+        ("s3://bucket/a@b?bogus=1", "s3://bucket/a@b?bogus=1"),
+        ("s3://KEY:hush@a b/x", "s3://***@a b/x"),
+        ("nothing://KEY:hush@x/y", "nothing://***@x/y"),
+    ],
+)
+def test_what_an_address_has_of_secrets_is_not_shown(where: str, shown: str) -> None:
+    assert without_secrets(where) == shown
+    try:
+        told = open_target(where).where
+    except (InvalidInput, BackupFailed) as error:
+        told = str(error)
+    assert "hush" not in told
+    assert "hu%40sh" not in told
+    assert shown in told
 
 
 def test_addresses_of_folders(tmp_path: Path) -> None:
