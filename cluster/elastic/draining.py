@@ -100,7 +100,9 @@ class Draining:
             return None
         self._check_stays(remains)
         return WriteDown(
-            scene.layout.without(*scene.layout.replicas_of(group), *scene.actors).with_change(group, {"verb": "drain", "going": True}),
+            scene.layout.without(*scene.layout.replicas_of(group), *scene.actors).with_change(
+                group, {"verb": "drain", "going": True}
+            ),
             f"{group} is not to come back",
         )
 

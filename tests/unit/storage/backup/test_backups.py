@@ -222,7 +222,8 @@ def test_a_backup_of_which_nothing_is_held_at_its_end_is_none(directory: Path, t
 
     class LostAtTheEnd(StoppedDirectory):
         def check(self) -> None:
-            assert self.log_end and target.objects()
+            assert self.log_end
+            assert target.objects()
             raise BackupFailed("nothing is held any more")
 
     with LostAtTheEnd(directory) as source, pytest.raises(BackupFailed, match="held any more"):
