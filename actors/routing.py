@@ -248,7 +248,7 @@ class Routes:
         if len(self._doubted) > _MOST_NAMES:
             self._doubted = {}
         self._doubted[address] = now
-        for topic, (_, route) in list(self._cached.items()):
+        for topic, (_, route) in self._cached.copy().items():
             if address in route.addresses.values():
                 self.outdate(topic)
 

@@ -54,7 +54,7 @@ class Checkpointer:
         with self.under_way:
             # Everything that the state says is read before anything is brought to disk.
             log_min = log.min_offset
-            deleted = {t: p for t, p in list(parts.deleted_topics.items()) if p > log_min}
+            deleted = {t: p for t, p in parts.deleted_topics.copy().items() if p > log_min}
             to = dispatcher.dispatched_to
             timestamp_ms = log.last_timestamp_ms
             index = dispatcher.index.extent()

@@ -107,7 +107,7 @@ class TopicDeletions:
                         unsure_topics.clear()
             if journal.is_diverted:
                 with contextlib.suppress(StoreFull, StoreBusy):  # nothing is lost, and the next call tries again
-                    told = journal.settle(list(self._parts.deleted_topics.items()))
+                    told = journal.settle(list(self._parts.deleted_topics.copy().items()))
                     self._shorten_at = max(_LEAST_JOURNAL_BYTES, 2 * told)
                     self._untold_before = min(self._checkpointer.tells_from, self._settled_tells_from)
 

@@ -280,7 +280,7 @@ class MappedFileQueue:
 
     def sync_data(self, begin: int, end: int) -> None:
         """Bring begin..end to disk, but no names."""
-        for start, file in list(self._files.items()):
+        for start, file in self._files.copy().items():
             if start < end and begin < start + self.file_bytes:
                 if file is not None:
                     file.sync()

@@ -296,7 +296,7 @@ class Dispatcher:
     def max_offsets(self) -> dict[str, dict[int, int]]:
         """How far each queue reaches that has ever had a message. Any thread."""
         offsets: dict[str, dict[int, int]] = {}
-        for (topic, queue_id), queue in list(self.queues.items()):
+        for (topic, queue_id), queue in self.queues.copy().items():
             if queue.max_offset:
                 offsets.setdefault(topic, {})[queue_id] = queue.max_offset
         return offsets

@@ -6,7 +6,11 @@ from raymq.storage.log.consume_queue import ConsumeQueue
 
 
 class QueueTable(dict[tuple[str, int], ConsumeQueue]):
-    """A dict, of which entries are set and popped one by one. One thread changes it; any may copy it."""
+    """A dict, of which entries are set and popped one by one.
+
+    One thread changes it; any may copy it: by `copy` or `list`, not by `list(items())`, which makes a tuple for each
+    entry, so that the collector may run meanwhile, and other threads with it.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -262,7 +262,7 @@ class InFlight:
         """All that is out. Any thread: each copy of a table is one operation of the interpreter."""
         # Before the tables: what is deleted after it is in a frame that is heard again.
         yield _KNOWN, "", "", 0, (self._forgotten or {}).copy()
-        for queue, known in list(self._queues.items()):
+        for queue, known in self._queues.copy().items():
             next_offset, deliveries = known.next_offset, iter(known.deliveries.copy().items())
             chunk = list(islice(deliveries, _STEP_DELIVERIES))
             while chunk:

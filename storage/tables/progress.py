@@ -316,7 +316,7 @@ class Progress:
         resets = self.resets.copy()
         table: list[str] = []
         groups: dict[str, list[str]] = {}
-        for group, topics in list(self.consumers.items()):
+        for group, topics in self.consumers.copy().items():
             time.sleep(0)
             queues = topics.copy()
             groups[group] = list(queues)

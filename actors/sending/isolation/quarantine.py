@@ -33,7 +33,7 @@ class QuarantineIsolation:
 
     def suspects(self) -> list[str]:
         """Those set aside for silence."""
-        return [b for b, (_, how) in list(self._failed_at.items()) if how is Outcome.SILENT and self.rank(b)]
+        return [b for b, (_, how) in self._failed_at.copy().items() if how is Outcome.SILENT and self.rank(b)]
 
     def recovered(self, broker: str) -> None:
         """Let it back in."""
