@@ -6,7 +6,8 @@ Nothing of the cluster changes by that: the actors stay bound to the machine, an
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -37,6 +38,15 @@ class Left:
     handed_to: int | None = None
     trouble: str | None = None
 
+    @property
+    def actor(self) -> str:
+        """The name of its actor."""
+        return replica_name(self.broker, self.replica)
+
+    def with_trouble(self, error: RayMQError) -> Left:
+        """With what has failed, unless something did before."""
+        return replace(self, trouble=self.trouble or str(error))
+
 
 def leave(mq: Cluster, timeout: float, *, dry_run: bool = False) -> list[Left]:
     """Hand over, and close the stores of the brokers on this machine; what became of each. Nothing is raised for one
@@ -53,20 +63,26 @@ def leave(mq: Cluster, timeout: float, *, dry_run: bool = False) -> list[Left]:
                 until = time.monotonic() + (deadline - time.monotonic()) * _HAND_OVER_SHARE
                 others = [each for each in brokers if each.name == broker.name and each.node_id != here]
                 left.append(_hand_over(admin, broker, others, until, dry_run=dry_run))
-    if dry_run:
-        return left
-    stopping: dict[str, Any] = {}
+    return left if dry_run else closed(left, mq.namespace, deadline)
+
+
+def closed(left: Sequence[Left], namespace: str, deadline: float) -> list[Left]:
+    """Close the stores of all of them at once, until then; what became of each."""
+    stopping: list[tuple[Left, Any]] = []
+    done: list[Left] = []
     for each in left:
-        name = replica_name(each.broker, each.replica)
-        stopping[name] = handles.find(name, mq.namespace).stop.remote()
-    closed = []
-    for each, (name, ref) in zip(left, stopping.items(), strict=True):
         try:
-            handles.result(name, ref, max(0.0, deadline - time.monotonic()))
+            stopping.append((each, handles.find(each.actor, namespace).stop.remote()))
         except RayMQError as error:
-            each = Left(each.broker, each.replica, each.handed_to, each.trouble or str(error))  # noqa: PLW2901
-        closed.append(each)
-    return closed
+            done.append(each.with_trouble(error))
+    for each, ref in stopping:
+        try:
+            handles.result(each.actor, ref, max(0.0, deadline - time.monotonic()))
+        except RayMQError as error:
+            done.append(each.with_trouble(error))
+        else:
+            done.append(each)
+    return done
 
 
 def successor(broker: BrokerInfo, others: list[BrokerInfo]) -> int | None:

@@ -203,10 +203,17 @@ class Ground:
             await self.mq.pool.request(address, whole.make_topics_command(wanted), _SPREAD_SECONDS)
 
     async def note(self, directory: Path, step: WriteDown) -> None:
-        """Write a layout down, unless another change has written one since it was looked at: then look again."""
+        """Write a layout down, unless another change has written one since it was looked at: then look again.
+
+        A start that is under way goes by the one that it has read: it ends first. So none that began before makes a
+        broker anew that is ended after this.
+
+        Raises:
+            BrokerUnavailable: a start does not come to its end.
+        """
 
         def note() -> None:
-            with alone(f"{self.namespace}.layout", doing="writing down the brokers of the cluster"):
+            with alone(self.namespace, doing="starting or changing the cluster"):
                 if noted.load(directory) == self._layout:
                     noted.save(directory, step.layout, Layout())
 

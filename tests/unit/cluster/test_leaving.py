@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
+from raymq.actors import handles
+from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import BrokerInfo
-from raymq.cluster.leaving import successor
+from raymq.cluster.leaving import Left, closed, successor
 
 
 def replica(number: int, state: str = "running", in_sync: list[int] | None = None) -> BrokerInfo:
@@ -27,3 +32,33 @@ def replica(number: int, state: str = "running", in_sync: list[int] | None = Non
 def test_the_first_that_runs_and_is_in_sync(in_sync: list[int] | None, states: list[str], chosen: int | None) -> None:
     others = [replica(number, state) for number, state in enumerate(states, 1)]
     assert successor(replica(0, in_sync=in_sync), others) == chosen
+
+
+class Stopping:
+    """An actor's `stop`: called, or of an actor that is gone."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def find(self, name: str, namespace: str) -> SimpleNamespace:
+        if name == "broker-a":
+            raise BrokerUnavailable(name, f"no such actor in namespace {namespace}")
+        return SimpleNamespace(stop=SimpleNamespace(remote=lambda: name))
+
+    def result(self, name: str, ref: str, timeout: float) -> None:
+        self.stopped.append(ref)
+        if name == "broker-b":
+            raise BrokerUnavailable(name, "it does not answer")
+
+
+def test_one_that_cannot_be_closed_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    actors = Stopping()
+    monkeypatch.setattr(handles, "find", actors.find)
+    monkeypatch.setattr(handles, "result", actors.result)
+    done = closed([Left("broker-a", 0), Left("broker-b", 0, 1), Left("broker-c", 2)], "ns", time.monotonic() + 5)
+    assert actors.stopped == ["broker-b", "broker-c.2"]
+    assert [(each.broker, each.handed_to, each.trouble is None) for each in done] == [
+        ("broker-a", None, False),
+        ("broker-b", 1, False),
+        ("broker-c", None, True),
+    ]
