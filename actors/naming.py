@@ -131,6 +131,9 @@ def host_resource(host: str) -> str:
     return f"broker_{host}"
 
 
+#: A Ray node that is only there for a Spark session has a resource that is called so.
+SPARK_NODE_PREFIX = "raymq_spark_"
+
 SCHEDULER_NAME = "scheduler"
 COORDINATOR_NAME = "coordinator"
 _PRODUCER_PREFIX = "producer:"

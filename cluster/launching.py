@@ -30,7 +30,7 @@ from raymq.actors.naming import (
 )
 from raymq.actors.protocol import BrokerSpec, CoordinatorSpec, NameServerSpec, SchedulerSpec
 from raymq.actors.wire.commands.keeper import KEEPERS
-from raymq.cluster import host_files, ray_runtime
+from raymq.cluster import host_files, machines, ray_runtime
 from raymq.cluster import layout as noted
 from raymq.cluster.config import ClusterConfig
 from raymq.cluster.host_files import located
@@ -173,7 +173,7 @@ def kill_process(namespace: str, name: str) -> None:
 
 def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: Arguments) -> list[str]:
     hosts = ray_runtime.hosts()
-    by_resource = dict(hosts)
+    by_resource = machines.by_resource(hosts)
     replicas = arguments["replicas"]
     seen = host_files.ask(directory, list(by_resource))
     placed = place(directory, arguments["brokers"], replicas, list(by_resource), seen)

@@ -26,6 +26,7 @@ from ray.exceptions import RayError
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.java import JavaNotFound, java_environment
 from raymq.actors.naming import host_resource
+from raymq.cluster.machines import machines_of
 from raymq.cluster.ray_probe import AUTH_MODE, NoRay, RayFound, look
 
 #: Settings that an embedded Ray is started with unless the environment says otherwise. Not RAY_AUTH_MODE: Ray has read
@@ -39,8 +40,6 @@ _ENVIRONMENT = {
 _OBJECT_STORE_BYTES = 512 * 1024 * 1024
 #: Ray takes 127.0.0.1 for "find my real address"; any other loopback address it leaves alone.
 _LOOPBACK = "127.0.0.2"
-#: Where RayMQ's own sockets listen on a Ray that is on this machine alone.
-_OWN_LOOPBACK = "127.0.0.1"
 ADDRESS: Final = "RAY_ADDRESS"
 _POLL_SECONDS: Final = 0.2
 
@@ -162,26 +161,8 @@ def _init_embedded(cpus: int) -> None:
 
 
 def hosts() -> list[tuple[str, str]]:
-    """The living nodes: (resource that binds an actor to the machine, the address that its sockets listen on).
-
-    The one that this process is on comes first, where name server 0 is put, the others are sorted. A machine says which
-    it is by a resource `broker_<name>` (`raymq cluster host-resources`); one that does not is told by Ray's own
-    `node:<address>`, which survives a restart of its raylet as long as its address does. Where the whole of Ray is on
-    the loopback of one machine, RayMQ's sockets listen where every program of it looks first.
-    """
-    found = []
-    nodes = ray.nodes()
-    for node in nodes:
-        if node["Alive"]:
-            address = node["NodeManagerAddress"]
-            named = sorted(name for name in node["Resources"] if name.startswith("broker_"))
-            found.append((named[0] if named else f"node:{address}", address))
-    own_id = ray.get_runtime_context().get_node_id()
-    own = {each["NodeManagerAddress"] for each in nodes if each["NodeID"] == own_id}
-    listening = sorted(set(found), key=lambda each: (each[1] not in own, each))
-    if all(address.startswith("127.") for _, address in listening):
-        return [(resource, _OWN_LOOPBACK) for resource, _ in listening]
-    return listening
+    """The machines of the Ray cluster, see `machines_of`: the one that this process is on comes first."""
+    return machines_of(ray.nodes(), ray.get_runtime_context().get_node_id())
 
 
 def await_hosts(count: int, seconds: float, say: Callable[[str], None]) -> None:

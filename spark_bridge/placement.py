@@ -24,6 +24,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raymq.actors.naming import SPARK_NODE_PREFIX
 from raymq.client.errors import RayMQError
 
 #: Runs a command in a process group of its own until standard input ends, that is: until its owner closes it or dies.
@@ -194,7 +195,7 @@ def _add_node(environment: Mapping[str, str], memory_bytes: int, directory: Path
 
 
 def _start_node(environment: Mapping[str, str], memory_bytes: int, log: Path) -> Placement:
-    resource = f"raymq_spark_{uuid.uuid4().hex[:12]}"
+    resource = f"{SPARK_NODE_PREFIX}{uuid.uuid4().hex[:12]}"
     folder = Path(tempfile.mkdtemp(prefix="rq", dir=_folder_for_sockets()))
     command = [
         *(sys.executable, "-c", _GUARD),

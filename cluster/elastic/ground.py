@@ -41,6 +41,7 @@ from raymq.cluster.elastic.steps import (
     WriteDown,
 )
 from raymq.cluster.layout import Layout, group_of, number_of
+from raymq.cluster.machines import by_resource
 from raymq.cluster.start_lock import alone
 
 #: What a broker may take to stop before it is killed.
@@ -112,7 +113,7 @@ class Ground:
 
     async def machines(self) -> dict[str, str]:
         """By its resource: where the brokers of each machine listen."""
-        return dict(await asyncio.to_thread(ray_runtime.hosts))
+        return by_resource(await asyncio.to_thread(ray_runtime.hosts))
 
     async def master_address(self, group: str) -> str | None:
         """Where a group's master listens; None: it has none in the routes."""
