@@ -18,7 +18,7 @@ class DrainWish:
 
     Attributes:
         remove: it goes when it is empty.
-        lose: also what stays for ever: dead letters, and the progress of streams and series of writes.
+        lose: also what stays for ever: dead letters, the progress of streams and series of writes, topics of its own.
         without: consumer groups whose messages are not waited for.
     """
 

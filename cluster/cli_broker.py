@@ -103,7 +103,9 @@ def add(
 @click.argument("broker")
 @click.option("--remove", is_flag=True, help="When it is empty, end its processes and have all others forget it.")
 @click.option("--cancel", is_flag=True, help="Have it take messages again.")
-@click.option("--lose", is_flag=True, help="Remove it with its dead letters and the progress of streams that it keeps.")
+@click.option(
+    "--lose", is_flag=True, help="Though it has dead letters, progress of streams, or topics that only it has."
+)
 @click.option("--without-group", "without", multiple=True, metavar="GROUP", help="Do not wait for this consumer group.")
 @click.option("--dry-run", is_flag=True, help="Tell what is left and what is next, and change nothing.")
 @json_option

@@ -112,7 +112,8 @@ class BrokerChanges(ClientBase):
         Args:
             remove: when it is empty its processes end, and all others forget it. Its directories stay, see `kept`.
             cancel: take it back: it takes messages again.
-            lose: with `remove`: though dead letters, and the progress of streams and series of writes, go with it.
+            lose: though nobody can send to topics any more that only this group has; with `remove` also though they,
+                dead letters, and the progress of streams and series of writes go with it.
             without_groups: consumer groups whose messages are not waited for.
             dry_run: tell what is left and what is next, and change nothing.
 
@@ -121,7 +122,7 @@ class BrokerChanges(ClientBase):
 
         Raises:
             InvalidInput: an argument breaks its rule, or the connection does not reach Ray; by `wait` also where no
-                other group takes messages, or what stays for ever would be lost.
+                other group takes messages or has its topics, or what stays for ever would be lost.
         """
         return self._change("a drain", _drain(broker, remove, cancel, lose, without_groups, dry_run))
 

@@ -119,7 +119,8 @@ class Changes:
             raise BrokerGroupNotFound(f"no broker {group} runs in namespace {self._namespace}")
         names = list(scene.actors)
         kept = [f"{scene.layout.machines.get(name, '')}:{arguments.directory / name}" for name in names]
-        plan = Draining(group, wanted)
+        is_new = not cancel and group not in scene.layout.under_way
+        plan = Draining(group, wanted, await self._ground.topics_only_on(group) if is_new else ())
         if dry_run:
             words = [f"{group} has {each}" for each in self._left_in_words(scene, wanted) if each]
             first = cancelled(group, scene.layout, scene.permission) if cancel else plan.next(scene)

@@ -6,7 +6,7 @@ is left that anybody could miss do its processes end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ Step = Wait | WriteDown | Permit | End | ForgetGroup
 
 #: So many looks in a row have to find nothing: what is between two of a broker's tables is in neither for a moment.
 _LOOKS = 3
+#: So many topics are named.
+_MOST_TOPICS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ class DrainScene:
 class Draining:
     """The carrying out of one drain."""
 
-    def __init__(self, group: str, wanted: DrainWish) -> None:
+    def __init__(self, group: str, wanted: DrainWish, only_here: Sequence[str] = ()) -> None:
+        """`only_here`: topics that no other group has."""
+        self._only_here = only_here
         self._group = group
         self._wanted = wanted
         self._empty_looks = 0
@@ -109,6 +113,15 @@ class Draining:
     def _check(self, scene: DrainScene) -> None:
         if not scene.others:
             raise InvalidInput("broker", "one beside which another broker group takes messages", self._group)
+        if self._only_here and not self._wanted.lose:
+            more = len(self._only_here) - _MOST_TOPICS
+            shown = ", ".join(self._only_here[:_MOST_TOPICS]) + (f" and {more} more" if more > 0 else "")
+            raise InvalidInput(
+                "broker",
+                f"one whose topics others have, too, or lose=True (--lose); only {self._group} has {shown}",
+                self._group,
+                remedy="make them on the others first (raymq topic create makes a topic on all brokers)",
+            )
         if scene.remains is not None:
             self._check_stays(scene.remains)
 

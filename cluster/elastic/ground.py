@@ -16,6 +16,7 @@ from raymq.actors.actor_options import make_broker
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.keeper.group_state import ReplicationPolicy
 from raymq.actors.naming import is_system_topic, replica_name, reply_topic
+from raymq.actors.protocol import ClusterView
 from raymq.actors.wire.commands import whole_broker as whole
 from raymq.actors.wire.commands.controller import clean_command, read_replicas, sync_state_command
 from raymq.actors.wire.commands.remains import Leftovers, read_remains, remains_command
@@ -141,15 +142,21 @@ class Ground:
             BrokerUnavailable: one does not answer.
         """
         view = await self.mq.routes.cluster()
-        own = {
-            each for broker, (cluster, _) in view.brokers.items() for each in (broker, cluster, reply_topic(cluster))
-        }
         found: dict[str, dict[str, Any]] = {}
         for broker, address in view.masters.items():
             if broker != group:
                 answer = await fan_out.ask_broker(self.mq, address, whole.all_topics_command)
                 found |= whole.read_all_topics(answer)
-        return {name: each for name, each in found.items() if not is_system_topic(name) and name not in own}
+        return _of_users(found, view)
+
+    async def topics_only_on(self, group: str) -> list[str]:
+        """Those of users that no other group has; none where its master does not answer.
+
+        Raises:
+            BrokerUnavailable: another group does not answer.
+        """
+        there = _of_users(await self.topics_of(group) or {}, await self.mq.routes.cluster())
+        return sorted(there.keys() - (await self.topics_elsewhere(group)).keys())
 
     async def _ask(self, group: str, command: Callable[[], Command]) -> Command | None:
         try:
@@ -311,6 +318,12 @@ class Ground:
         elif isinstance(step, Spread):
             await self.spread(step)
         return ""
+
+
+def _of_users(topics: Mapping[str, dict[str, Any]], view: ClusterView) -> dict[str, dict[str, Any]]:
+    """Without those that are the system's, or each broker's own."""
+    own = {each for broker, (cluster, _) in view.brokers.items() for each in (broker, cluster, reply_topic(cluster))}
+    return {name: each for name, each in topics.items() if not is_system_topic(name) and name not in own}
 
 
 def batched(items: Iterable[_T], size: int) -> Iterator[list[_T]]:

@@ -14,9 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from raymq import cluster
+from raymq.actors.wire.commands.admin import create_topic_command
 from raymq.client import (
     Admin,
     BrokerInfo,
+    Connection,
     InvalidInput,
     Message,
     MessageQueue,
@@ -219,6 +221,11 @@ def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path
             assert {queue.broker for queue in admin.topic_stats("in-order")} == {"broker-a", "broker-b"}
             poll_until(lambda: any(queue.broker == "broker-c" for queue in load.written_queues), 60)
             load.goes_on()
+            with cluster.connect(name_servers=mq.name_servers) as alone_mq:
+                make_on_one(alone_mq, brokers(mq)["broker-b"].address, "only-there")
+            with pytest.raises(InvalidInput, match="only broker-b has only-there"):
+                admin.drain("broker-b", remove=True).wait(30)
+            admin.create_topic("only-there", queues=1)
             queue = MessageQueue("t", "broker-b", 0)
             delayed = producer.send(Message("t", b"1000000", delay_level=2), queue=queue)
             timer = producer.send(Message("t", b"1000001", deliver_at=time.time() + 6), queue=queue)
@@ -247,6 +254,11 @@ def test_a_group_comes_and_another_one_is_drained_while_clients_go_on(root: Path
         assert sorted(brokers(mq)) == ["broker-a", "broker-c"]
         with pytest.raises(InvalidInput, match="broker that never was"):
             admin.add_broker("broker-b").wait(30)
+
+
+def make_on_one(mq: Connection, address: str, topic: str) -> None:
+    """As RocketMQ's clients do, which may make a topic on one broker."""
+    mq.run(mq.pool.request(address, create_topic_command(topic, 1, ordered=False), 10.0))
 
 
 def test_a_drain_waits_for_a_group_that_is_away_and_can_be_taken_back(root: Path) -> None:

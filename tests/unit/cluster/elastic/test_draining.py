@@ -151,6 +151,15 @@ def test_the_last_group_that_takes_messages_is_not_drained() -> None:
         Draining(GROUP, DrainWish()).next(scene(others=0))
 
 
+def test_topics_that_no_other_group_has_keep_it_from_being_drained() -> None:
+    """Nobody could send to them any more, and with the group they would be gone."""
+    for wanted in (DrainWish(), DrainWish(remove=True)):
+        with pytest.raises(InvalidInput, match="a, b, c and 1 more"):
+            Draining(GROUP, wanted, ["a", "b", "c", "d"]).next(scene())
+    for wanted, now in ((DrainWish(lose=True), scene()), (DrainWish(), begun())):
+        assert Draining(GROUP, wanted, ["a"]).next(now) is not None
+
+
 def test_a_group_in_which_something_else_is_under_way_is_refused() -> None:
     now = scene()
     now = replace(now, layout=now.layout.with_change(GROUP, {"verb": "move"}))
