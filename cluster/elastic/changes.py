@@ -15,7 +15,7 @@ from raymq.client.connection import Connection
 from raymq.client.results import BrokerChange
 from raymq.cluster.elastic import growing, replacing, rolling
 from raymq.cluster.elastic.carrying_out import carried_out
-from raymq.cluster.elastic.draining import Draining, DrainScene, cancelled, in_words, stays_in_words
+from raymq.cluster.elastic.draining import Draining, DrainScene, cancelled, in_words, stays_in_words, takers
 from raymq.cluster.elastic.ground import Arguments, Ground
 from raymq.cluster.elastic.growing import Growing, GrowScene, NewGroup
 from raymq.cluster.elastic.replacing import Replacement, Replacing, Scene
@@ -150,7 +150,6 @@ class Changes:
         groups, layout = await ground.groups(), await ground.layout(arguments.directory)
         seen = groups.get(group)
         replicas = [] if seen is None else sorted(seen.replicas.values(), key=lambda each: each.is_master)
-        drained = {name for name, each in layout.under_way.items() if each.get("verb") == "drain"}
         is_routed = await ground.master_address(group) is not None
         return DrainScene(
             layout,
@@ -158,7 +157,7 @@ class Changes:
             await ground.permission(group),
             await ground.remains(group),
             is_routed=is_routed,
-            others=len(groups.keys() - drained - {group}),
+            others=takers(groups, layout, group),
         )
 
     async def _grow_scene(self, arguments: Arguments, wanted: NewGroup) -> GrowScene:

@@ -14,6 +14,7 @@ from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import PERM_READ, PERM_WRITE
 from raymq.actors.wire.commands.remains import Leftovers
 from raymq.client.cluster_changes import DrainWish
+from raymq.cluster.elastic.seen import GroupSeen
 from raymq.cluster.elastic.steps import End, ForgetGroup, Permit, Wait, WriteDown
 from raymq.cluster.layout import Layout
 
@@ -134,6 +135,12 @@ class Draining:
                 self._group,
                 remedy="redrive dead letters (raymq dlq redrive), or let the group stay, drained",
             )
+
+
+def takers(groups: Mapping[str, GroupSeen], layout: Layout, group: str) -> int:
+    """How many groups take what this one does not any more: a master serves there, and they are not drained."""
+    drained = {name for name, each in layout.under_way.items() if each.get("verb") == "drain"}
+    return sum(name not in drained | {group} and each.master is not None for name, each in groups.items())
 
 
 def cancelled(group: str, layout: Layout, permission: int | None) -> Step | None:

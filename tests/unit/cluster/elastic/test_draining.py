@@ -9,7 +9,8 @@ import pytest
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire.commands.remains import Leftovers
 from raymq.client.cluster_changes import DrainWish
-from raymq.cluster.elastic.draining import Draining, DrainScene, Step, cancelled, in_words
+from raymq.cluster.elastic.draining import Draining, DrainScene, Step, cancelled, in_words, takers
+from raymq.cluster.elastic.seen import GroupSeen, ReplicaSeen
 from raymq.cluster.elastic.steps import End, Permit, Wait, WriteDown
 from raymq.cluster.layout import Layout
 
@@ -149,6 +150,17 @@ def test_what_stays_for_ever_goes_only_when_that_is_said(stays: Leftovers) -> No
 def test_the_last_group_that_takes_messages_is_not_drained() -> None:
     with pytest.raises(InvalidInput, match="another broker group takes messages"):
         Draining(GROUP, DrainWish()).next(scene(others=0))
+
+
+def test_a_group_without_a_master_or_that_is_drained_takes_nothing_from_another_one() -> None:
+    def group(name: str, *, has_master: bool = True) -> GroupSeen:
+        return GroupSeen(name, {0: ReplicaSeen(name, 0, 1 if has_master else None, is_master=has_master)})
+
+    groups = {each.name: each for each in (group("broker-a"), group(GROUP), group("broker-c", has_master=False))}
+    assert takers(groups, Layout(), GROUP) == 1
+    assert takers(groups, Layout().with_change("broker-a", {"verb": "drain"}), GROUP) == 0
+    assert takers(groups, Layout().with_change("broker-a", {"verb": "move"}), GROUP) == 1
+    assert takers({name: groups[name] for name in (GROUP, "broker-c")}, Layout(), GROUP) == 0
 
 
 def test_topics_that_no_other_group_has_keep_it_from_being_drained() -> None:
