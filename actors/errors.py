@@ -21,7 +21,9 @@ The tree's root and the errors of a store are in `raymq.storage.errors`; this mo
     +-- TooFewInSync                 a broker group has fewer replicas in sync than its policy wants; nothing was stored
     +-- BrokerGroupNotFound            the register knows no such group
     +-- ElectionFailed                 nobody, or not the wanted replica, may become master
-    +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  ProtocolError  WorkFailed
+    +-- PermissionDenied  ServerBusy  NothingToPop  SequenceGap  StaleHandle  WorkFailed
+    +-- ProtocolError
+        +-- VersionMismatch            the other side runs an older RayMQ, or a newer one; nothing was done
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ __all__ = [
     "TopicNotFound",
     "TopicUnavailable",
     "UnknownAttribute",
+    "VersionMismatch",
     "WorkFailed",
     "WriteIncomplete",
     "WriteUnknown",
@@ -359,6 +362,41 @@ class SequenceGap(RayMQError):
 
 class ProtocolError(RayMQError):
     """The peer sent what the protocol does not allow, or answered with a code that has no class of its own."""
+
+
+class VersionMismatch(ProtocolError):
+    """A peer runs another RayMQ, and what is wanted of it only one of the two knows; nothing was done.
+
+    Attributes:
+        peer: its address.
+        theirs, ours: the oldest and the newest version of RayMQ's own protocol that each side speaks.
+        release: the version of its RayMQ; empty where that is not told.
+    """
+
+    wire_code = "VERSION_NOT_SUPPORTED"
+
+    def __init__(
+        self,
+        peer: str,
+        theirs_oldest: int,
+        theirs_newest: int,
+        ours_oldest: int,
+        ours_newest: int,
+        release: str = "",
+        wanted: str = "",
+    ) -> None:
+        older = "that server" if theirs_newest < ours_newest else "this program"
+        who = f"{peer} (RayMQ {release})" if release else peer
+        told = f": {wanted.strip()}" if wanted else ""
+        super().__init__(
+            f"{who} speaks versions {theirs_oldest} to {theirs_newest} of RayMQ's protocol, "
+            f"this side {ours_oldest} to {ours_newest}{told}",
+            remedy=f"upgrade the RayMQ of {older}, or use this one with servers of its own version",
+        )
+        self.peer = peer
+        self.theirs = (theirs_oldest, theirs_newest)
+        self.ours = (ours_oldest, ours_newest)
+        self.release = release
 
 
 class WorkFailed(RayMQError):

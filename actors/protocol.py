@@ -6,7 +6,7 @@ All are frozen, picklable and free of behaviour beyond conversion to and from pl
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -302,6 +302,8 @@ class BrokerInfo:
     Of a group of several replicas: `replica` counts from 0; `epoch` is that of its master; `in_sync` are the replicas
     in sync; `confirmed_offset` is up to where all of them have the log; `end_offset` is where this one's ends, and
     `lag_bytes` how much that is behind the master's. They are None of a group of one copy, or where it is not known.
+
+    `version` is that of the RayMQ that it runs; empty of one from before brokers told it, and of one that is away.
     """
 
     name: str
@@ -322,6 +324,7 @@ class BrokerInfo:
     confirmed_offset: int | None = None
     end_offset: int | None = None
     lag_bytes: int | None = None
+    version: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a command's header."""
@@ -329,5 +332,6 @@ class BrokerInfo:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> BrokerInfo:
-        """The reverse of `as_dict`."""
-        return cls(**{**data, "corruption": [Corruption(**item) for item in data["corruption"]]})
+        """The reverse of `as_dict`; what a later version has added is passed over."""
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        return cls(**{**known, "corruption": [Corruption(**item) for item in data["corruption"]]})

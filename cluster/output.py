@@ -68,10 +68,10 @@ def plain(value: Any) -> Any:
 
 #: What is told of brokers only where their groups have several replicas.
 _OF_REPLICAS: Final = ("in_sync", "confirmed_offset", "end_offset", "lag_bytes")
-_COLUMNS: Final = ("name", "role", "state", "epoch", "address", "pid", "store", "disk_ratio")
+_COLUMNS: Final = ("name", "role", "state", "epoch", "address", "pid", "store", "disk_ratio", "version")
 _COLUMNS_WITH_REPLICAS: Final = (
     *("name", "replica", "role", "state", "epoch", "in_sync", "confirmed_offset", "end_offset", "lag_bytes"),
-    *("address", "pid", "store"),
+    *("address", "pid", "store", "version"),
 )
 
 

@@ -63,6 +63,7 @@ from raymq.storage.clock import boottime
 from raymq.storage.directory_format import check_format
 from raymq.storage.errors import StoreError
 from raymq.storage.tables.broker_identity import read_identity
+from raymq.storage.version import VERSION
 
 _POLL_SWEEP_SECONDS = 0.1
 _POP_SWEEP_SECONDS = 0.05
@@ -330,6 +331,7 @@ class BrokerService:
             scheduler_pid=self._scheduler_pid,
             lateness=self._lateness,
             refusals=self._refusals(),
+            version=VERSION,
         )
 
     @property

@@ -142,6 +142,7 @@ class RequestCode(enum.IntEnum):
     HOLD_BACKUP = 900_062
     END_BACKUP = 900_063
     REMAINS = 900_070
+    AGREE_VERSIONS = 900_080
 
 
 class ResponseCode(enum.IntEnum):

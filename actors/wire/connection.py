@@ -18,9 +18,9 @@ from typing import Protocol, cast
 
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import BrokerUnavailable, ClientClosed, ConnectionLost, ProtocolError, Timeout
-from raymq.actors.wire import faults, frame, moved
+from raymq.actors.wire import faults, frame, moved, own_protocol
 from raymq.actors.wire import fixed_frame as bare
-from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.codes import OWN_CODES_FROM, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.reader import FrameReader, make_scratch
 from raymq.actors.wire.same_host import end_pacing
@@ -77,6 +77,9 @@ class WireConnection(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._silence = Silence()
+        #: The server's answer to which versions of our own protocol are spoken here, and what that says.
+        self._versions: asyncio.Future[Command] | None = None
+        self._theirs: own_protocol.Spoken | None = None
 
     @property
     def is_open(self) -> bool:
@@ -93,6 +96,36 @@ class WireConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without saying so
         self._writer = FrameWriter(self._transport, asyncio.get_running_loop(), self._max_frame_bytes)
         end_pacing(transport.get_extra_info("socket"))
+
+    def say_versions(self) -> None:
+        """Tell the server which versions of our own protocol are spoken here; before any other request, and once."""
+        self._versions = asyncio.get_running_loop().create_future()
+        self._versions.add_done_callback(self._told_versions)
+        command = own_protocol.agree_command()
+        self._opaque = command.opaque = 1
+        if self._writer is not None:
+            self._waiting[command.opaque] = self._versions
+            self._writer.write(command)
+
+    def _told_versions(self, told: asyncio.Future[Command]) -> None:
+        if not told.cancelled() and told.exception() is None:  # else the connection was lost
+            with contextlib.suppress(ProtocolError):
+                self._theirs = own_protocol.read_spoken(told.result())
+
+    async def version(self, timeout: float) -> int:
+        """The version of our own protocol that both sides speak, if the server tells its own within `timeout` seconds.
+
+        Raises:
+            VersionMismatch: there is none. Timeout, ConnectionLost, ProtocolError: it has told nothing.
+        """
+        if self._versions is None:
+            return own_protocol.UNTOLD
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await asyncio.shield(self._versions)
+        except TimeoutError as error:
+            raise Timeout(self.address, f"no answer within {timeout:.3g} s") from error
+        return own_protocol.agreed(self.address, own_protocol.read_spoken(answer))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._writer = None
@@ -151,8 +184,11 @@ class WireConnection(asyncio.BufferedProtocol):
             Timeout: no answer within `timeout` seconds; the outcome is unknown.
             ConnectionLost: the connection broke before the answer; the outcome is unknown.
             BrokerUnavailable: the connection was closed already, or the server is stopping; nothing was done.
+            VersionMismatch: the server is so old, or so new, that it does not know the request; nothing was done.
             RayMQError: the error that the answer carries.
         """
+        if self._theirs is not None and command.code >= OWN_CODES_FROM:
+            own_protocol.agreed(self.address, self._theirs)
         self._opaque = self._opaque % frame.MAX_OPAQUE + 1
         opaque = command.opaque = self._opaque
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
@@ -342,6 +378,14 @@ class ConnectionPool:
             return await self._second_door(address, command, deadline - loop.time())
         return await connection.request(command, max(0.0, deadline - loop.time()), on_early)
 
+    async def version(self, address: str, timeout: float) -> int:
+        """The version of our own protocol that is spoken with a server; `timeout` to connect, and again to be told.
+
+        Raises:
+            VersionMismatch: there is none. BrokerUnavailable: it has not said which it speaks.
+        """
+        return await (await self.get(address, timeout)).version(timeout)
+
     def is_backing_off(self, address: str) -> bool:
         """Whether it refused so short ago that no new attempt is due. Any thread: loops have the monotonic clock."""
         peer = self._peers.get(address)
@@ -446,6 +490,7 @@ class ConnectionPool:
             if self._tls is not None and peer.no_way and not isinstance(error, TimeoutError):
                 reason += "; is it a TLS port? This client speaks TLS"
             raise BrokerUnavailable(address, f"cannot connect: {reason}") from error
+        connection.say_versions()
         peer.backoff.reset()
         peer.no_way = False
         self.local_host = str(transport.get_extra_info("sockname")[0])

@@ -17,6 +17,8 @@ import ssl
 from collections.abc import Mapping
 
 from raymq.actors.errors import InvalidInput
+from raymq.actors.wire import own_protocol
+from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import make_scratch
 from raymq.actors.wire.room import RequestRoom
@@ -71,7 +73,7 @@ class Server:
         authorize: Authorize | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.handlers = handlers
+        self.handlers: Mapping[int, Handler] = {RequestCode.AGREE_VERSIONS: own_protocol.agreed_answer, **handlers}
         self.limits = limits or ServerLimits()
         self.authorize = authorize
         self.connections: set[ServerConnection] = set()

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from raymq.actors.errors import ConnectionLost, InvalidInput, ProtocolError, RayMQError
-from raymq.actors.wire import faults
+from raymq.actors.wire import faults, own_protocol
 from raymq.actors.wire import fixed_frame as bare
 from raymq.actors.wire.codes import ResponseCode
 from raymq.actors.wire.frame import FLAG_ONEWAY, Command, Serialization
@@ -426,8 +426,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._answer(request, faults.stopping(request))
             return
         if handler is None:
-            remark = f" request type {request.code} not supported"
-            self._answer(request, request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
+            self._answer(request, own_protocol.not_served(request))
             return
         waits = getattr(handler, "waits", False)
         if waits and self._transport is None:

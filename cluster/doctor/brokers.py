@@ -27,6 +27,7 @@ def check_cluster(info: ClusterInfo, figures: Mapping[str, Mapping[str, str]]) -
     """All of it; `figures` are the runtime figures of brokers by address, as far as they answered."""
     yield from reachable(info)
     yield from in_sync(info)
+    yield versions(info)
     for broker in info.brokers:
         if broker.state != "unreachable":
             yield from _broker(broker, figures.get(broker.address, {}))
@@ -65,6 +66,19 @@ def reachable(info: ClusterInfo) -> Iterator[Finding]:
     if not info.brokers:
         yield problem("sockets", "no broker is registered", remedy="start the cluster again: what is missing is made")
     yield fine("sockets", f"{there} brokers, name servers and keepers answer from here")
+
+
+def versions(info: ClusterInfo) -> Finding:
+    """All brokers that answer run the same RayMQ, as a rolling upgrade that came to its end leaves them."""
+    running: dict[str, list[str]] = defaultdict(list)
+    for broker in info.brokers:
+        if broker.state != "unreachable":
+            running[broker.version or "from before versions were told"].append(_named(broker))
+    told = "; ".join(f"RayMQ {version}: {', '.join(names)}" for version, names in sorted(running.items()))
+    if len(running) < 2:
+        return fine("versions", told or "no broker answers")
+    remedy = "install the newest one on every machine, then `raymq broker restart --rolling` (docs/deployment.md)"
+    return note("versions", f"brokers run different versions: {told}", remedy=remedy)
 
 
 def in_sync(info: ClusterInfo) -> Iterator[Finding]:

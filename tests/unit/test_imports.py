@@ -34,6 +34,7 @@ _PURE = (
     "storage.steps",
     "storage.config",
     "storage.delay_levels",
+    "storage.version",
 )
 _SHARED = tuple(
     f"actors.{name}"

@@ -11,6 +11,7 @@ from raymq.actors.errors import ProtocolError
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.admin import status_answer
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.admin import ViewBrokerStats
 from raymq.actors.wire.server_connection import Handler, ServerConnection
@@ -64,7 +65,7 @@ def _figures(context: BrokerContext) -> dict[int, Handler]:
         return json_body.answer(request, body)
 
     def status(_: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, context.status().as_dict())
+        return status_answer(request, context.status())
 
     return {
         RequestCode.GET_BROKER_RUNTIME_INFO: runtime,

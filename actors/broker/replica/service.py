@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -32,7 +33,6 @@ from raymq.actors.broker.replica.replica_file import ReplicaFile
 from raymq.actors.broker.replica.stream import FollowedStream, note_start
 from raymq.actors.broker.replica.thread_calls import ThreadCalls
 from raymq.actors.broker.replication.claims import ClaimRefused
-from raymq.actors.broker.replication.frame_bodies import Hello
 from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
@@ -458,17 +458,13 @@ class ReplicaService(ReplicaProcess):
                 self.trouble = f"replica {state.master} is not master of epoch {state.epoch} yet"
                 return
             flushes = stream.store.config.flush == "sync"
-            line = FollowerLine(stream, state.epoch, self._hello, lambda: self.memory.now.sealed, flushes=flushes)
+            version = await self._pool.version(record.address, _ASK_SECONDS)
+            hello = partial(told.hello, self, version)
+            line = FollowerLine(stream, state.epoch, hello, lambda: self.memory.now.sealed, flushes=flushes)
             await line.connect(status.replication_address, self._tls)
             self.line, self.trouble = line, ""
         except (RayMQError, OSError, TimeoutError) as error:
             self.trouble = f"the master at {record.address} is not reached: {error}"
-
-    def _hello(self) -> Hello:
-        extent = self.extent
-        return Hello(
-            self.cluster, self.name, self.number, self.memory.now.identity, self.nonce, extent.begin, extent.epochs
-        )
 
     async def _hang_up(self) -> None:
         line, self.line = self.line, None

@@ -16,9 +16,11 @@ from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
 from raymq.actors.errors import InvalidInput, ProtocolError, RayMQError
 from raymq.actors.keeper.group_state import GroupState
+from raymq.storage import directory_format
 from raymq.storage.errors import MessageExpired
 from raymq.storage.log.shipping import LogBytes
 from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.version import VERSION
 
 #: Of the log, in one frame.
 _CHUNK_BYTES: Final = 1 << 20
@@ -225,6 +227,13 @@ class _Connection:
             raise ProtocolError("a HELLO in the middle of a snapshot")
         if (hello.cluster, hello.group) != (group.cluster, group.name):
             self._refuse(f"this is {group.name} of {group.cluster}, not {hello.group} of {hello.cluster}")
+        known = hello.known_format or directory_format.BEFORE_THE_FILE
+        if known < directory_format.CURRENT:
+            self._refuse(
+                f"replica {hello.replica} (RayMQ {hello.release or 'that tells no version'}) knows formats of state up "
+                f"to {known}; this master (RayMQ {VERSION}) writes format {directory_format.CURRENT}: "
+                "upgrade the RayMQ of the replica, and start it again"
+            )
         refusal = connection_refusal(group.state, hello.replica, hello.identity, hello.nonce)
         if refusal is not None:
             group.learn()

@@ -12,10 +12,12 @@ from typing import Any
 from raymq.actors.broker.core.runtime_figures import VERSION, VERSION_NAME
 from raymq.actors.broker.replica.office import Office
 from raymq.actors.broker.replica.process import ReplicaProcess
+from raymq.actors.broker.replication.frame_bodies import Hello
 from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
 from raymq.actors.protocol import BrokerInfo, Corruption
 from raymq.actors.wire import json_body
-from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.admin import status_answer
 from raymq.actors.wire.commands.replication import (
     ReplicaLag,
     ReplicaStatus,
@@ -25,7 +27,10 @@ from raymq.actors.wire.commands.replication import (
     sealed_answer,
 )
 from raymq.actors.wire.frame import Command
+from raymq.actors.wire.own_protocol import HELLO_TELLS_FORMAT
 from raymq.actors.wire.server_connection import Handler, ServerConnection
+from raymq.storage import directory_format
+from raymq.storage.version import VERSION as RELEASE
 
 
 def handlers(member: ReplicaProcess, seals: Callable[[int], Awaitable[Sealed]]) -> dict[int, Handler]:
@@ -38,7 +43,7 @@ def handlers(member: ReplicaProcess, seals: Callable[[int], Awaitable[Sealed]]) 
         return replica_status_answer(request, replica_status(member))
 
     def status(_: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, broker_info(member).as_dict())
+        return status_answer(request, broker_info(member))
 
     def ha_status(_: ServerConnection, request: Command) -> Command:
         return json_body.answer(request, _ha_status(member))
@@ -125,6 +130,15 @@ def replica_status(member: ReplicaProcess) -> ReplicaStatus:
     )
 
 
+def hello(member: ReplicaProcess, version: int) -> Hello:
+    """What it says to its master, with which it speaks that version of our own protocol."""
+    extent, identity = member.extent, member.memory.now.identity
+    said = Hello(member.cluster, member.name, member.number, identity, member.nonce, extent.begin, extent.epochs)
+    if version < HELLO_TELLS_FORMAT:
+        return said
+    return replace(said, known_format=directory_format.CURRENT, release=RELEASE)
+
+
 def sealed(member: ReplicaProcess, epoch: int, *, healthy: bool) -> Sealed:
     """What it says to SEAL, once it is sealed to that epoch."""
     extent, memory = member.extent, member.memory.now
@@ -162,6 +176,7 @@ def broker_info(member: ReplicaProcess) -> BrokerInfo:
             store=member.spec.directory,
             disk_ratio=usage.used / usage.total,
             corruption=[Corruption(each.file, each.offset, each.reason) for each in found],
+            version=RELEASE,
         )
     behind = None if member.line is None else max(0, member.line.master_end - end)
     return replace(

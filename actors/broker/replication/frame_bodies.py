@@ -1,6 +1,7 @@
 """What stands in the bodies of frames: who a replica is, epochs, and state frames.
 
-    HELLO     count of texts u1 | (length u1 | UTF-8)* : cluster, group, replica, identity, nonce, credential
+    HELLO     count of texts u1 | (length u1 | UTF-8)* : cluster, group, replica, identity, nonce, credential, and
+              to a master that speaks version 2 (`wire.own_protocol`): format, release
               begin: offset i8, sequence i8 | epochs
     SNAPSHOT  the log stays u1 | epochs           it begins at the head's position
     EPOCH     one epoch
@@ -31,7 +32,10 @@ _EPOCH: Final = struct.Struct(">Iqq")
 _POSITION: Final = struct.Struct(">qq")
 _NUMBER: Final = struct.Struct(">I")
 _STATE: Final = struct.Struct(">Iq")
+#: How many texts a HELLO has that tells no format, and one that does. What a later version adds is passed over.
 _TEXTS: Final = 6
+_TEXTS_WITH_FORMAT: Final = 8
+_MOST_TEXTS: Final = 32
 _MOST_TEXT: Final = 255
 
 
@@ -39,7 +43,11 @@ _MOST_TEXT: Final = 255
 class Hello:
     """Who a replica is, and what it has; its end is the frame's position.
 
-    `credential`: what the cluster lets it in by; empty where access control is off.
+    Attributes:
+        credential: what the cluster lets it in by; empty where access control is off.
+        known_format: the newest format of a directory that its RayMQ knows (`storage.directory_format`); None: that is
+            not told, as RayMQ did before masters understood it.
+        release: the version of its RayMQ; empty: it is not told.
     """
 
     cluster: str
@@ -50,11 +58,15 @@ class Hello:
     begin: StreamPosition
     epochs: EpochMap
     credential: str = ""
+    known_format: int | None = None
+    release: str = ""
 
     def encode(self) -> bytes:
         """The body; InvalidInput: a text is too long."""
-        texts = (self.cluster, self.group, str(self.replica), self.identity, self.nonce, self.credential)
-        parts = [bytes([_TEXTS])]
+        texts = [self.cluster, self.group, str(self.replica), self.identity, self.nonce, self.credential]
+        if self.known_format is not None:
+            texts += [str(self.known_format), self.release]
+        parts = [bytes([len(texts)])]
         for text in texts:
             encoded = text.encode()
             if len(encoded) > _MOST_TEXT:
@@ -66,12 +78,12 @@ class Hello:
 def read_hello(body: Buffer) -> Hello:
     """The body of a HELLO; ProtocolError."""
     view = memoryview(body)
-    if not view or view[0] != _TEXTS:
+    if not view or not (view[0] == _TEXTS or _TEXTS_WITH_FORMAT <= view[0] <= _MOST_TEXTS):
         raise ProtocolError("a HELLO of another form")
     at = 1
     texts = []
     try:
-        for _ in range(_TEXTS):
+        for _ in range(view[0]):
             length = view[at]
             text = bytes(view[at + 1 : at + 1 + length])
             if len(text) != length:
@@ -79,14 +91,23 @@ def read_hello(body: Buffer) -> Hello:
             texts.append(text.decode())
             at += 1 + length
         begin = StreamPosition(*_POSITION.unpack_from(view, at))
-        cluster, group, replica, identity, nonce, credential = texts
-        number = int(replica) if replica.isascii() and replica.isdigit() and len(replica) < 12 else -1
+        cluster, group, replica, identity, nonce, credential, *more = texts
+        number = _number_of(replica)
+        known_format = _number_of(more[0]) if more else None
     except (IndexError, ValueError, struct.error) as error:
         raise ProtocolError(f"a HELLO of another form: {error}") from error
     if number < 1 or min(begin) < 0:
         raise ProtocolError("a HELLO of no replica, or from a place below 0")
+    if known_format is not None and known_format < 1:
+        raise ProtocolError("a HELLO of no format")
     epochs = read_epochs(view[at + _POSITION.size :])
-    return Hello(cluster, group, number, identity, nonce, begin, epochs, credential)
+    release = more[1] if more else ""
+    return Hello(cluster, group, number, identity, nonce, begin, epochs, credential, known_format, release)
+
+
+def _number_of(written: str) -> int:
+    """A whole number from its digits; -1: it is none."""
+    return int(written) if written.isascii() and written.isdigit() and len(written) < 12 else -1
 
 
 def encode_epochs(epochs: Iterable[EpochStart]) -> bytes:

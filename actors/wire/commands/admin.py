@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from raymq.actors.protocol import PERM_READ, PERM_WRITE, BrokerInfo, MessageQueue
-from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.headers.admin import (
     DeleteTopicInBroker,
@@ -105,8 +105,16 @@ def read_reset(answer: Command) -> dict[MessageQueue, int]:
 
 
 def status_command() -> Command:
-    """STATUS (ours): a broker's or a name server's own account of itself."""
-    return Command(RequestCode.STATUS, serialization=Serialization.MSGPACK)
+    """STATUS (ours): a broker's or a name server's own account of itself, with the version of its RayMQ."""
+    return Command(RequestCode.STATUS, {"release": True}, serialization=Serialization.MSGPACK)
+
+
+def status_answer(request: Command, status: BrokerInfo) -> Command:
+    """A broker's answer to STATUS; who does not ask for the version is of a RayMQ that knows no such field."""
+    told = status.as_dict()
+    if not request.fields.get("release"):
+        del told["version"]
+    return request.response(ResponseCode.SUCCESS, told)
 
 
 @reader
@@ -138,7 +146,7 @@ def read_progress(answer: Command) -> dict[MessageQueue, Progress]:
 def read_status(answer: Command) -> BrokerInfo:
     """The status in a broker's answer to STATUS; ProtocolError."""
     status = BrokerInfo.from_dict(answer.fields)
-    for field in ("name", "role", "state", "address", "node_id", "store"):
+    for field in ("name", "role", "state", "address", "node_id", "store", "version"):
         text(getattr(status, field))
     for field in ("replica", "epoch", "pid"):
         number(getattr(status, field), -1)

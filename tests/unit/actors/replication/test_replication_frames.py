@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -168,3 +169,24 @@ def test_what_makes_no_sense_is_refused() -> None:
         read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=b""))
     with pytest.raises(ProtocolError):
         read_states(ReplicationFrame(FrameKind.STATE, 1, P(0, 1), body=encode_states([StateChange(1, 0, b"")])))
+
+
+def test_a_hello_tells_the_format_to_a_master_that_reads_it() -> None:
+    told = replace(HELLO, known_format=7, release="9.8.7")
+    assert read_hello(told.encode()) == told
+    assert HELLO.encode()[0] == 6  # as masters from before the format was told want it
+    assert told.encode()[0] == 8
+
+
+def test_what_a_later_version_adds_to_a_hello_is_passed_over() -> None:
+    told = replace(HELLO, known_format=7, release="9.8.7")
+    body = told.encode()
+    after = sum(1 + len(text.encode()) for text in ("c", "broker-a", "2", "dir", "nonce", "secret", "7", "9.8.7"))
+    longer = bytes([9]) + body[1 : 1 + after] + b"\x03new" + body[1 + after :]
+    assert read_hello(longer) == told
+
+
+@pytest.mark.parametrize("known_format", [0, -1])
+def test_a_hello_of_no_format(known_format: int) -> None:
+    with pytest.raises(ProtocolError):
+        read_hello(replace(HELLO, known_format=known_format).encode())

@@ -106,7 +106,7 @@ CLUSTER = ClusterInfo([BROKER], [NameServerInfo("h:9", 8)], SchedulerInfo(9, 0.0
 
 def test_a_good_cluster_is_fine() -> None:
     found = worst(brokers.check_cluster(CLUSTER, {"h:1": {"setAside_retry": "0"}}))
-    assert found == {"sockets": "fine", "undeliverable messages": "fine", "scheduler": "fine"}
+    assert found == {"sockets": "fine", "undeliverable messages": "fine", "scheduler": "fine", "versions": "fine"}
 
 
 def group(*in_sync: int, role: str = "master", **changes: Any) -> list[BrokerInfo]:
@@ -129,6 +129,7 @@ def group(*in_sync: int, role: str = "master", **changes: Any) -> list[BrokerInf
         ({"brokers": group(0, 2)}, "in sync", "problem"),
         ({"brokers": group(0, 1, 2, role="replica")}, "in sync", "problem"),
         ({"brokers": [replace(BROKER, corruption=[Corruption("f", 5, "crc")])]}, "corruption", "problem"),
+        ({"brokers": [BROKER, replace(BROKER, name="broker-b", version="9.8.7")]}, "versions", "note"),
         ({"brokers": [replace(BROKER, disk_ratio=0.91)]}, "disk room", "problem"),
         ({"brokers": [replace(BROKER, disk_ratio=0.8)]}, "disk room", "note"),
         ({"brokers": [replace(BROKER, refusals={"disk_full": 3, "age": 5})]}, "refusals", "note"),
@@ -152,6 +153,15 @@ def test_a_cluster(changes: dict[str, Any], check: str, severity: str) -> None:
 )
 def test_figures(figures: dict[str, str], check: str, severity: str) -> None:
     assert worst(brokers.check_cluster(CLUSTER, {"h:1": figures}))[check] == severity
+
+
+def test_who_does_not_answer_runs_no_other_version() -> None:
+    away = replace(BROKER, name="broker-b", state="unreachable", version="")
+    mixed = replace(BROKER, name="broker-c", version="9.8.7")
+    here = replace(BROKER, version="9.8.6")
+    assert brokers.versions(replace(CLUSTER, brokers=[here, away])).severity is Severity.FINE
+    found = brokers.versions(replace(CLUSTER, brokers=[here, away, mixed]))
+    assert "RayMQ 9.8.6: broker-a; RayMQ 9.8.7: broker-c" in found.found
 
 
 def test_orphans() -> None:
