@@ -11,7 +11,7 @@ import ray
 from raymq.actors import handles
 from raymq.actors.errors import BrokerUnavailable, RayMQError
 from raymq.actors.naming import is_replica_of
-from raymq.actors.wire import faults
+from raymq.actors.wire import faults, own_protocol
 from raymq.actors.wire.frame import Command
 
 #: What an actor may take to say where it listens.
@@ -31,6 +31,7 @@ async def invoke(namespace: str, broker: str, address: str, session: str, comman
     name = _actors.get((namespace, address)) or await _actor_at(namespace, broker, address)
     handle = await asyncio.to_thread(handles.find, name, namespace)
     answer: Command = await handles.acall(name, handle, "invoke", session, command.in_one_piece(), timeout=timeout)
+    own_protocol.check_served(address, command, answer)
     faults.check(answer, address)
     return answer
 

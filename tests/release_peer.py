@@ -2,10 +2,12 @@
 
     release_peer.py broker NAME DIRECTORY      a name server and a broker; prints the name server's address
     release_peer.py replica SPEC               one replica of a group, as replica_process.py; prints its address
+    release_peer.py cluster ROOT NAMESPACE     a cluster of two replicas on a Ray of its own; prints the addresses of
+                                               its name server and of Ray
     release_peer.py exchange NAME_SERVER       does with a cluster what clients do, and prints what came of it as JSON
     release_peer.py look NAME_SERVER           reads what `exchange` left behind, and prints it as JSON
 
-The first two end with their standard input. It uses only what RayMQ promises to keep, for it has to run with each
+The first three end with their standard input. It uses only what RayMQ promises to keep, for it has to run with each
 release; it is no test itself.
 """
 
@@ -63,6 +65,17 @@ async def replica(told: dict[str, Any]) -> None:
     print(service.address, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await service.stop()
+
+
+def cluster(root: str, namespace: str) -> None:
+    import ray
+
+    from raymq import cluster
+
+    config = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000}
+    with cluster.start(1, Path(root), namespace, replicas=2, config=config) as mq:
+        print(mq.name_servers[0], ray.get_runtime_context().gcs_address, flush=True)
+        sys.stdin.read()
 
 
 def bodies(numbers: range) -> list[bytes]:
@@ -205,6 +218,8 @@ def look(mq: Connection) -> dict[str, Any]:
 def main(what: str, *arguments: str) -> None:
     if what == "broker":
         asyncio.run(broker(*arguments))
+    elif what == "cluster":
+        cluster(*arguments)
     elif what == "replica":
         asyncio.run(replica(json.loads(arguments[0])))
     else:

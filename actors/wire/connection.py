@@ -213,6 +213,7 @@ class WireConnection(asyncio.BufferedProtocol):
             self._on_early.pop(opaque, None)
         if answer.code == ResponseCode.GO_AWAY:
             self.close()
+        own_protocol.check_served(self.address, command, answer)
         faults.check(answer, self.address)
         return answer
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from raymq.actors import errors
 from raymq.actors.errors import ProtocolError, RayMQError
-from raymq.actors.wire import own_protocol
 from raymq.actors.wire.codes import ResponseCode, response_name
 from raymq.actors.wire.frame import Command
 
@@ -74,13 +73,10 @@ def check(answer: Command, address: str) -> None:
     """Raise what the server at `address` answers, unless that is SUCCESS.
 
     BrokerUnavailable if it is stopping, NotMaster if it is a replica: nothing was done, and another one may do it.
-    VersionMismatch if it is older, and does not know the request.
     """
     if answer.code == ResponseCode.GO_AWAY:
         raise errors.BrokerUnavailable(address, answer.remark or "the server is stopping")
     if answer.code != ResponseCode.SUCCESS:
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            own_protocol.check_known(address, answer)
         error = to_error(answer)
         if isinstance(error, errors.StoreFollows):
             raise errors.NotMaster(address, str(error.args[0])) from error

@@ -84,11 +84,16 @@ def agreed(peer: str, theirs: Spoken) -> int:
     return version
 
 
-def check_known(peer: str, answer: Command) -> None:
-    """VersionMismatch where a server does not know one of our requests because it is older; nothing was done."""
+def check_served(peer: str, request: Command, answer: Command) -> None:
+    """VersionMismatch where a server does not know a request of ours because it is older; nothing was done."""
+    if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED or request.code < OWN_CODES_FROM:
+        return
     theirs = read_spoken(answer)
     if theirs.newest < NEWEST:
-        raise VersionMismatch(peer, theirs.oldest, theirs.newest, OLDEST, NEWEST, theirs.release, answer.remark or "")
+        wanted = answer.remark or ""
+        error = VersionMismatch(peer, theirs.oldest, theirs.newest, OLDEST, NEWEST, theirs.release, wanted)
+        error.code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED.name
+        raise error
 
 
 def _fields(spoken: Spoken) -> dict[str, object]:

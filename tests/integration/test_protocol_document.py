@@ -58,4 +58,5 @@ def test_what_a_keeper_serves() -> None:
 
 def test_what_a_name_server_serves(services: Services) -> None:
     ours = {code for code in documented("name server") if code > FIRST_OF_OURS}
-    assert documented("name server") - ours | {RequestCode.STATUS} == set(services.name_server._server.handlers)
+    both = {RequestCode.STATUS, RequestCode.AGREE_VERSIONS}
+    assert documented("name server") - ours | both == set(services.name_server._server.handlers)

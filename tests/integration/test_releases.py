@@ -9,17 +9,22 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raymq.actors.errors import VersionMismatch
+from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command, Serialization
+from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.storage.directory_format import CURRENT, DirectoryFormat, read_format, write_format
 from raymq.storage.version import VERSION
 from tests.polling import poll_until
@@ -215,3 +220,58 @@ def test_a_directory_of_a_newer_release_does_not_start(tmp_path: Path) -> None:
     assert "FormatTooNew" in done.stderr
     assert "RayMQ 9.8.7 or later" in done.stderr
     assert sorted(each.name for each in directory.iterdir()) == ["raymq-format.json", "raymq-format.json.bak"]
+
+
+def test_a_cluster_is_upgraded_while_clients_go_on(tmp_path: Path, before: Path) -> None:
+    """On a real Ray: the code is replaced where the machine has it, and the brokers are restarted one by one."""
+    site = tmp_path / "site"
+    shutil.copytree(before, site)
+    process = subprocess.Popen(
+        command("cluster", str(tmp_path / "data"), "upgrade"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(site),
+    )
+    assert process.stdout is not None
+    try:
+        *_, name_server, ray_address = process.stdout.readline().split()
+        sent: list[bytes] = []
+        over = threading.Event()
+
+        def send(mq: Connection) -> None:
+            with Producer(mq, "p", timeout=30, retries=100) as producer:
+                while not over.is_set():
+                    body = b"m%05d" % len(sent)
+                    assert producer.send(Message("t", body)).status is SendStatus.SEND_OK
+                    sent.append(body)
+
+        with Connection([name_server]) as mq, Admin(mq) as admin, ThreadPoolExecutor(1) as threads:
+            admin.create_topic("t", queues=1)
+            assert [each.version for each in admin.cluster_info().brokers] == ["", ""]
+            sending = threads.submit(send, mq)
+            try:
+                shutil.rmtree(site / "raymq")
+                shutil.copytree(ROOT / ".links" / "raymq", site / "raymq")
+                raymq = [sys.executable, "-P", "-m", "raymq.cluster.command"]
+                where = ["--namespace", "upgrade", "--address", ray_address]
+                subprocess.run(
+                    [*raymq, *where, "broker", "restart", "--rolling"], env=environment(site), check=True, timeout=150
+                )
+                poll_until(lambda: [each.version for each in admin.cluster_info().brokers] == [VERSION] * 2, 20)
+            finally:
+                over.set()
+            sending.result(60)
+            with PullConsumer(mq, "g") as pull:
+                (queue,) = pull.queues("t")
+                pull.seek(queue, "earliest")
+                found: list[bytes] = []
+                while len(found) < pull.offsets(queue)[1]:
+                    found += [each.body for each in pull.poll(queue, 1_000, timeout=5.0)]
+            assert sent
+            assert set(sent) <= set(found)
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=60)
+        process.kill()
+        process.communicate()

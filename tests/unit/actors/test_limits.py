@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from raymq.actors.errors import BrokerUnavailable, ConnectionLost, PermissionDenied, Timeout
-from raymq.actors.wire.codes import ResponseCode
+from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.connection import ConnectionPool, WireConnection
 from raymq.actors.wire.frame import FLAG_ONEWAY, FLAG_RESPONSE, Command, Serialization
 from raymq.actors.wire.limits import ServerLimits
@@ -289,7 +289,7 @@ async def test_every_request_passes_the_one_function_that_may_refuse() -> None:
         own = (await pool.get(address))._transport
         assert own is not None
         host, port = own.get_extra_info("sockname")
-        assert seen == [(f"{host}:{port}", ECHO)] * 2
+        assert seen == [(f"{host}:{port}", code) for code in (RequestCode.AGREE_VERSIONS, ECHO, ECHO)]
         await pool.close()
 
 

@@ -114,6 +114,10 @@ def test_what_an_older_server_does_not_know_is_an_error_that_names_both_versions
             assert raised.value.peer == address
             assert "upgrade the RayMQ of that server" in raised.value.remedy
             assert raised.value.wire_code == "VERSION_NOT_SUPPORTED"
+            assert raised.value.code == "REQUEST_CODE_NOT_SUPPORTED"
+            with pytest.raises(ProtocolError) as foreign:  # what RocketMQ's codes come to is no question of ours
+                await pool.request(address, Command(1234), 5.0)
+            assert not isinstance(foreign.value, VersionMismatch)
             assert await pool.request(address, Command(ECHO), 5.0)  # the connection goes on
 
     asyncio.run(main())
