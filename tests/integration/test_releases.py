@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -223,9 +222,14 @@ def test_a_directory_of_a_newer_release_does_not_start(tmp_path: Path) -> None:
 
 
 def test_a_cluster_is_upgraded_while_clients_go_on(tmp_path: Path, before: Path) -> None:
-    """On a real Ray: the code is replaced where the machine has it, and the brokers are restarted one by one."""
-    site = tmp_path / "site"
-    shutil.copytree(before, site)
+    """On a real Ray: new processes find another folder of code, and the brokers are restarted one by one.
+
+    Those that run go on with theirs: they load parts of it late, which must not be of another release.
+    """
+    site = tmp_path / "site"  # as the environment's site-packages
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(site)!r})\n")
+    (site / "raymq.pth").write_text(f"{before}\n")
     process = subprocess.Popen(
         command("cluster", str(tmp_path / "data"), "upgrade"),
         stdin=subprocess.PIPE,
@@ -251,8 +255,7 @@ def test_a_cluster_is_upgraded_while_clients_go_on(tmp_path: Path, before: Path)
             assert [each.version for each in admin.cluster_info().brokers] == ["", ""]
             sending = threads.submit(send, mq)
             try:
-                shutil.rmtree(site / "raymq")
-                shutil.copytree(ROOT / ".links" / "raymq", site / "raymq")
+                (site / "raymq.pth").write_text(f"{ROOT / '.links'}\n")
                 raymq = [sys.executable, "-P", "-c", "from raymq.cluster.command import main; main()"]
                 where = ["--namespace", "upgrade", "--address", ray_address]
                 subprocess.run(
