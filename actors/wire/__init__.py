@@ -6,7 +6,8 @@ What is in it, in the order to read it:
     fixed_frame: the shortest of them; json_body, json_steps, java_properties: bodies of RocketMQ's forms.
     reader, writing: frames of a stream; connection: the asking end, until silence says that it is dead; channel: that
     of a thread which waits itself, for so long as busy_wait says; prompt_channel: for answers that are needed within a
-    second; same_host: both ends on one machine; moved: where servers are that have another address now; told: nothing
+    second; same_host: both ends on one machine; moved: where servers are that have another address
+    now; own_protocol: which versions of our own commands both sides speak; told: nothing
     of an answer is believed unchecked.
     server, server_connection: the answering end, with its limits (limits, room, unread), and what it needs of its
     server (host); prompt_future: an answer that is written in the turn in which it is made; stepwise: long handlers in
