@@ -47,12 +47,6 @@ def path_of(directory: Path) -> Path:
     return directory / _NAME
 
 
-def names_of_format() -> frozenset[str]:
-    """The files of a directory that say its format, and nothing else."""
-    path = path_of(Path())
-    return frozenset({path.name, json_file.spare_of(path).name})
-
-
 def read_format(directory: Path) -> DirectoryFormat:
     """What a directory says of itself, be that known here or not. Changes nothing.
 

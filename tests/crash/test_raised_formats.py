@@ -12,6 +12,7 @@ from raymq.storage import directory_format
 from raymq.storage.directory_format import read_format
 from raymq.storage.errors import FormatTooNew
 from raymq.storage.failpoints import NAMES, arm
+from raymq.storage.files import json_file
 from raymq.storage.store import Store
 from tests.stored import SMALL, append, bodies, make_record
 
@@ -27,8 +28,9 @@ def test_killed_while_it_is_raised(tmp_path: Path, step: str, has_file: bool, mo
     with Store.open(tmp_path, SMALL) as store:
         append(store, make_record(b"old"))
     if not has_file:  # as a version before the file left it
-        for name in directory_format.names_of_format():
-            (tmp_path / name).unlink()
+        path = directory_format.path_of(tmp_path)
+        for each in (path, json_file.spare_of(path)):
+            each.unlink()
     assert killed_while_opening(tmp_path, step) == -signal.SIGKILL
     number = read_format(tmp_path).number
     assert number in (1, 2)
