@@ -40,9 +40,11 @@ HANDLER_SENDS = """
     signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0011)
     until = time.monotonic() + 1.5
-    while time.monotonic() < until and len(sent) < 3_000:
-        send()
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    try:
+        while time.monotonic() < until and len(sent) < 3_000:
+            send()
+    finally:  # what fails is to be told, and not what the handler meets at the program's end
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
     results = [each.result(20) if hasattr(each, "result") else each for each in sent]
     assert len({{result.unique_key for result in results}}) == len(results)
     assert len({{(result.queue, result.queue_offset) for result in results}}) == len(results)
