@@ -244,6 +244,7 @@ def lag(cluster: VirtualCluster, consuming: Consuming) -> int:
 )
 def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Path, seconds: int, pace: float) -> None:
     """`pace` is how often something comes or goes, beside the long form of it."""
+    before = client_threads()  # of other tests of this process
     services = Services(tmp_path)
     services.start()
     account = Account(SEED)
@@ -274,7 +275,7 @@ def test_slow_listeners_on_threads_while_everything_comes_and_goes(tmp_path: Pat
                 poll_until(lambda group=group: lag_of(admin, group) == 0, 30, f"{group}: lag 0")  # type: ignore[misc]
                 consumer.shutdown()
             print(f"{len(account.stored)} messages; { ({g: d.total() for g, d in account.done.items()}) } successes")
-        poll_until(lambda: not left_threads(), 10, "no thread is left behind")
+        poll_until(lambda: not client_threads() - before, 10, "no thread is left behind")
     finally:
         services.stop()
 
@@ -331,7 +332,7 @@ def lag_of(admin: Admin, group: str) -> int:
         return -1
 
 
-def left_threads() -> list[str]:
+def client_threads() -> set[threading.Thread]:
     """What clients have begun; the brokers of this process have threads, too."""
     ours = ("raymq-client", *(f"raymq-{group}" for group in LISTENERS))
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(ours)]
+    return {thread for thread in threading.enumerate() if thread.name.startswith(ours)}

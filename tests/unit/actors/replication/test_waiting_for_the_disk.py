@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class HangingStream:
         self.disk = threading.Event()
         self.began = threading.Event()
         self.done: list[tuple[bytes, bool]] = []
+        self.states = SimpleNamespace(last=1)  # it is known what is there
 
     @property
     def extent(self) -> StreamExtent:
