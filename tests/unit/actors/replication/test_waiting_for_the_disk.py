@@ -28,6 +28,7 @@ class HangingStream:
 
     def __init__(self) -> None:
         self.end = self.confirmed = BEGIN
+        self.states = SimpleNamespace(last=1)  # whoever acknowledges knows what its state is
         self.disk = threading.Event()
         self.began = threading.Event()
         self.done: list[tuple[bytes, bool]] = []
