@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from raymq.storage.errors import StoreCorrupt, StoreError
@@ -119,17 +119,37 @@ class MappedFileQueue:
         file = self._files[start]
         if file is not None:
             return bytes(file.view[at : at + length])
+        fd = self._open_to_read(start)
+        try:
+            return self._read(fd, at, length)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def reading(self, start: int) -> Iterator[Callable[[int, int], bytes]]:
+        """What reads of the file that begins at `start`, by place in it and length, and opens it once at most."""
+        file = self._files[start]
+        if file is not None:
+            view = file.view
+            yield lambda at, length: bytes(view[at : at + length])
+            return
+        fd = self._open_to_read(start)
+        try:
+            yield lambda at, length: self._read(fd, at, length)
+        finally:
+            os.close(fd)
+
+    def _open_to_read(self, start: int) -> int:
         # A text, not a Path: opening a store with many queues does this very often.
         path = f"{self._folder_text}/{file_name(start)}"
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # once more, for an error of ours
-            fd = fileutil.open_to_read(Path(path))
-        try:
-            # A file that was cut off goes on with zeros, as its mapping would.
-            return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
-        finally:
-            os.close(fd)
+            return fileutil.open_to_read(Path(path))
+
+    def _read(self, fd: int, at: int, length: int) -> bytes:
+        # A file that was cut off goes on with zeros, as its mapping would.
+        return os.pread(fd, length, at).ljust(min(length, self.file_bytes - at), b"\0")
 
     def extend(self, position: int) -> MappedFile:
         """The file in which `position` lies, created behind the last one if need be (or as the first)."""

@@ -22,9 +22,9 @@ from raymq.storage.files.mapped_file import MappedFile
 from raymq.storage.files.mapped_file_queue import MappedFileQueue, file_name
 from raymq.storage.files.open_files import OpenFiles
 from raymq.storage.log.entry_writer import EntryWriter
+from raymq.storage.log.queue_end import ENTRY, first_empty
 from raymq.storage.records.record import MIN_RECORD_BYTES
 
-ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _ENTRY = struct.Struct(">qiq")
 ENTRY_BYTES: Final = _ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
@@ -33,7 +33,6 @@ _FARTHEST: Final = 1 << 56
 #: So many entries are looked at together, where one after the other tells of no message.
 _LOOKED_AT: Final = 4096
 _FILLER: Final = np.array((0, FILLER_SIZE, 0), ENTRY)
-_FIRST_LOOK: Final = 200
 #: Up to how many entries are read without mapping the file.
 _FEW: Final = 64
 #: So much of what is written stays in memory, and is cut to it when there is twice as much.
@@ -470,24 +469,14 @@ class ConsumeQueue:
     def _find_end(self) -> int:
         """The number of the first empty entry: by halves within the last file that has an entry.
 
-        Without mapping the file: most of many queues are short, and end within its first page.
+        Without mapping the file, and with few reads of it: the start of a store does this for each of its queues. Most
+        of many queues are short, and end within its first page, or not far behind.
         """
         for start in reversed(self._files.starts):
-            first = start // ENTRY_BYTES
-            low, high = first, first + self._files.file_bytes // ENTRY_BYTES
-            page = np.frombuffer(self._files.read(start, _FIRST_LOOK * ENTRY_BYTES), ENTRY)
-            empty = (page["physical_offset"] < 0) | (page["size"] <= 0)
-            if empty.any():
-                low = high = first + int(np.argmax(empty))
-            while low < high:
-                middle = (low + high) // 2
-                physical_offset, size, _ = self._entry_in_file(middle)
-                if physical_offset >= 0 and size > 0:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low > first:
-                return low
+            with self._files.reading(start) as read:
+                found = first_empty(read, self._files.file_bytes // ENTRY_BYTES)
+            if found > 0:
+                return start // ENTRY_BYTES + found
         return self._first
 
 

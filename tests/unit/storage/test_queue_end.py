@@ -1,0 +1,57 @@
+"""Where a queue's file ends, and how little of the file is read to find it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raymq.storage.log.queue_end import ENTRY, LOOK, first_empty
+
+COUNT = 300_000
+
+
+class File:
+    """A file of so many entries, and what was read of it."""
+
+    def __init__(self, written: int, count: int) -> None:
+        entries = np.zeros(count, ENTRY)
+        entries["size"][:written] = 100
+        self.entries = entries
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, at: int, length: int) -> bytes:
+        self.reads.append((at, length))
+        return self.entries.tobytes()[at : at + length]
+
+
+@pytest.mark.parametrize(
+    ("written", "count", "reads"),
+    [
+        (0, COUNT, 1),
+        (1, COUNT, 1),
+        (LOOK - 1, COUNT, 1),
+        (LOOK, COUNT, 3),
+        (LOOK + 1, COUNT, 3),
+        (2 * LOOK, COUNT, 3),
+        (2 * LOOK + 1, COUNT, 5),
+        (628, COUNT, 5),
+        (5_000, COUNT, 12),
+        (COUNT - 1, COUNT, 24),
+        (COUNT, COUNT, 24),
+        (16, 16, 1),
+        (7, 16, 1),
+        (LOOK, LOOK, 1),
+        (LOOK + 30, LOOK + 31, 2),
+    ],
+)
+def test_the_first_empty_entry(written: int, count: int, reads: int) -> None:
+    file = File(written, count)
+    assert first_empty(file.read, count) == written
+    assert len(file.reads) <= reads
+    assert all(length <= LOOK * ENTRY.itemsize for _, length in file.reads)
+
+
+def test_a_hole_in_the_first_page_ends_a_queue() -> None:
+    file = File(5_000, COUNT)
+    file.entries["size"][7] = 0
+    assert first_empty(file.read, COUNT) == 7
