@@ -32,7 +32,6 @@ class HangingStream:
         self.disk = threading.Event()
         self.began = threading.Event()
         self.done: list[tuple[bytes, bool]] = []
-        self.states = SimpleNamespace(last=1)  # it is known what is there
 
     @property
     def extent(self) -> StreamExtent:
