@@ -56,6 +56,7 @@ def test_one_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_clusters_and_what_follows_for_many_hosts(tmp_path: Path) -> None:
     found = rows(tmp_path, "--only", "clusters", "control", "--brokers", "1")
