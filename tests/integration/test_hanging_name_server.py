@@ -44,19 +44,19 @@ def test_the_queues_of_a_member_that_dies_are_taken_over(services: Services, mq:
             owners = {queue: found.owner for queue, found in admin.group_progress("g").items() if queue in queues}
             return len(owners) == len(queues) and len(set(owners.values())) == 2 and None not in owners.values()
 
-        poll_until(is_shared, 30)
+        poll_until(is_shared, 60)
         services.loop.run(_at_once(lambda: cable.freeze(new_ones=True)))
         second.run(second.pool.close())  # its sockets end: it is dead to the brokers
         for queue in queues:
             producer.send(Message(queue.topic, str(queue).encode()), queue=queue)
-        poll_until(lambda: len(stays.taken) + len(dies.taken) >= len(queues) and stays.taken, 30)
-        poll_until(lambda: set(stays.bodies) >= {str(queue).encode() for queue in queues if queue not in _of(dies)}, 30)
+        poll_until(lambda: len(stays.taken) + len(dies.taken) >= len(queues) and stays.taken, 60)
+        poll_until(lambda: set(stays.bodies) >= {str(queue).encode() for queue in queues if queue not in _of(dies)}, 60)
         services.loop.run(_at_once(cable.thaw))
         with Connection([services.name_server.address]) as other:
             Admin(other).update_topic("t0", queues=2)
         added = MessageQueue("t0", "broker-a", 1)
         Producer(mq, "q").send(Message("t0", b"added"), queue=added)
-        poll_until(lambda: b"added" in stays.bodies, 40, "what changes is seen when it answers again")
+        poll_until(lambda: b"added" in stays.bodies, 60, "what changes is seen when it answers again")
 
 
 def _of(taker: Taker) -> set[MessageQueue]:

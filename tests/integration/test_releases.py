@@ -185,7 +185,7 @@ def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread
     with MixedGroup(tmp_path, before, 2) as group:
         group.begin()
         group.kill(2)
-        poll_until(lambda: group.state.in_sync == {1}, 20)
+        poll_until(lambda: group.state.in_sync == {1}, 60)
         group.stop(1)
         # The master's RayMQ becomes one that writes the next format.
         newer = tmp_path / "newer"
@@ -202,7 +202,7 @@ def test_a_replica_of_before_is_refused_by_a_master_whose_state_it_would_misread
         for release in (before, None):
             group.before, group.old = release or before, {2} if release else set()
             group.start(2)
-            group._await(2, lambda status: "upgrade the RayMQ of the replica" in status.trouble, 20, "is refused")
+            group._await(2, lambda status: "upgrade the RayMQ of the replica" in status.trouble, 60, "is refused")
             assert "knows formats of state up to 1" in group.status(2).trouble
             assert group.state.in_sync == {1}
             group.stop(2)
