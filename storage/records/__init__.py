@@ -1,4 +1,4 @@
-"""One record and many: the bytes of messages. Knows no file and no clock.
+"""One record and many: the bytes of messages. Knows no file; a clock only where a message that is made has no time yet.
 
 What is in it, in the order to read it:
     record, property_names, message_id: the codec of one record, its layout as a table; template: many of one topic;
