@@ -277,6 +277,30 @@ def test_a_message_is_offered_to_some_of_those_who_wait(polls: LongPolls, clock:
     assert 1 <= len(asked) <= 100
 
 
+def test_whoever_cannot_be_woken_the_others_of_all_queues_are(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
+    """Where it was among those of the first step nobody else of its queue was woken, nor of the queues behind."""
+    woken: list[str] = []
+
+    def fails() -> None:
+        woken.append("fails")
+        raise MemoryError
+
+    for queue in (0, 1):
+        many.park([("t", queue)], clock.now + 15, fails)
+        for _ in range(2):
+            many.park([("t", queue)], clock.now + 15, lambda: woken.append("woken"))
+    failures = 0
+    for wakes in (lambda: many.arrived([("t", 0), ("t", 1), ("t", 0)]), *[turns.give] * 4):
+        try:
+            wakes()
+        except MemoryError:
+            failures += 1
+    assert failures == 2
+    assert sorted(woken) == ["fails"] * 2 + ["woken"] * 4
+    assert not many._waking
+    assert not many._again
+
+
 def test_one_that_cannot_be_woken_holds_up_no_other(many: LongPolls, clock: FakeClock, turns: Turns) -> None:
     woken: list[int] = []
 

@@ -158,15 +158,19 @@ class LongPolls:
         """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
         taker, self._taker = self._taker, None
         goes_on, work = bool(self._waking), _STEP_WORK
+        fresh: dict[QueueKey, list[Parked]] = {}
+        for queue in queues:
+            if queue in self._waking:
+                self._again.add(queue)
+            elif queue not in fresh and (waiting := self._waiting_for(queue)):
+                fresh[queue] = waiting
+        self._waking |= fresh
         try:
-            for queue in queues:
-                if queue in self._waking:
-                    self._again.add(queue)
-                elif waiting := self._waiting_for(queue):
-                    work = self._wake(queue, waiting, work, taker)
-                    if waiting:
-                        self._waking[queue] = waiting
-        finally:  # also where one could not be woken
+            for queue, waiting in fresh.items():
+                work = self._wake(queue, waiting, work, taker)
+                if not waiting:
+                    del self._waking[queue]
+        finally:  # also where one could not be woken: the others are, in the next turn
             if self._waking and not goes_on:
                 self.later(self._wake_more)
 
