@@ -17,7 +17,17 @@ import uuid
 from pathlib import Path
 
 from raymq import cluster
-from raymq.client import Admin, ConsumeFrom, ConsumeResult, Message, Producer, PullConsumer, PushConsumer, RayMQError
+from raymq.client import (
+    Admin,
+    ConsumeFrom,
+    ConsumeResult,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    RayMQError,
+)
 
 TOPIC = "trial"
 #: In all, a message may need so long: a group may have to elect a master.
@@ -55,6 +65,10 @@ def main(count: int, pause: float, acknowledged: Path) -> None:
                 slowest = max(slowest, time.monotonic() - began)
                 print(body, file=file, flush=True)
                 time.sleep(pause)
+            for queue in queues_of_others(mq, brokers):  # a producer leaves one out for a while that has failed
+                body = f"to-{queue.broker}-{run}"
+                brokers.add(send(producer, body, time.monotonic() + SEND_SECONDS, queue))
+                print(body, file=file, flush=True)
             consumed = all_seen.wait(CONSUME_SECONDS)
         wanted = set(acknowledged.read_text().split())
         stored = everything(mq, wanted)
@@ -70,11 +84,18 @@ def main(count: int, pause: float, acknowledged: Path) -> None:
     print("EXCHANGED " + json.dumps(told), flush=True)
 
 
-def send(producer: Producer, body: str, until: float) -> str:
+def queues_of_others(mq: cluster.Cluster, brokers: set[str]) -> list[MessageQueue]:
+    """A queue of each broker of the topic that is not among these."""
+    with PullConsumer(mq, group="trial-reader") as pull:
+        of_brokers = {queue.broker: queue for queue in pull.queues(TOPIC)}
+    return [queue for broker, queue in of_brokers.items() if broker not in brokers]
+
+
+def send(producer: Producer, body: str, until: float, queue: MessageQueue | None = None) -> str:
     """Send until it is acknowledged; the broker that did."""
     while True:
         try:
-            return producer.send(Message(TOPIC, body.encode())).queue.broker
+            return producer.send(Message(TOPIC, body.encode()), queue=queue).queue.broker
         except RayMQError:
             if time.monotonic() > until:
                 raise

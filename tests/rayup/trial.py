@@ -158,8 +158,15 @@ class Trial:
         self._file.write_text(yaml.safe_dump(made, sort_keys=False), "utf-8")
 
     def _let_pip_find_wheels(self, hosts: Hosts) -> None:
-        """The hosts have no Internet. The wheels are for the Python that runs this, so it is theirs, too."""
+        """The hosts have no Internet. The wheels are for the Python that runs this, so it is theirs, too.
+
+        A wheel of a version before is there already, as after an upgrade: `ray up` takes no file away.
+        """
         for name in hosts.names:
+            old = hosts.home(name) / "raymq-dist" / "raymq-0.0.1-py3-none-any.whl"
+            old.parent.mkdir()
+            old.touch()
+            os.utime(old, (0, 0))
             (hosts.home(name) / ".config/pip").mkdir(parents=True)
             text = f"[global]\nno-index = true\nfind-links = {HOME}/raymq-dist\n"
             (hosts.home(name) / ".config/pip/pip.conf").write_text(text, "ascii")
