@@ -106,10 +106,11 @@ class Message:
             self._delay(delay_level, deliver_at)
         if tags is not None or keys != () or properties is not None or self.is_delayed:
             self._describe(tags, (keys,) if isinstance(keys, str) else tuple(keys), properties)
-        if compiled.kernels is not None and type(self) is Message:
+        kernels = compiled.kernels
+        if kernels is not None and type(self) is Message:
             # It refers to texts and bytes alone. Looking at each of thousands again and again, whether it is part of a
             # circle, takes the garbage collector longer than all else that is done for them.
-            compiled.kernels.untrack(self)
+            kernels.untrack(self)
 
     @property
     def unique_key(self) -> str:

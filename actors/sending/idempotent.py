@@ -77,8 +77,8 @@ class HeldLane:
     def __init__(self, turn: QueueTurn, count: SequenceLane) -> None:
         self.count = count
         self._turn = turn
-        #: In whose name the turn is held: the turn must not keep this one alive.
-        self._who = object()
+        #: In whose name the turn is held: the turn must not keep this one alive. None: it is held no more.
+        self._who: object | None = object()
 
     def take(self) -> bool:
         """Take it if nobody holds it and nobody waits."""
@@ -91,15 +91,17 @@ class HeldLane:
     def stored(self, records: int) -> None:
         """So many records are in the log: let others pass."""
         self.count.stored(records)
-        self._turn.release(self._who)
+        self.unused()
 
     def unused(self) -> None:
         """Nothing was sent: let others pass."""
-        self._turn.release(self._who)
+        if self._who is not None:
+            self._turn.release(self._who)
+            self._who = None
 
     def end(self) -> None:
         """Let others pass, unless that was done: nobody will say that the batch is in the log."""
-        if self._turn.has(self._who):
+        if self._who is not None and self._turn.has(self._who):
             self.count.begin_epoch()  # Whatever became of it, its number is not given to another one.
             self._turn.release(self._who)
 

@@ -48,9 +48,10 @@ class QueueTurn:
 
     def release(self, who: object) -> None:
         """Hand it on, if that one holds it."""
-        if self.has(who):
+        if self._holder.get(None) is who:
             del self._holder[None]
-        self._call()
+        if self._waiting:
+            self._call()
 
     def _call(self) -> None:
         """See that the first who waits has it if nobody else does."""

@@ -120,24 +120,22 @@ class Batcher:
                 raise ClientClosed("the producer is closed")
             if self._taken_bytes >= self._buffer_bytes:
                 self._wait_for_room((terms or self._usual_terms).timeout)
-            delivery: PendingResult | None = None
             while True:
                 batch = self._open.get(key)
                 if batch is None or batch.is_taken:
                     batch = self._begin(key, topic, terms)
-                if delivery is None:
-                    delivery = PendingResult(batch, 0)
-                # No call from here to the end of the loop: interrupts and signal handlers come between calls. A handler
-                # that sends or closes finds nothing of this message or all of it, and so does who was interrupted.
-                if batch.is_taken:
+                index = batch.count
+                delivery = PendingResult(batch, index)
+                # Interrupts and signal handlers come behind calls, and from here to the end of the loop there is one,
+                # its last step. A handler that sends or closes finds nothing of this message or all of it, and so does
+                # who was interrupted.
+                if batch.count != index or batch.is_taken:
                     continue
-                delivery.batch = batch
-                delivery.index = batch.count
-                batch.count += 1
-                batch.messages += (message,)
+                batch.count = index + 1
+                batch.bytes += size
                 if sharding_key is not None:
                     batch.sharding_keys += (sharding_key,)
-                batch.bytes += size
+                batch.messages.append(message)
                 break
             if batch.bytes >= self._batch_bytes:
                 self._take(batch)

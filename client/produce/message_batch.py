@@ -116,10 +116,11 @@ class PendingResult(Future[SendResult]):
     def __init__(self, batch: MessageBatch, index: int) -> None:
         self.batch = batch
         self.index = index
-        if compiled.kernels is not None:
+        kernels = compiled.kernels
+        if kernels is not None:
             # Until it is looked at it refers to its batch, which does not know it: it is part of no circle. Programs
             # hold hundreds of thousands, and the garbage collector would go through all of them again and again.
-            compiled.kernels.untrack(self)
+            kernels.untrack(self)
 
     def __getattr__(self, name: str) -> Any:
         # Called only for what is missing: one of the parts that Future.__init__ makes, or nothing of ours.

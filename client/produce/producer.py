@@ -162,7 +162,7 @@ class Producer(ClientBase):
         """
         if type(message) is not Message:
             arguments.instance("message", message, Message)
-        paths = self._paths
+        paths = self._made or self._make_paths()
         batcher = paths.batcher
         if batcher is None or message.is_delayed:
             terms = self._terms(message, options, in_background=True)

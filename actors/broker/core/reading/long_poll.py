@@ -149,6 +149,8 @@ class LongPolls:
 
     def offer(self, queue: QueueKey, offset: int, physical_offset: int, size: int) -> None:
         """A message was stored, and its arrival comes next: let somebody who waits for it take it at once."""
+        if not self._count:  # as for most that are stored one by one
+            return
         for parked in islice(self._by_queue.get(queue, ()), _MOST_OFFERS):
             if parked.take_next is not None and parked.take_next(queue, offset, physical_offset, size):
                 self._taker = parked
@@ -157,6 +159,8 @@ class LongPolls:
     def arrived(self, queues: Iterable[QueueKey]) -> None:
         """Messages arrived: wake everyone who waits for one of `queues`, and has not taken what was offered."""
         taker, self._taker = self._taker, None
+        if not self._count:
+            return
         goes_on, work = bool(self._waking), _STEP_WORK
         fresh: dict[QueueKey, list[Parked]] = {}
         for queue in queues:
