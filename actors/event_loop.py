@@ -2,6 +2,11 @@
 
 uvloop is used where it is installed. The loop's thread is a daemon: a process that just ends is not held up.
 
+Waking another thread takes longer than most small things that a loop has to have done elsewhere. So its thread may make
+a short call of somebody else's code itself, beside the loop: it leaves the loop, makes the call, and comes back. If the
+call is not as short as it was thought to be, a second thread, which looks every few milliseconds while there are such
+calls, runs the loop from there on, and the first one stands by in its place.
+
 A SystemExit or KeyboardInterrupt that comes out of a task or callback is none of a background loop's business: asyncio
 lets it end the loop, and the loop is run again at once.
 """
@@ -22,6 +27,12 @@ from raymq.actors.backoff import Backoff
 
 _T = TypeVar("_T")
 
+#: How often the second thread looks whether it has to run the loop,
+_LOOK_SECONDS: Final = 0.005
+#: how long the loop waits for a call at least before it does,
+_PATIENCE_SECONDS: Final = 0.002
+#: and how many looks without a call it has before it sleeps until there is one.
+_IDLE_LOOKS: Final = 20
 #: A loop that was ended from within is run again at once; one that fails again and again, after a wait up to this.
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 
@@ -126,8 +137,10 @@ class EventLoopThread:
         self._ended = threading.Event()
         #: Calls that threads wait for and the loop has not begun.
         self._handed_over: set[_BlockingCall[Any]] = set()
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
-        #: What `threading.get_ident` says on the loop; None before it runs.
+        self._aside: Callable[[], None] | None = None
+        self._standby = _Standby()
+        self._thread = threading.Thread(target=self._live, args=(True,), name=name, daemon=True)
+        #: What `threading.get_ident` says on the loop; None while nobody runs it.
         self.thread_id: int | None = None
         self._thread.start()
 
@@ -184,14 +197,50 @@ class EventLoopThread:
         self._handed_over.discard(call)
         call.begin()
 
-    def _live(self) -> None:
+    def run_aside(self, call: Callable[[], None]) -> bool:
+        """On the loop: let its thread make this short call, beside the loop, as soon as what is ready has been done.
+
+        False: it cannot do that now. If the call takes longer than a few milliseconds, the loop goes on elsewhere.
+        """
+        if self._aside is not None or self._stopping or not self._standby.is_ready(self._live):
+            return False
+        self._aside = call
+        self.loop.stop()
+        return True
+
+    def _live(self, has_loop: bool) -> None:
+        """On either thread: run the loop while it has it, stand by while the other one does."""
         asyncio.set_event_loop(self.loop)
-        self.thread_id = threading.get_ident()
-        try:
-            while self._run_until_stopped() and not (self._stopping or self.loop.is_closed()):
-                pass
-        finally:
-            self._end()
+        while has_loop or self._standby.wait(self._ended):
+            try:
+                has_loop = self._run()
+            except BaseException:
+                self._end()
+                raise
+            if has_loop:
+                self._end()
+                return
+
+    def _run(self) -> bool:
+        """Run the loop and make what calls there are beside it, until it ends, or (False) is run elsewhere."""
+        while True:
+            self.thread_id = threading.get_ident()
+            failed = self._run_until_stopped()
+            call, self._aside = self._aside, None
+            if self._stopping or self.loop.is_closed():
+                return True
+            if call is None:
+                if failed:
+                    continue
+                return True
+            self.thread_id = None
+            self._standby.begin()
+            try:
+                call()
+            except BaseException:  # noqa: BLE001 - somebody else's code must not end the loop
+                _log.exception("a call beside the event loop failed")
+            if not self._standby.end():
+                return False
 
     def _run_until_stopped(self) -> bool:
         """Run the loop; True if what ended it was raised within it, by somebody's task or callback."""
@@ -228,6 +277,73 @@ class EventLoopThread:
             with contextlib.suppress(KeyError):  # empty; who hands something to a closed loop takes it back by itself
                 while True:
                     self._handed_over.pop().never_began()
+            self._standby.wake()
+
+
+class _Standby:
+    """The thread that has not got the loop, and what it knows of the one that has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._waits = False
+        self._calls = 0
+        #: When the call began that is being made; None if the other thread runs the loop.
+        self._began: float | None = None
+        self._has_work = threading.Event()
+
+    def is_ready(self, live: Callable[[bool], None]) -> bool:
+        """Whether a thread waits to take the loop over; the first time one is started, for another time."""
+        if self._thread is None:
+            thread = threading.Thread(target=live, args=(False,), name="raymq-standby", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no room for one more thread now, or the program is ending
+                _log.debug("no thread can stand by: %s", error)
+                return False
+            self._thread = thread
+        return self._waits
+
+    def begin(self) -> None:
+        """The loop's thread makes a call."""
+        self._calls += 1
+        self._began = time.monotonic()
+        if not self._has_work.is_set():
+            self._has_work.set()
+
+    def end(self) -> bool:
+        """It has made it. Whether it still has the loop."""
+        with self._lock:
+            mine, self._began = self._began is not None, None
+            return mine
+
+    def wake(self) -> None:
+        """Let it see that the loop has ended."""
+        self._has_work.set()
+
+    def wait(self, ended: threading.Event) -> bool:
+        """On the thread that stands by: True once it has the loop, False when that has ended."""
+        self._waits = True
+        while True:
+            self._has_work.wait()
+            if ended.is_set():
+                return False
+            idle, calls = 0, self._calls
+            while idle < _IDLE_LOOKS and not ended.is_set():
+                time.sleep(_LOOK_SECONDS)
+                if self._takes_over():
+                    return True
+                idle, calls = (idle + 1, calls) if calls == self._calls else (0, self._calls)
+            self._has_work.clear()
+            if calls != self._calls or ended.is_set():  # it had looked before we cleared
+                self._has_work.set()
+
+    def _takes_over(self) -> bool:
+        with self._lock:
+            if self._began is None or time.monotonic() - self._began < _PATIENCE_SECONDS:
+                return False
+            self._began, self._waits = None, False
+            return True
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

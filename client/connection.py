@@ -233,6 +233,11 @@ class Connection(Closing):
                 raise ClientClosed("the connection to the cluster was closed") from None
             raise
 
+    @property
+    def run_aside(self) -> Callable[[Callable[[], None]], bool]:
+        """For who is on the loop: `EventLoopThread.run_aside`."""
+        return self._background().run_aside
+
     def adopt(self, client: Adoptable) -> None:
         """Close `client` with this connection, unless nobody has it any more by then."""
         self._clients.add(client)

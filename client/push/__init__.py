@@ -4,7 +4,7 @@ What is in it, in the order to read it:
     push_consumer, consumer_settings: what a program calls; listener: what its function answers.
     engine, assignment: which queues are its, and what is done to come to them; start_positions: from where.
     fetching, fetch_window, queue_backoff, examining: what is fetched of them, and what becomes of those in trouble.
-    delivery, delivery_order, listener_threads, rate, outage: which call of the listener begins when; process_queue:
-    what is not done.
+    delivery, delivery_order, listener_threads, pace, rate, outage: which call of the listener begins when;
+    process_queue: what is not done.
     committing, send_back: what succeeded and what failed is told; trace: to who watches, too.
 """

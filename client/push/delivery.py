@@ -6,6 +6,8 @@ next (`raymq.client.push.delivery_order`), a token bucket how fast, and an outag
 A thread that has ended a call wakes the loop only if something waits for that. Else the outcome is looked at when there
 is something to do: with the next arrival, before the next commit. Whoever begins to wait for outcomes therefore looks
 first (`settle`) at those that are there: a thread says what it did before it looks who waits.
+
+A call that comes alone, to a listener that is quick, is made by the loop's own thread, beside the loop.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from raymq.client.push.fetch_window import FetchWindow
 from raymq.client.push.listener import ListenerRunner
 from raymq.client.push.listener_threads import ListenerThreads
 from raymq.client.push.outage import Outage
+from raymq.client.push.pace import CallPace
 from raymq.client.push.process_queue import ProcessQueue
 from raymq.client.push.rate import TokenBucket
 from raymq.client.push.trace import TraceEvent, TraceState
@@ -36,6 +39,8 @@ from raymq.client.push.trace import TraceEvent, TraceState
 _CALLS_PER_THREAD = 2
 #: What `health` calls it when there is no thread for calls.
 _THREADS = "threads of the listener"
+#: Calls beside the loop may end before somebody looks at what they did.
+_ENDED_CALLS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +79,7 @@ class Delivery:
         send_back: gives a failed message back to its broker and returns whether it went to the dead letters; comes
             back only when that has succeeded or cannot any more.
         on_room: called with a queue that `waits_for_room` when it has some.
+        run_aside: lets the loop's thread make a call by itself, if it can (`EventLoopThread.run_aside`).
         gate: has to let each call pass; None: nothing does.
         supervisor: is told what nobody expected, and keeps what must go on.
         pass_over: is told of a message that cannot be read when it should be given back: its queue, offset, and why.
@@ -86,6 +92,7 @@ class Delivery:
         *,
         send_back: Callable[[ReceivedMessage, int], Awaitable[bool]],
         on_room: Callable[[ProcessQueue], None],
+        run_aside: Callable[[Callable[[], None]], bool] | None = None,
         gate: Gate | None = None,
         supervisor: Supervisor | None = None,
         pass_over: Callable[[MessageQueue, int, BaseException], None] = lambda *_: None,
@@ -103,9 +110,15 @@ class Delivery:
             settings.threads, f"raymq-{settings.group}", self._run, self._failed, self._lacking
         )
         self._most_calls = settings.threads * _CALLS_PER_THREAD
+        self._run_aside = run_aside
+        self._pace = CallPace(self._clock)
+        #: The loop's thread is about to make a call, or makes one: of the others there is one less.
+        self._is_aside = False
         self._bucket = None if settings.rate_limit is None else TokenBucket(settings.rate_limit, self._clock)
         self._outage = Outage(self._clock)
         self._orders: dict[MessageQueue, DeliveryOrder] = {}
+        #: Those of them whose messages wait for no other ones.
+        self._direct: dict[ProcessQueue, DeliveryOrder] = {}
         self._turns: dict[ProcessQueue, DeliveryOrder] = {}
         self._calls: set[_Call] = set()
         #: Calls that have been counted as failed, and still run.
@@ -128,6 +141,8 @@ class Delivery:
             limit, interval = settings.max_reconsume_times, settings.ordered_retry_interval
             order = StrictOrder(process, interval, limit, settings.park_failed_keys)
             order.blocked = any(call.order.process.queue == queue for call in self._calls)
+        else:
+            self._direct[process] = order
         self._orders[queue] = order
         return process
 
@@ -135,6 +150,7 @@ class Delivery:
         """Begin no call with this queue's messages any more; a call that runs still counts."""
         order = self._orders.pop(queue)
         order.process.dropped = True
+        self._direct.pop(order.process, None)
         self._turns.pop(order.process, None)
         self.settle()
 
@@ -151,6 +167,31 @@ class Delivery:
         self._trace(TraceState.READY, messages)
         self._take_turn(self._orders[process.queue])
         self.settle()
+
+    def add_one(self, process: ProcessQueue, message: ReceivedMessage, size: int) -> None:
+        """`add` of one message. If it comes alone, to a quick listener, the loop's thread calls that itself."""
+        if not (self._is_idle and self._pace.is_quick and process in self._direct):
+            self.add(process, [message], [size])
+            return
+        call = _Call(self._direct[process], [message], probe=False)
+        self._is_aside = self._run_aside is not None and self._run_aside(lambda: self._run_beside(call))
+        if not self._is_aside:
+            self.add(process, [message], [size])
+            return
+        process.extend_in_flight(message.queue_offset, size)
+        self._calls.add(call)
+        if len(self._ended) >= _ENDED_CALLS:  # what has ended can wait, but not for ever
+            self.settle()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no call runs, nothing waits for its turn, and nothing else keeps a message from its call."""
+        return (
+            len(self._calls) == len(self._ended)
+            and not self._turns
+            and not (self._paused or self._stopping or self._is_watched)
+            and self._bucket is None
+        )
 
     def settle(self) -> None:
         """Do what follows from the calls that have ended, and begin those that may begin now."""
@@ -258,7 +299,7 @@ class Delivery:
 
     def _pump(self) -> None:
         """Begin as many calls as may run now."""
-        while self._turns and len(self._calls) < self._most_calls and not self._paused and not self._stopping:
+        while self._turns and len(self._calls) < self._most and not self._paused and not self._stopping:
             if self._outage.active and self._calls:
                 return
             wait = max(self._outage.wait_seconds, self._bucket.wait_seconds if self._bucket else 0.0)
@@ -283,8 +324,19 @@ class Delivery:
         self._calls.add(call)
         self._threads.submit(call)
 
+    @property
+    def _most(self) -> int:
+        """How many calls may be begun or handed over: `threads` at most run at a time."""
+        return self._settings.threads if self._is_aside else self._most_calls
+
+    def _run_beside(self, call: _Call) -> None:
+        try:
+            self._run(call)
+        finally:
+            self._is_aside = False
+
     def _run(self, call: _Call) -> None:
-        """On a thread of the consumer's. However it goes, the call ends."""
+        """On a thread of its own, or beside the loop. However it goes, the call ends."""
         levels: Levels | None = None
         try:
             # What was not begun when the consumer stops, or the program ends, comes again elsewhere.
@@ -295,6 +347,7 @@ class Delivery:
             else:
                 call.started = self._clock()
                 levels = self._runner.call(call.messages)
+                self._pace.took(self._clock() - call.started)
         except BaseException as error:  # noqa: BLE001 - nothing may keep a call from ending
             if call.started is None:
                 call.barred = True

@@ -114,6 +114,7 @@ class Consuming:
             runner,
             send_back=SendBack(mq, settings.group, self.aside.add),
             on_room=self._has_room,
+            run_aside=mq.run_aside,
             gate=self._locks if self._locking else None,
             supervisor=self.supervisor,
             pass_over=self.pass_over,

@@ -129,7 +129,10 @@ class Fetching:
         if wanted.codes is not None:  # the broker compared hashes
             pairs = [pair for pair in zip(messages, sizes, strict=True) if wanted.passes(pair[0].tags)]
             messages, sizes = [message for message, _ in pairs], [size for _, size in pairs]
-        self._delivery.add(process, messages, sizes)
+        if len(messages) == 1:
+            self._delivery.add_one(process, messages[0], sizes[0])
+        else:
+            self._delivery.add(process, messages, sizes)
         process.next_offset = max(process.next_offset, next_offset)
         if messages:  # other queues take their turn first: this one goes behind them
             self._queues[process.queue] = self._queues.pop(process.queue)
@@ -242,6 +245,6 @@ class Fetching:
         """Of a queue of which all is wanted."""
         if process.dropped:
             return
-        self._delivery.add(process, [received_one(record, 0, process.queue)], [len(record)])
+        self._delivery.add_one(process, received_one(record, 0, process.queue), len(record))
         if len(self._queues) > 1:
             self._queues[process.queue] = self._queues.pop(process.queue)

@@ -57,6 +57,13 @@ class ProcessQueue:
         self._bytes += sum(sizes_bytes)
         self.next_offset = max(self.next_offset, offsets[-1] + 1)
 
+    def extend_in_flight(self, offset: int, size_bytes: int) -> None:
+        """One message was fetched and is taken already."""
+        self._in_flight[offset] = size_bytes
+        self._order.append(offset)
+        self._bytes += size_bytes
+        self.next_offset = max(self.next_offset, offset + 1)
+
     def take(self, limit: int) -> list[ReceivedMessage]:
         """The next ready messages in order, at most `limit`."""
         ready = self._ready

@@ -334,5 +334,5 @@ def lag_of(admin: Admin, group: str) -> int:
 
 def client_threads() -> set[threading.Thread]:
     """What clients have begun; the brokers of this process have threads, too."""
-    ours = ("raymq-client", *(f"raymq-{group}" for group in LISTENERS))
+    ours = ("raymq-client", "raymq-standby", *(f"raymq-{group}" for group in LISTENERS))
     return {thread for thread in threading.enumerate() if thread.name.startswith(ours)}

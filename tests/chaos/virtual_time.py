@@ -107,6 +107,9 @@ class Here:
         self.loop = loop
         self.thread_id = threading.get_ident()
 
+    def run_aside(self, _: Callable[[], None]) -> bool:
+        return False
+
 
 class CallsInTurn:
     """In place of `ListenerThreads`: calls are made on the loop, one after the other, and take virtual time."""

@@ -38,7 +38,7 @@ from raymq.client.push.delivery_order import AnyOrder
 from raymq.client.push.engine import Consuming
 from raymq.client.push.examining import Examining
 from raymq.client.push.fetching import Fetching
-from raymq.client.push.listener import ListenerRunner
+from raymq.client.push.pace import CallPace
 from raymq.client.push.send_back import SendBack
 from raymq.client.requests.offsets import OffsetRequests
 from tests.integration.conftest import Services
@@ -58,7 +58,7 @@ WORKS: dict[str, tuple[bool, Any, str]] = {
     "fetch of a queue": (False, Fetching, "deliver"),
     "examination of a queue": (False, Examining, "_read_singly"),
     "send-back": (False, SendBack, "__call__"),
-    "listener call": (False, ListenerRunner, "call"),
+    "listener call": (False, CallPace, "took"),
     "outcome of a call": (False, AnyOrder, "done"),
     "locks": (True, LockTable, "due"),
     "renewal of locks": (True, LockTable, "granted"),

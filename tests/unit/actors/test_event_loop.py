@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import pytest
@@ -43,13 +44,120 @@ def test_blocking_calls_are_made_also_when_the_program_ends() -> None:
     assert ended.stdout.splitlines() == ["called", "True", "invalid literal for int() with base 10: 'x'"]
 
 
+# -- calls beside the loop -----------------------------------------------------------------------------------------
+
+
 @pytest.fixture
 def thread() -> Iterator[EventLoopThread]:
     made = EventLoopThread("test")
     yield made
     made.stop()
-    poll_until(lambda: not [each for each in threading.enumerate() if each.name == "test"])
+    poll_until(lambda: not [each for each in threading.enumerate() if each.name in ("test", "raymq-standby")])
     assert made.loop.is_closed()
+
+
+def begin(thread: EventLoopThread, call: Callable[[], None]) -> None:
+    """As soon as it can be: there has to be a thread that stands by."""
+
+    async def once() -> bool:
+        return thread.run_aside(call)
+
+    poll_until(lambda: thread.run(once(), 10))
+
+
+async def name() -> str:
+    return threading.current_thread().name
+
+
+def test_a_call_is_made_by_the_loops_thread_and_not_on_the_loop(thread: EventLoopThread) -> None:
+    seen: list[object] = []
+    made = threading.Event()
+
+    def call() -> None:
+        seen.extend((threading.current_thread().name, thread.is_current, asyncio._get_running_loop()))
+        seen.append(asyncio.run(name()))  # a loop of its own
+        made.set()
+
+    for _ in range(3):
+        begin(thread, call)
+        assert made.wait(10)
+        made.clear()
+    assert seen[:4] == ["test", False, None, "test"]
+    assert thread.run(name(), 10) in ("test", "raymq-standby")
+
+
+def test_a_call_that_takes_long_holds_up_nobody(thread: EventLoopThread) -> None:
+    for loops, calls in (("raymq-standby", "test"), ("test", "raymq-standby")):
+        began, go_on, made = threading.Event(), threading.Event(), threading.Event()
+        by: list[str] = []
+
+        def call(began=began, go_on=go_on, made=made, by=by) -> None:  # type: ignore[no-untyped-def]
+            by.append(threading.current_thread().name)
+            began.set()
+            assert thread.run(name(), 10) != by[0], "it may ask the loop for something, and wait for it"
+            assert go_on.wait(10)
+            made.set()
+
+        begin(thread, call)
+        assert began.wait(10)
+        assert thread.run(name(), 10) == loops
+        assert by == [calls]
+
+        async def another() -> bool:
+            return thread.run_aside(lambda: None)
+
+        assert not thread.run(another(), 10), "nobody would stand by"
+        go_on.set()
+        assert made.wait(10)
+
+
+def test_what_a_call_raises_ends_nothing(thread: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    def call() -> None:
+        raise ValueError("its own")
+
+    with caplog.at_level(logging.ERROR):
+        begin(thread, call)
+        assert thread.run(name(), 10)
+    assert "its own" in caplog.text
+
+
+def test_the_end_does_not_wait_for_a_call(thread: EventLoopThread) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def call() -> None:
+        began.set()
+        assert go_on.wait(10)
+
+    begin(thread, call)
+    assert began.wait(10)
+    thread.stop(10)
+    assert thread.loop.is_closed()
+    assert not thread.is_running
+    go_on.set()
+
+
+def test_a_call_may_end_the_loop(thread: EventLoopThread) -> None:
+    made = threading.Event()
+
+    def call() -> None:
+        thread.stop(10)
+        made.set()
+
+    begin(thread, call)
+    assert made.wait(10)
+    assert thread.loop.is_closed()
+
+
+def test_many_calls_one_after_the_other_and_the_loop_between_them(thread: EventLoopThread) -> None:
+    begin(thread, lambda: None)
+    made: list[int] = []
+
+    async def one(number: int) -> bool:
+        return thread.run_aside(lambda: made.append(number))
+
+    taken = [number for number in range(3_000) if thread.run(one(number), 10)]
+    assert thread.run(name(), 10)
+    assert made == taken
 
 
 # -- what comes out of somebody's task or callback ------------------------------------------------------------------
@@ -172,3 +280,16 @@ def test_who_waits_for_a_loop_that_ends_is_told(thread: EventLoopThread, round_:
         each.join(10)
     assert len(told) == 4
     assert all(isinstance(error, RuntimeError | CancelledError) for error in told)
+
+
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(1), KeyboardInterrupt()], ids=repr)
+def test_what_a_call_beside_the_loop_raises_does_not_end_it(thread: EventLoopThread, error: BaseException) -> None:
+    def call() -> None:
+        raise error
+
+    async def answer() -> int:
+        return 7
+
+    for _ in range(3):
+        begin(thread, call)
+    assert thread.run(answer(), 10) == 7

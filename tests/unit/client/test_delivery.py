@@ -15,6 +15,7 @@ from raymq.client.message import ReceivedMessage
 from raymq.client.push.consumer_settings import ConsumerSettings
 from raymq.client.push.delivery import Delivery
 from raymq.client.push.listener import Answer, ConsumeResult, ListenerRunner
+from raymq.client.push.pace import CallPace
 from raymq.client.push.process_queue import ProcessQueue
 from tests.polling import poll_until
 from tests.received import QUEUE, message
@@ -248,18 +249,163 @@ def test_a_call_whose_lock_is_not_to_be_trusted_waits_and_is_made_once(shut_when
     run(scenario, ordered=True)
 
 
+# -- beside the loop -----------------------------------------------------------------------------------------------
+
+
+class AsideBench(Bench):
+    """The loop's thread makes calls when the test says so."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__(ordered=ordered)
+        self.asides: list[Callable[[], None]] = []
+        self.refuses = False
+        self.delivery._run_aside = self._aside
+
+    def _aside(self, call: Callable[[], None]) -> bool:
+        if not self.refuses:
+            self.asides.append(call)
+        return not self.refuses
+
+    def add_one(self, offset: int) -> None:
+        self.delivery.add_one(self.process, message(offset), 10)
+
+    def make_an_aside(self) -> None:
+        self._go_on.release()
+        self.asides.pop()()
+
+
+def run_beside(scenario: Callable[[AsideBench], Awaitable[None]], *, ordered: bool = False) -> None:
+    async def whole() -> None:
+        bench = AsideBench(ordered=ordered)
+        await scenario(bench)
+        await bench.delivery.stop(SECONDS)
+
+    asyncio.run(whole())
+
+
+def test_a_call_that_comes_alone_to_a_quick_listener_is_made_beside_the_loop() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.add_one(0)
+        assert not bench.asides, "nobody knows yet that it is quick"
+        bench.end_a_call()
+        bench.delivery._pace = CallPace(lambda: 0.0)
+        for offset in range(1, 60):
+            bench.delivery._pace.took(0.0)
+            bench.add_one(offset)
+            assert len(bench.asides) == 1
+            bench.make_an_aside()
+        assert bench.begun == [*range(60)]
+        assert bench.process.in_flight < 20, "what has ended is looked at now and then"
+        bench.delivery.settle()
+        assert (bench.finished, bench.process.commit_offset) == (True, 60)
+
+    run_beside(scenario)
+
+
+def test_what_is_slow_or_comes_in_company_is_made_by_the_threads() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(1.0)
+        bench.add_one(0)
+        bench.end_a_call()
+        bench.delivery._pace = CallPace(lambda: 0.0)
+        bench.delivery._pace.took(0.0)
+        bench.add(1, 2)
+        bench.end_a_call()
+        bench.delivery._pace.took(0.0)
+        bench.add_one(3)
+        assert not bench.asides, "another call runs"
+        bench.end_a_call()
+        bench.end_a_call()
+        bench.refuses = True
+        bench.delivery._pace.took(0.0)
+        bench.add_one(4)
+        bench.end_a_call()
+        assert bench.begun == [0, 1, 2, 3, 4]
+
+    run_beside(scenario)
+
+
+def test_a_call_beside_the_loop_is_one_of_those_that_may_run() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.add_one(0)
+        bench.add(1, 2)
+        assert (len(bench.asides), bench.process.ready) == (1, 2), "of one thread"
+        bench.make_an_aside()
+        await turns()
+        bench.end_a_call()
+        bench.end_a_call()
+        assert bench.begun == [0, 1, 2]
+
+    run_beside(scenario)
+
+
+def test_a_failure_beside_the_loop_is_sent_back() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.answer = ValueError()
+        bench.delivery._pace.took(0.0)
+        bench.add_one(0)
+        bench.make_an_aside()
+        await turns()
+        assert (bench.returned, bench.finished) == ([(0, 0)], True)
+
+    run_beside(scenario)
+
+
+def test_what_must_not_begin_at_once_does_not_begin_beside_the_loop() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.delivery.pause()
+        bench.add_one(0)
+        assert (bench.asides, bench.process.ready) == ([], 1)
+        bench.delivery.resume()
+        bench.end_a_call()
+        bench.delivery.settle()
+        bench.delivery._pace.took(0.0)
+        bench.delivery.drop(QUEUE)
+        assert not bench.delivery._direct
+
+    run_beside(scenario)
+
+
+def test_an_ordered_queue_keeps_to_its_threads() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.add_one(0)
+        assert not bench.asides
+        bench.end_a_call()
+        assert bench.begun == [0]
+
+    run_beside(scenario, ordered=True)
+
+
+def test_stopping_waits_for_a_call_beside_the_loop() -> None:
+    async def scenario(bench: AsideBench) -> None:
+        bench.delivery._pace.took(0.0)
+        bench.add_one(0)
+        stopping = asyncio.ensure_future(bench.delivery.stop(SECONDS))
+        await turns()
+        assert not stopping.done()
+        bench.make_an_aside()
+        await asyncio.wait_for(stopping, SECONDS)
+        assert (bench.begun, bench.process.in_flight) == ([], 1), "what was not begun comes again"
+
+    run_beside(scenario)
+
+
 def test_a_call_ends_whatever_fails_around_it() -> None:
-    """A listener's thread may meet an error of ours."""
+    """The loop's thread, or a listener's, may meet an error of ours after the listener has answered."""
 
     async def scenario(bench: Bench) -> None:
-        def fails(_: object) -> None:
+        def fails(_: float) -> None:
             raise OverflowError("around the call")
 
-        bench.delivery._runner.call = fails  # type: ignore[method-assign, assignment]
+        bench.delivery._pace.took = fails  # type: ignore[method-assign]
         for offset in range(3):
             bench.add(offset)
-        await asyncio.to_thread(poll_until, lambda: len(bench.returned) == 3)
-        assert bench.returned == [(0, 0), (1, 0), (2, 0)]
+            bench.end_a_call()
+        bench.delivery.settle()
+        assert bench.finished
         assert bench.process.commit_offset == 3
         (failure,) = bench.delivery._supervisor.failures
         assert (failure.work, failure.count) == ("listener call", 3)
