@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -78,9 +79,16 @@ class Pulling:
         self.epochs: dict[MessageQueue, int] = {}
         #: The incarnation of its topic in which each position is meant: one that is made anew has other messages.
         self.incarnations: dict[MessageQueue, int] = {}
-        #: What a broker knows the consumer by.
-        self.session = f"pull-{uuid.uuid4().hex}"
+        self._name = f"pull-{uuid.uuid4().hex}"
         self._ahead = ReadAhead(self._fetch)
+
+    def session(self, queue: MessageQueue) -> str:
+        """By what a broker knows the fetches of a queue: a newer one of the same session ends what that has parked.
+
+        Each queue has its own, so that several can be waited for at the same time, and so has each process that was
+        forked: none ends what another one waits for. Any thread.
+        """
+        return f"{self._name}-{os.getpid()}:{queue.topic}:{queue.queue_id}"
 
     async def create_group(self) -> None:
         """Make the group on every broker that can be reached; the others make it with its first commit."""
@@ -253,7 +261,7 @@ class Pulling:
         parts = await fetch(
             self._mq,
             queue.broker,
-            self.session,
+            self.session(queue),
             wanted,
             *limits,
             check_crc=check_crc,

@@ -7,7 +7,7 @@ while the caller decodes, and the event loop and its thread have no share in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -42,9 +42,13 @@ class DirectFetching:
     """The fetches of one pull consumer: for one thread at a time."""
 
     def __init__(
-        self, mq: Connection, session: str, epochs: dict[MessageQueue, int], incarnations: Mapping[MessageQueue, int]
+        self,
+        mq: Connection,
+        session: Callable[[MessageQueue], str],
+        epochs: dict[MessageQueue, int],
+        incarnations: Mapping[MessageQueue, int],
     ) -> None:
-        """`epochs` and `incarnations` as those of `Pulling`."""
+        """`session`, `epochs` and `incarnations` as those of `Pulling`."""
         self._mq = mq
         self._epochs = epochs
         self._incarnations = incarnations
@@ -102,7 +106,7 @@ class DirectFetching:
     def _ask(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> _Asked:
         epoch, incarnation = self._epochs.get(queue, 0), self._incarnations.get(queue)
         wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
-        command = fetch_command(self._session, wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
+        command = fetch_command(self._session(queue), wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
         channel = self._channel(queue)
         return _Asked(channel, channel.write(command, ANSWER_SECONDS))
 
