@@ -205,15 +205,15 @@ class Popping:
     # -- taking --------------------------------------------------------------------------------------------------
 
     async def _sources(self) -> list[Source]:
-        """Every broker of every topic, each time another one first."""
+        """Every broker of every topic that is there, each time another one first; TopicNotFound: none of them is."""
         sources: list[Source] = []
         away: BrokerUnavailable | None = None
+        gone: dict[str, TopicNotFound] = {}
         for topic in self._topics:
             try:
                 route = await self._mq.routes.get(topic)
-            except TopicNotFound:
-                if topic != retry_topic(self._group):
-                    raise
+            except TopicNotFound as error:
+                gone[topic] = error
                 continue
             except BrokerUnavailable as error:  # that is not the other topics' trouble
                 away = error
@@ -221,6 +221,9 @@ class Popping:
             sources += [(broker, topic) for broker in sorted({queue.broker for queue in route.readable()})]
         if away is not None and not sources:
             raise away
+        lacking = [error for topic, error in gone.items() if topic != retry_topic(self._group)]
+        if lacking and len(lacking) == len(self._topics) - 1:
+            raise lacking[0]
         first = next(self._turn) % max(1, len(sources))
         return sources[first:] + sources[:first]
 
@@ -244,6 +247,9 @@ class Popping:
                 if not pop.done() or pop.cancelled():
                     break
                 error = pop.exception()
+                if isinstance(error, TopicNotFound):  # the routes tell soon, too: the other topics go on
+                    self._mq.routes.outdate(source[1])
+                    break
                 if isinstance(error, RayMQError):
                     failures.append(error)
                     break

@@ -94,6 +94,7 @@ class SimpleConsumer(ClientBase):
         Raises:
             InvalidInput: a number breaks its rule.
             BrokerUnavailable: no broker answered.
+            TopicNotFound: none of the topics is there any more; one that is gone does not hold up the others.
             WorkFailed: what nobody expected came of taking what a broker gave; `health` tells.
             ClientClosed: the consumer or its connection was closed.
         """

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from raymq.client import Admin, Connection, Message, MessageModel, MessageQueue, Producer, PushConsumer, SendResult
+from raymq.client import (
+    Admin,
+    Connection,
+    Message,
+    MessageModel,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    SendResult,
+    SimpleConsumer,
+    TopicNotFound,
+)
 from raymq.storage.records import message_id
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
@@ -41,6 +52,47 @@ def test_a_topic_that_another_client_deletes_holds_up_no_other_topic(
             for number in range(200, 240):
                 fresh.send(Message("a", b"%d" % number))
         poll_until(lambda: set(numbered(0, 240)) <= set(taker.bodies), 30)
+
+
+def test_a_simple_consumer_goes_on_with_its_other_topics(mq: Connection, services: Services, admin: Admin) -> None:
+    """Every receive raised TopicNotFound, for ever, and what was in the other topic was never received."""
+    admin.create_topic("a", queues=4)
+    producer = Producer(mq, "p")
+    taken: list[bytes] = []
+
+    def take(count: int) -> None:
+        def more() -> bool:
+            received = consumer.receive(32, 60.0, 0.5)
+            taken.extend(message.body for message in received)
+            assert consumer.ack(received)
+            return len(taken) >= count
+
+        poll_until(more, 30)
+
+    with SimpleConsumer(mq, "g", {"a": "*", "t": "*"}) as consumer:
+        producer.send(Message("a", b"0"))
+        take(1)
+        with Connection([services.name_server.address]) as other:
+            Admin(other).delete_topic("a")
+        for number in range(1, 40):
+            producer.send(Message("t", b"%d" % number))
+        take(40)
+        assert consumer.receive(32, 60.0, 0.2) == []
+        Admin(mq).delete_topic("t")
+
+        def is_refused() -> bool:
+            try:
+                consumer.receive(32, 60.0, 0.2)
+            except TopicNotFound:
+                return True
+            return False
+
+        poll_until(is_refused, 30)
+        admin.create_topic("a", queues=4)
+        mq.routes.outdate("a")
+        producer.send(Message("a", b"40"))
+        take(41)
+    assert sorted(taken) == numbered(0, 41)
 
 
 def damage(services: Services, sent: SendResult) -> None:
