@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 
 from raymq.actors.broker.replication.claims import ReplicaClaim, claimed, founding_wait
-from raymq.actors.keeper.errors import RegisterConflict, RegisterError
+from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState, ReplicaRecord
 from raymq.actors.keeper.leases import MasterLease
 from raymq.actors.keeper.messages import LeaseClaim
@@ -101,7 +101,9 @@ class ReplicaAtHand:
             if not now.value.replicas.keys() >= set(numbers):
                 await asyncio.sleep(0.02)
                 continue
-            with contextlib.suppress(RegisterConflict):
+            if now.value.in_sync == {self.number, *numbers}:
+                return
+            with contextlib.suppress(RegisterConflict, RegisterUnknown):
                 await self._register.change(self._group, now, now.value.with_set({self.number, *numbers}))
                 return
 
