@@ -32,7 +32,7 @@ from raymq.cluster.output import console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
-from tests.bench.foreign import reason
+from tests.bench.foreign import fetch, reason
 from tests.bench.kafka_sides import kafka_sides
 from tests.bench.memory import TouchedMemory
 from tests.bench.placement import apart
@@ -178,14 +178,15 @@ def main() -> int:
     parser.add_argument("--only", choices=SYSTEMS, nargs="+", help="which systems")
     parser.add_argument("--size", type=int, choices=SIZES, nargs="+", default=SIZES, help="messages of so many bytes")
     arguments = parser.parse_args()
+    systems = arguments.only or (SYSTEMS[:1] if arguments.quick else SYSTEMS)
     if arguments.hosts == "namespaces" and _ISOLATED not in os.environ:
         if (obstacle := reason_not_to()) is not None:
             parser.error(f"--hosts namespaces: {obstacle}")
+        fetch([name for name in systems if name != "raymq"])  # in there is no network
         again = isolated([sys.executable, *sys.argv])
         return subprocess.run(again, env=os.environ | {_ISOLATED: "1"}, check=False).returncode
     where = namespaces(BROKERS) if arguments.hosts == "namespaces" else nullcontext(Places())
     with where as places:
-        systems = arguments.only or (SYSTEMS[:1] if arguments.quick else SYSTEMS)
         rows = run(systems, arguments.size, places, quick=arguments.quick)
     if arguments.json:
         print(json.dumps(rows))

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,16 @@ def _packages() -> str:
 
 
 _PREPARED = {"kafka": kafka_jars, "rabbitmq": _packages}
+
+
+def fetch(systems: Sequence[str]) -> None:
+    """Fetch now what the sides of these need, for who runs them where there is no network.
+
+    What cannot be had is not an error here: its row says why.
+    """
+    for prepare in [interpreter, *({"kafka": kafka_jars, "rocketmq": rocketmq_jars}[name] for name in systems)]:
+        with suppress(OSError, subprocess.SubprocessError):
+            prepare()
 
 
 def _run(command: list[str], seconds: float, folder: Path | None = None) -> str:
