@@ -19,6 +19,8 @@ MAX_VALUES = 150_000
 #: Of them so many may have a fraction or an exponent: each takes a microsecond or more. No request has any.
 MAX_FLOATS = 10_000
 _SHORT_BYTES = 50_000
+#: So much is looked at together.
+_PART_BYTES = 64 << 10
 #: Half of a surrogate pair is not taken in; one that is there all the same, from an older file, is answered as "?".
 _UNSAYABLE = "replace"
 
@@ -37,25 +39,25 @@ def read_object(
         InvalidInput: it is none, or breaks one of these limits, or values are nested too deep, or a text in it has half
             of a surrogate pair: whoever was told it again would get an error instead of his answer.
     """
-    return parsed(checked(body, max_bytes, max_values), max_floats)
+    check(body, max_bytes, max_values)
+    return parsed(body, max_floats)
 
 
-def checked(body: Buffer, max_bytes: int, max_values: int) -> bytes:
-    """The text in a body that breaks neither limit; InvalidInput as `read_object`."""
+def check(body: Buffer, max_bytes: int, max_values: int) -> None:
+    """InvalidInput, as `read_object`, where a body breaks one of these limits. No copy of it is made."""
     if len(body) > max_bytes:
         raise InvalidInput("body", f"at most {max_bytes} bytes of JSON", len(body))
-    text = bytes(body)
-    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    parts = (bytes(body[at : at + _PART_BYTES]) for at in range(0, len(body), _PART_BYTES))
+    values = sum(part.count(b",") + part.count(b"[") + part.count(b"{") for part in parts)
     if values > max_values:
         raise InvalidInput("body", f"JSON of at most {max_values} values", values)
-    return text
 
 
-def parsed(text: bytes, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
+def parsed(text: Buffer, max_floats: int = MAX_FLOATS) -> dict[str, Any]:
     """The object in a text; InvalidInput as `read_object`."""
     try:
         is_short = len(text) <= _SHORT_BYTES
-        value = json.loads(text.decode(), parse_float=None if is_short else _counted(max_floats))
+        value = json.loads(str(text, "utf-8"), parse_float=None if is_short else _counted(max_floats))
         if may_say_halves(text):
             check_halves(value)
     except InvalidInput:

@@ -36,11 +36,11 @@ def reading_object(
     Raises:
         InvalidInput: as `json_body.read_object`; or values are nested deeper than 64 levels.
     """
-    text = json_body.checked(body, max_bytes, max_values)
-    if len(text) <= _STEP_CHARACTERS:
-        return json_body.parsed(text)
+    json_body.check(body, max_bytes, max_values)
+    if len(body) <= _STEP_CHARACTERS:
+        return json_body.parsed(body)
     try:
-        reader = _Reader(text.decode(), may_say_halves(text))
+        reader = _Reader(str(body, "utf-8"), may_say_halves(body))
         value, at = yield from reader.read(reader.skip(0))
         if reader.skip(at) != len(reader.text):
             raise InvalidInput("body", "JSON", f"more at character {at}")
