@@ -83,9 +83,12 @@ class ReplicaAtHand:
     async def _claim(self) -> None:
         while True:
             with contextlib.suppress(RegisterError):
+                if (await self._register.read(self._group)).value is None:
+                    await asyncio.sleep(0.05)  # who settles what is being founded is in its founder's way
+                    continue
                 now = await self._register.settle(self._group)
-                assert now.value is None or isinstance(now.value, GroupState)
-                if now.value is not None and founding_wait(now.value, self.number) is None:
+                assert isinstance(now.value, GroupState)
+                if founding_wait(now.value, self.number) is None:
                     record = ReplicaRecord(self.identity, self.address, self.nonce)
                     claim = ReplicaClaim(self.number, record, self._nonces)
                     await self._register.change(self._group, now, claimed(now.value, claim, registered_answers=False))
