@@ -8,7 +8,8 @@ All processes share the machine's cores, so rates say what this machine does. "C
 in its best round: on machines of their own the largest of these says how many there can be ("own cores"). The sides of
 a system are measured in turns, another one first each time; the best round is told, and the median one. A round of
 single sends counts by its median; the client and what is no master are on one core then, and the master on the other
-one: only one of them works at a time. Compare ratios, not times.
+one: only one of them works at a time. Bare sockets, which keep nothing, are the floor of a single send. Compare ratios,
+not times.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from raymq.cluster.output import console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a program: the tests' folder is not installed
 
+from tests.bench.bare_relays import bare_sides
 from tests.bench.foreign import fetch, reason
 from tests.bench.kafka_sides import kafka_sides
 from tests.bench.memory import TouchedMemory
@@ -41,7 +43,7 @@ from tests.bench.rocketmq_sides import rocketmq_sides
 from tests.bench.sides import Places, Side, namespaces, own_sides
 from tests.chaos.failover.isolation import isolated, reason_not_to
 
-SYSTEMS = ("raymq", "kafka", "rocketmq")
+SYSTEMS = ("sockets", "raymq", "kafka", "rocketmq")
 SIZES = (100, 1024)
 SINGLE_SIZE = 1024
 TURNS, TURN = 20, 100
@@ -85,6 +87,8 @@ def run(systems: Collection[str], sizes: Sequence[int], places: Places, *, quick
 
 
 def _sides(system: str, places: Places, folder: Path, *, quick: bool) -> AbstractContextManager[list[Side]]:
+    if system == "sockets":
+        return bare_sides(places, folder, os.getpid())
     if system == "kafka":
         return kafka_sides(places, folder)
     if system == "rocketmq":
@@ -178,11 +182,11 @@ def main() -> int:
     parser.add_argument("--only", choices=SYSTEMS, nargs="+", help="which systems")
     parser.add_argument("--size", type=int, choices=SIZES, nargs="+", default=SIZES, help="messages of so many bytes")
     arguments = parser.parse_args()
-    systems = arguments.only or (SYSTEMS[:1] if arguments.quick else SYSTEMS)
+    systems = arguments.only or (SYSTEMS[:2] if arguments.quick else SYSTEMS)
     if arguments.hosts == "namespaces" and _ISOLATED not in os.environ:
         if (obstacle := reason_not_to()) is not None:
             parser.error(f"--hosts namespaces: {obstacle}")
-        fetch([name for name in systems if name != "raymq"])  # in there is no network
+        fetch([name for name in systems if name not in SYSTEMS[:2]])  # in there is no network
         again = isolated([sys.executable, *sys.argv])
         return subprocess.run(again, env=os.environ | {_ISOLATED: "1"}, check=False).returncode
     where = namespaces(BROKERS) if arguments.hosts == "namespaces" else nullcontext(Places())
