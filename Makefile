@@ -23,7 +23,7 @@ export PIP_NO_INPUT := 1
 unexport PIP_USER PIP_TARGET PIP_REQUIRE_VIRTUALENV PYTHONHOME PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-unit test-long test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-consume bench-produce bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
+.PHONY: help env demo test test-unit test-long test-spark4 test-rayup test-interop test-rocketmq lint fix types bench bench-age bench-compare bench-consume bench-produce bench-replication bench-scale bench-spark bench-store soak soak-chaos lock links clean distclean
 
 help:
 	@echo "make env        the virtual environment .venv with everything that requirements.lock names"
@@ -37,6 +37,7 @@ help:
 	@echo "make bench soak the measurements; the long endurance test"
 	@echo "make soak-chaos hosts broken at random under load, and the verdict (ARGS='--kills 200 --seed 7', ARGS=--help; needs Linux, root or user namespaces)"
 	@echo "make test-rayup \`ray up configs/ray-up-local.yaml\` on three hosts of its own: install, messages, lost hosts, other names (root; ARGS=--help)"
+	@echo "make bench-compare benches of this tree and of another commit in turns (REF=COMMIT, ARGS=--help)"
 	@echo "make bench-consume the consumers beside a socket, Kafka, RabbitMQ and Redis (ARGS=--json for JSON, ARGS='--only pull --size 100')"
 	@echo "make bench-produce the producer beside an echo, a socket, Ray, Redis and Kafka (ARGS=--json for JSON, ARGS=--own)"
 	@echo "make bench-replication one copy beside two replicas (ARGS=--json for JSON, ARGS=--quick)"
@@ -143,6 +144,10 @@ fix: env
 
 types: env links
 	@$(PY) -m mypy
+
+# Beside another commit: make bench-compare REF=HEAD~20 ARGS="produce --rounds 5 --with '--own --size 100'"
+bench-compare: env
+	@$(PY) -m tests.bench.compare $(REF) $(ARGS)
 
 bench-consume: env
 	@$(PY) tests/bench/bench_consume.py $(ARGS)
