@@ -46,6 +46,7 @@ NAMES: Final = (
     "office.before_recorder",
     "office.before_epoch",
     "office.before_lease",
+    "office.before_loss",
     "office.before_open",
     "office.before_serving",
     "follow.before_copy",

@@ -367,7 +367,8 @@ class ReplicaGroup:
             made = choose(now.value, answers, designated=designated, unclean=unclean)
             if isinstance(made, Winner):
                 with contextlib.suppress(RegisterError):
-                    await self.register.change(self.name, now, now.value.elected(made.replica, made.in_sync))
+                    elected = now.value.elected(made.replica, made.in_sync, may_lack=made.may_lack)
+                    await self.register.change(self.name, now, elected)
                     return made.replica
             assert isinstance(made, NoWinner | Winner)
             last = made.reason if isinstance(made, NoWinner) else ""

@@ -122,7 +122,7 @@ async def _attempt(
         if after != now.value:
             await register.change(group, now, after)
         raise ElectionFailed(f"{group}: {winner.reason}")
-    elected = await register.change(group, now, after.elected(winner.replica, winner.in_sync))
+    elected = await register.change(group, now, after.elected(winner.replica, winner.in_sync, may_lack=winner.may_lack))
     assert isinstance(elected.value, GroupState)
     await _until_it_serves(questions, elected.value, winner.replica)
     if refusal is not None:

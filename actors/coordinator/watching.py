@@ -108,7 +108,7 @@ class GroupWatch:
             return Rest(winner.reason)
         told = f" ({winner.warning})" if winner.warning else ""
         return Change(
-            state.elected(winner.replica, winner.in_sync),
+            state.elected(winner.replica, winner.in_sync, may_lack=winner.may_lack),
             f"elects {winner.replica} in epoch {state.epoch}, in sync {sorted(winner.in_sync)}{told}",
         )
 

@@ -2,7 +2,8 @@
 
 A few hundred bytes that change a few times a day. All else of a group is in its brokers' logs.
 
-    {"master": 1, "epoch": 7, "inSync": [1, 2], "setEpoch": 12, "policy": {"mode": "sync", "minInSync": 2},
+    {"master": 1, "epoch": 7, "inSync": [1, 2], "setEpoch": 12, "lossEpoch": 0,
+     "policy": {"mode": "sync", "minInSync": 2},
      "replicas": {"1": {"identity": "5f..", "address": "10.0.0.1:10911", "nonce": "91.."}, "2": {...}}}
 """
 
@@ -65,6 +66,7 @@ class GroupState:
         in_sync: the replicas that have everything that is confirmed; the next master is one of them.
         set_epoch: counts the changes of `in_sync`.
         replicas: all of the group, by their numbers, which are 1 or above.
+        loss_epoch: of the last election whose winner may lack what was confirmed, and seen; 0: there was none.
     """
 
     master: int | None = None
@@ -73,15 +75,20 @@ class GroupState:
     set_epoch: int = 0
     replicas: Mapping[int, ReplicaRecord] = field(default_factory=dict)
     policy: ReplicationPolicy = ReplicationPolicy()
+    loss_epoch: int = 0
 
     def electing(self) -> GroupState:
         """Without a master, in the next epoch: what all who are told of it refuse the former master from."""
         return dataclasses.replace(self, master=None, epoch=self.epoch + 1)
 
-    def elected(self, master: int, in_sync: Collection[int]) -> GroupState:
-        """With this master, in the epoch of the election."""
+    def elected(self, master: int, in_sync: Collection[int], *, may_lack: bool = False) -> GroupState:
+        """With this master, in the epoch of the election; `may_lack`: it may not have all that was confirmed."""
         return dataclasses.replace(
-            self, master=master, in_sync=frozenset(in_sync) | {master}, set_epoch=self.set_epoch + 1
+            self,
+            master=master,
+            in_sync=frozenset(in_sync) | {master},
+            set_epoch=self.set_epoch + 1,
+            loss_epoch=self.epoch if may_lack else self.loss_epoch,
         )
 
     def with_set(self, in_sync: Collection[int]) -> GroupState:
@@ -107,6 +114,7 @@ class GroupState:
         """
         _check(0 <= self.epoch <= MOST_EPOCH, "epoch", f"0..{MOST_EPOCH}", self.epoch)
         _check(0 <= self.set_epoch <= MOST_EPOCH, "setEpoch", f"0..{MOST_EPOCH}", self.set_epoch)
+        _check(0 <= self.loss_epoch <= self.epoch, "lossEpoch", f"0..{self.epoch}", self.loss_epoch)
         _check(len(self.replicas) <= MOST_REPLICAS, "replicas", f"at most {MOST_REPLICAS}", len(self.replicas))
         _check(all(each >= 1 for each in self.replicas), "replicas", "numbers from 1 on", list(self.replicas))
         _check(self.in_sync <= self.replicas.keys(), "inSync", "replicas of the group", sorted(self.in_sync))
@@ -125,6 +133,7 @@ class GroupState:
             "epoch": self.epoch,
             "inSync": sorted(self.in_sync),
             "setEpoch": self.set_epoch,
+            "lossEpoch": self.loss_epoch,
             "policy": {"mode": self.policy.mode, "minInSync": self.policy.min_in_sync},
             "replicas": {str(number): dataclasses.asdict(record) for number, record in self.replicas.items()},
         }
@@ -147,6 +156,7 @@ class GroupState:
                 epoch=_whole(raw["epoch"]),
                 in_sync=frozenset(_whole(each) for each in raw["inSync"]),
                 set_epoch=_whole(raw["setEpoch"]),
+                loss_epoch=_whole(raw.get("lossEpoch", 0)),  # RayMQ 0.1 had none
                 replicas={
                     int(number): ReplicaRecord(
                         _text(record["identity"]), _text(record["address"]), _text(record["nonce"])

@@ -5,6 +5,9 @@ messages. So an opening that may have found less than was read begins a new *epo
 can be appended, where the log was cut. Who names the epoch that he read under is told by it from where on he has to
 read again: the smallest cut of all later epochs.
 
+In a group of replicas the elected one may lack what readers were shown: it begins a new epoch where its log ends, once
+for each such election, also where it is only its successor that comes to do so.
+
 An epoch is a random number, so that none is given twice if the file is lost or comes from a backup: whatever is named
 and not known here is of a time of which nothing is known, and of what was read then nothing can be relied on.
 """
@@ -32,6 +35,7 @@ class Epochs:
 
     Attributes:
         cut_at_open: where this opening has cut the log, None if it did not.
+        election: the newest election (its master's epoch) for which a new epoch was begun; 0: none.
     """
 
     def __init__(self, path: Path, *, writable: bool = True) -> None:
@@ -44,9 +48,9 @@ class Epochs:
         self.cut_at_open: int | None = None
         known = _load(path)
         if known is not None:
-            self._first, self._cuts = known
+            self._first, self._cuts, self.election = known
         else:
-            self._first, self._cuts = _new_epoch(), []
+            self._first, self._cuts, self.election = _new_epoch(), [], 0
             if writable:
                 fileutil.make_folder(path.parent)
                 self._save()
@@ -56,9 +60,13 @@ class Epochs:
         """The newest epoch."""
         return self._cuts[-1][0] if self._cuts else self._first
 
-    def cut(self, log_end: int) -> None:
-        """What lay behind `log_end` may be lost: a new epoch begins there, durably; StoreFull, StoreFailed."""
+    def cut(self, log_end: int, election: int = 0) -> None:
+        """What lay behind `log_end` may be lost: a new epoch begins there, durably; StoreFull, StoreFailed.
+
+        `election`: the one of which that is so, if it is one.
+        """
         self.cut_at_open = log_end
+        self.election = max(self.election, election)
         self._cuts.append((_new_epoch(), log_end))
         while len(self._cuts) > _CUTS:
             self._first, _ = self._cuts.pop(0)
@@ -76,7 +84,7 @@ class Epochs:
 
     def _save(self) -> None:
         # Without the `.bak` of other files: what is older than the newest cut would be taken for all there was.
-        told = {"epoch": self.current, "first": self._first, "cuts": self._cuts}
+        told = {"epoch": self.current, "first": self._first, "cuts": self._cuts, "election": self.election}
         fileutil.replace(self._path, json.dumps(told).encode())
 
 
@@ -84,14 +92,15 @@ def _new_epoch() -> int:
     return 1 + secrets.randbelow(_LIMIT - 1)
 
 
-def _load(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
-    """The oldest epoch that is known and the cuts since; None if there is nothing that can be read."""
+def _load(path: Path) -> tuple[int, list[tuple[int, int]], int] | None:
+    """The oldest epoch that is known, the cuts since, and the election; None if there is nothing that can be read."""
     try:
         told = json.loads(fileutil.read_whole(path))
         cuts = [(int(epoch), int(log_end)) for epoch, log_end in told["cuts"]]
         current = int(told["epoch"])
         # Epochs were counted once: 1, 2, and so on.
         first = int(told["first"]) if "first" in told else cuts[0][0] - 1 if cuts else current
+        election = int(told.get("election", 0))  # RayMQ 0.1 had none
         if current != (cuts[-1][0] if cuts else first):
             raise ValueError(f"epoch {current} is not the last of its cuts")
     except FileNotFoundError:
@@ -99,4 +108,4 @@ def _load(path: Path) -> tuple[int, list[tuple[int, int]]] | None:
     except json_file.ANOTHER_FORM as error:
         _log.error("%s cannot be read, and who has read this store reads again: %s", path, error)
         return None
-    return first, cuts
+    return first, cuts, election

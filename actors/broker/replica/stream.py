@@ -31,6 +31,7 @@ from raymq.storage.state.changes import StateChange, takes_a_place
 from raymq.storage.state.recorder import StateRecorder
 from raymq.storage.state.replica import StateReplica
 from raymq.storage.store import Store
+from raymq.storage.tables.epochs import Epochs
 
 
 class FollowedStream:
@@ -123,6 +124,12 @@ class FollowedStream:
         if epoch > epochs.map.last_epoch:
             epochs.begin(first_entry(epochs.map, epoch, begin, end))
         return epochs
+
+    def tell_loss(self, end: StreamPosition, election: int) -> None:
+        """Begin a new recovery epoch at `end`, once for that election: readers may have seen more. It is closed."""
+        readers = Epochs(Paths(self.directory).epochs)
+        if readers.election < election:
+            readers.cut(end.offset, election)
 
     def confirm(self, confirmed: StreamPosition) -> None:
         """So much is confirmed, and is here."""

@@ -65,6 +65,11 @@ class Winner:
     in_sync: frozenset[int]
     warning: str = ""
 
+    @property
+    def may_lack(self) -> bool:
+        """Whether it may not have all that was confirmed: what readers have seen may be lost."""
+        return bool(self.warning)
+
 
 @dataclass(frozen=True, slots=True)
 class NoWinner:

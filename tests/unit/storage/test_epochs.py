@@ -42,6 +42,15 @@ def test_a_cut_is_told_to_who_read_before_it(tmp_path: Path) -> None:
     assert [epochs.cut_since(epoch) for epoch in known] == [300, 300, 900, None]
 
 
+def test_an_election_is_noted_with_its_cut(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.json"
+    epochs = Epochs(path)
+    assert epochs.election == 0
+    epochs.cut(500, election=7)
+    epochs.cut(600)
+    assert [each.election for each in (epochs, Epochs(path))] == [7, 7]
+
+
 def test_who_comes_from_before_all_that_is_known_can_rely_on_nothing(tmp_path: Path) -> None:
     epochs = Epochs(tmp_path / "epochs.json")
     known = [epochs.current]

@@ -112,6 +112,8 @@ async def test_without_anybody_in_sync_only_an_operator_may_take_the_loss(tmp_pa
         told = read_group_master(await desk.ask(elect_command(GROUP, None, unclean=True)))
         assert told.master in {2, 3}
         assert "lost" in told.warning
+        state = await group.state()
+        assert state.loss_epoch == state.epoch, "its master tells readers"
         await group.until(lambda: group.master is not None)
 
 

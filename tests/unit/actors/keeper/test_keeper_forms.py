@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raymq.actors.keeper.group_state import MOST_STATE_BYTES, GroupState, ReplicationPolicy
+from raymq.actors.keeper.group_state import MOST_EPOCH, MOST_STATE_BYTES, GroupState, ReplicationPolicy
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
 from raymq.actors.keeper.keeper_record import KeeperRecord, Slot
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
@@ -138,6 +138,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
         ("inSync", []),
         ("inSync", 1),
         ("setEpoch", None),
+        ("lossEpoch", MOST_EPOCH),
         ("policy", {"mode": "later", "minInSync": 1}),
         ("policy", {"mode": "sync", "minInSync": 0}),
         ("replicas", {"0": {"identity": "a", "address": "b", "nonce": "c"}}),
@@ -166,6 +167,10 @@ def test_the_steps_of_a_state() -> None:
     assert (electing.master, electing.epoch, electing.in_sync) == (None, 1, {1, 2, 3})
     elected = electing.elected(2, [3])
     assert (elected.master, elected.epoch, elected.in_sync, elected.set_epoch) == (2, 1, {2, 3}, 1)
+    assert elected.loss_epoch == 0
+    unclean = elected.electing().elected(3, [3], may_lack=True)
+    assert (unclean.loss_epoch, unclean.electing().elected(3, [3]).loss_epoch) == (2, 2)
+    assert GroupState.decode(unclean.encode()) == unclean
     shrunk = elected.with_set([2])
     assert (shrunk.in_sync, shrunk.set_epoch) == ({2}, 2)
     assert shrunk.without_replica(1).replicas.keys() == {2, 3}
