@@ -20,9 +20,20 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(620)
-def test_a_cluster_is_made_loses_a_host_and_is_taken_down(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.rayup.run", "--folder", str(tmp_path / "run"), "--seconds", "600"]
+def rayup(folder: Path, *arguments: str, seconds: int) -> str:
+    """What a run that ends well says."""
+    command = [sys.executable, "-m", "tests.rayup.run", "--folder", str(folder), "--seconds", str(seconds), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "from `ray up` to the first message" in ended.stdout
+    return ended.stdout
+
+
+@pytest.mark.timeout(620)
+def test_a_cluster_is_made_loses_a_host_and_is_taken_down(tmp_path: Path) -> None:
+    assert "from `ray up` to the first message" in rayup(tmp_path / "run", seconds=600)
+
+
+@pytest.mark.timeout(1_520)
+def test_ray_is_broken_under_load_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    """Raylets, the GCS, the head: what RayMQ stands on, while clients work."""
+    assert "all promises kept" in rayup(tmp_path / "run", "--faults", "8", seconds=1_500)

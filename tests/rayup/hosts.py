@@ -81,7 +81,7 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in list(self._first):
+        for name in self.names:
             self.kill(name)
         self._network.__exit__(kind, error, trace)
 
@@ -124,17 +124,35 @@ class Hosts:
             )
         poll_until(lambda: self._listens(name), _UP_SECONDS, f"the sshd of {name}; see {host / 'sshd.log'}")
 
+    def is_on(self, name: str) -> bool:
+        """Whether it has power."""
+        return name in self._first
+
     def kill(self, name: str) -> None:
-        """Take its power: every process of it is gone at once."""
-        process = self._first.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait(_UP_SECONDS)
+        """Take its power: every process of it is gone at once. One that is off stays so."""
+        if self.is_on(name):
+            process = self._first.pop(name)
+            process.send_signal(signal.SIGKILL)
+            process.wait(_UP_SECONDS)
+
+    def signal(self, name: str, program: str, number: signal.Signals) -> None:
+        """Send a signal to every process of it whose program is called so; to none where it is off."""
+        if self.is_on(name):
+            listed = [line.split(maxsplit=1) for line in self._ps(name, "pid=,args=")]
+            found = [pid for pid, args in listed if Path(args.split(maxsplit=1)[0]).name == program]
+            if found:
+                self._run(name, "kill", f"-{number.value}", *found)
 
     def processes(self, name: str) -> list[str]:
         """The command lines of what runs there, its sshd left out."""
-        inside = ["nsenter", "--target", str(self._sshd(name)), "--pid", "--mount", "ps", "-eo", "args="]
-        shown = subprocess.run(inside, check=True, capture_output=True, text=True, timeout=_UP_SECONDS).stdout
-        return [line for line in shown.splitlines() if not line.startswith(("sshd:", SSHD, "ps "))]
+        return [line for line in self._ps(name, "args=") if not line.startswith(("sshd:", SSHD, "ps "))]
+
+    def _ps(self, name: str, columns: str) -> list[str]:
+        return self._run(name, "ps", "-eo", columns).splitlines()
+
+    def _run(self, name: str, *command: str) -> str:
+        inside = ["nsenter", "--target", str(self._sshd(name)), "--pid", "--mount", *command]
+        return subprocess.run(inside, check=True, capture_output=True, text=True, timeout=_UP_SECONDS).stdout
 
     def _furnish(self, name: str) -> None:
         host = self._folder / name

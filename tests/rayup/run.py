@@ -1,6 +1,6 @@
 """`ray up configs/ray-up-local.yaml`, for real, on three machines that are namespaces of this one.
 
-    python -m tests.rayup.run [--install] [--long] [--folder DIR]
+    python -m tests.rayup.run [--install] [--long] [--faults N] [--folder DIR]
 
 The file is used as it stands, but for what it says is to be replaced (addresses, ssh user and key) and, without
 --install, the installation: then the machines use the environment that runs this. It prints what each step took, ends
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", action="store_true", help="install on each machine, with pip, as the file says")
     parser.add_argument("--long", action="store_true", help="other addresses, too, and all of it a second time")
+    parser.add_argument("--faults", type=int, default=0, help="break Ray so many times under load")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="the same seed breaks the same things")
     parser.add_argument("--folder", type=Path, default=None, help="keep all files there; else they go if all is well")
     parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="end it after so long, whatever it does")
     return parser.parse_args(arguments)
@@ -73,6 +76,7 @@ def main() -> int:
     folder = (told.folder or Path(tempfile.mkdtemp(prefix="raymq-rayup-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     arguments = ["--folder", str(folder), *[f"--{each}" for each in ("install", "long") if vars(told)[each]]]
+    arguments += ["--faults", str(told.faults), "--seed", str(told.seed)]
     if told.install:
         _gather_wheels(folder / "wheels")
     command = isolation.isolated([sys.executable, "-m", "tests.rayup.run", *arguments])
@@ -95,7 +99,7 @@ def main() -> int:
 
 def _inside(told: argparse.Namespace) -> int:
     try:
-        Trial(told.folder, install=told.install).run(long=told.long)
+        Trial(told.folder, install=told.install).run(long=told.long, faults=told.faults, seed=told.seed)
     except Failed as error:
         print(f"FAILED: {error}\nfiles in {told.folder}", flush=True)
         return 1

@@ -18,6 +18,8 @@ import yaml
 
 from tests.polling import poll_until
 from tests.rayup.hosts import HOME, Hosts
+from tests.rayup.ray_hosts import LOAD_PAUSE_SECONDS, RayHosts
+from tests.rayup.ray_verdict import broken_under_load
 
 _TREE: Final = Path(__file__).resolve().parents[2]
 CLUSTER_FILE: Final = _TREE / "configs" / "ray-up-local.yaml"
@@ -45,6 +47,7 @@ class Trial:
         self._file = folder / "cluster.yaml"
         self._log = folder / "commands.log"
         self._bin = Path(sys.executable).parent
+        self._broken: RayHosts | None = None
         self._environment = {
             "PATH": f"{self._bin}:{os.environ['PATH']}",
             "HOME": str(folder / "launcher"),
@@ -53,8 +56,12 @@ class Trial:
             "PYTHONWARNINGS": "ignore",
         }
 
-    def run(self, *, long: bool) -> None:
-        """All steps; raises Failed at the first one that is not right."""
+    def run(self, *, long: bool, faults: int = 0, seed: int = 0) -> None:
+        """All steps; raises Failed at the first one that is not right.
+
+        Args:
+            faults: how many times Ray is broken under load.
+        """
         self._own_tmp()
         with _told("three hosts with sshd"):
             hosts = Hosts(self._folder, [HEAD, *WORKERS]).__enter__()
@@ -72,11 +79,15 @@ class Trial:
         with _told("ray exec: raymq cluster status"):
             self._exec("raymq cluster status")
         self._lose_a_host(hosts, WORKERS[-1])
+        if faults:
+            self._break_ray(hosts, faults, seed)
         if long:
             self._move_a_host(hosts, WORKERS[0])
             self._restart_the_head(hosts)
         with _told("raymq cluster stop"):
             self._exec("raymq cluster stop")
+        if self._broken is not None and (found := self._broken.differing_copies()):
+            raise Failed("; ".join(found))
         with _told("ray down, and ray stop on the workers: no process is left"):
             self._down(hosts)
         if long:
@@ -90,6 +101,17 @@ class Trial:
         hosts.start(lost, named="another-name")
         with _told("it is back with another name: Ray is started on it, and all copies are in sync"):
             self._await_copies(hosts)
+
+    def _break_ray(self, hosts: Hosts, faults: int, seed: int) -> None:
+        """A nemesis, and the verdict on what clients were told meanwhile."""
+        with _told("clients work"):
+            cluster = self._broken = RayHosts(self._folder, hosts, self._up, lambda: self._why_not_whole(hosts))
+            cluster.start_load(seed, LOAD_PAUSE_SECONDS)
+        with _told(f"Ray is broken {faults} times, with seed {seed}"):
+            verdict = broken_under_load(cluster, faults, seed)
+        _say(verdict.table())
+        if not verdict.is_good:
+            raise Failed("Ray broken under load: a promise was broken, or something did not come back")
 
     def _move_a_host(self, hosts: Hosts, moved: str) -> None:
         """As in a cloud: the disk is put into another machine, which starts Ray by the file's own commands."""
@@ -213,6 +235,12 @@ class Trial:
         return told
 
     def _await_copies(self, hosts: Hosts) -> None:
+        poll_until(
+            lambda: not self._why_not_whole(hosts), _STEP_SECONDS, "two copies of each broker in sync, and all keepers"
+        )
+
+    def _why_not_whole(self, hosts: Hosts) -> str:
+        """What is missing; "": nothing."""
         status = [
             str(self._bin / "raymq"),
             "--name-servers",
@@ -221,22 +249,20 @@ class Trial:
             "status",
             "--json",
         ]
-        poll_until(
-            lambda: self._has_all_copies(status), _STEP_SECONDS, "two copies of each broker in sync, and all keepers"
-        )
-
-    def _has_all_copies(self, status: Sequence[str]) -> bool:
         try:
             said = self._command(status)
-        except Failed:
-            return False
+        except Failed as error:
+            return str(error)
         told = json.loads(said[said.index("{") : said.rindex("}") + 1])
-        brokers = told["brokers"]
-        if not all(each["state"] == "running" and each["voter"] for each in told["keepers"]):
-            return False
-        running = [each for each in brokers if each["state"] == "running"]
+        quiet = [each["address"] for each in told["keepers"] if each["state"] != "running" or not each["voter"]]
+        running = [each for each in told["brokers"] if each["state"] == "running"]
         masters = [each for each in running if each["role"] == "master"]
-        return len(running) == 6 and len(masters) == 3 and all(len(each["in_sync"]) == 2 for each in masters)
+        whole = [each["name"] for each in masters if len(each["in_sync"]) == 2]
+        if not quiet and len(running) == 6 and len(whole) == len(masters) == 3:
+            return ""
+        return (
+            f"{len(running)} of 6 brokers run, {', '.join(whole) or 'none'} in sync, keepers without a voice: {quiet}"
+        )
 
     def _left(self, hosts: Hosts) -> list[str]:
         return [line for name in hosts.names for line in hosts.processes(name)]

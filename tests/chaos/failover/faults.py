@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from tests.chaos.failover.breaking import Breaking
 from tests.chaos.failover.checks import CLOCK_JUMP
 from tests.chaos.failover.host_cluster import CLIENTS, HostCluster
 from tests.chaos.failover.hosts import Host
@@ -17,40 +16,12 @@ FAR_SECONDS: Final = 3600
 
 
 @dataclass
-class Breaking(ABC):
-    """One fault of one cluster; `chance` chooses its victim.
-
-    Attributes:
-        name: what the verdict calls it.
-        spared: the names of hosts that something else happens to.
-        target: what was chosen, once it has begun.
-        holds: how long it lasts, in seconds, at least and at most.
-        loses: whether what a disk holds is lost.
-        spares_brokers: whether no broker, and no broker's host, is broken.
-    """
-
-    cluster: HostCluster
-    chance: random.Random
-    spared: set[str] = field(default_factory=set)
-    target: str = ""
-
-    name: ClassVar[str] = ""
-    holds: ClassVar[tuple[float, float]] = (0.3, 3.0)
-    loses: ClassVar[bool] = False
-    spares_brokers: ClassVar[bool] = False
+class HostBreaking(Breaking[HostCluster]):
+    """One fault of hosts and what is on them."""
 
     @classmethod
     def is_possible(cls, cluster: HostCluster) -> bool:
-        """Whether there is something that it could happen to."""
         return any(host.has("broker") for host in cluster.hosts.values())
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Let it happen."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Heal it."""
 
     def _broker_host(self) -> Host:
         """One with a broker; a master's more often than not."""
@@ -68,7 +39,7 @@ class Breaking(ABC):
 
 
 @dataclass
-class _OfProcess(Breaking):
+class _OfProcess(HostBreaking):
     """One of a server's process."""
 
     what: ClassVar[str] = "broker"
@@ -411,7 +382,7 @@ class Forget(_OfProcess):
 
 
 #: How often each is chosen, beside the others.
-WEIGHTS: Final[dict[type[Breaking], float]] = {
+WEIGHTS: Final[dict[type[HostBreaking], float]] = {
     KillBroker: 8,
     KillHost: 2,
     LoseHost: 3,

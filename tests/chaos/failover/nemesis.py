@@ -6,11 +6,12 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from tests.chaos.failover.breaking import Breaking
 from tests.chaos.failover.crowding import Crowding
-from tests.chaos.failover.faults import WEIGHTS, Breaking
-from tests.chaos.failover.host_cluster import HostCluster
+from tests.chaos.failover.faults import WEIGHTS
+from tests.chaos.failover.loaded_cluster import LoadedCluster
 from tests.chaos.failover.recorded import Fault
 
 #: One of so many faults has a second one beside it.
@@ -31,13 +32,14 @@ class Nemesis:
         stuck: which were followed by no recovery.
     """
 
-    cluster: HostCluster
+    cluster: LoadedCluster
     seed: int
-    kinds: Sequence[type[Breaking]] = tuple(WEIGHTS)
-    weights: Mapping[type[Breaking], float] = field(default_factory=lambda: WEIGHTS)
+    kinds: Sequence[type[Breaking[Any]]] = tuple(WEIGHTS)
+    weights: Mapping[type[Breaking[Any]], float] = field(default_factory=lambda: WEIGHTS)
     say: Callable[[str], None] = lambda _line: None
     pair_share: float = PAIR_SHARE
-    together: type[Breaking] | None = None
+    together: type[Breaking[Any]] | None = None
+    patience_seconds: float = PATIENCE_SECONDS
     faults: list[Fault] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     slowdowns: list[float] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Nemesis:
         spared: set[str] = set()
         self._break([kind(self.cluster, random.Random(f"{chance.random()}"), spared) for kind in kinds], chance)
 
-    def _go_together(self, one: type[Breaking], other: type[Breaking]) -> bool:
+    def _go_together(self, one: type[Breaking[Any]], other: type[Breaking[Any]]) -> bool:
         """Whether nothing may be lost that was promised: not the last copy, and not a majority of the keepers."""
         if one.loses and other.loses:
             return False
@@ -67,7 +69,7 @@ class Nemesis:
             return True
         return one.spares_brokers or other.spares_brokers
 
-    def _break(self, breakings: list[Breaking], chance: random.Random) -> None:
+    def _break(self, breakings: list[Breaking[Any]], chance: random.Random) -> None:
         began: list[float] = []
         for breaking in breakings:
             began.append(time.monotonic())
@@ -86,7 +88,7 @@ class Nemesis:
         self._wait_until_well(fault)
 
     def _wait_until_well(self, fault: Fault) -> None:
-        end = fault.healed + PATIENCE_SECONDS
+        end = fault.healed + self.patience_seconds
         while not self.cluster.is_well(fault.healed):
             if time.monotonic() > end:
                 self.stuck.append(f"{fault.name} ({fault.target}): {self.cluster.why_not_well(fault.healed)}")

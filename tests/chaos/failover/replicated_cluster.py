@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +43,8 @@ class ReplicatedCluster(HostCluster):
     ) -> None:
         """More hosts are made where there are fewer than replicas."""
         super().__init__(folder, hosts=max(hosts, groups * replicas), groups=groups)
-        self._replicas = replicas
+        self.replicas = replicas
+        self.fewest_copies = min_in_sync
         self._policy: dict[str, Any] = {"replication": replication, "min_in_sync": min_in_sync}
         self._coordinators = coordinators
         self._flush = flush
@@ -51,14 +53,6 @@ class ReplicatedCluster(HostCluster):
         self._replica_of: dict[str, tuple[str, int]] = {}
         #: By group.
         self._watches: dict[str, RegisterWatch] = {}
-
-    @property
-    def replicas(self) -> int:
-        return self._replicas
-
-    @property
-    def fewest_copies(self) -> int:
-        return int(self._policy["min_in_sync"])
 
     @property
     def reigned(self) -> list[Reigned]:
@@ -79,7 +73,7 @@ class ReplicatedCluster(HostCluster):
             file.save(KeeperRecord(CLUSTER, number, self._keepers.members[number].incarnation, self._keepers))
             spec = {"number": number, "cluster": CLUSTER, "directory": str(host.disk), "host": host.address}
             host.give("keeper", {**spec, "port": _KEEPER_PORT})
-        places = [(group, replica) for group in self.groups for replica in range(self._replicas)]
+        places = [(group, replica) for group in self.groups for replica in range(self.replicas)]
         for (group, replica), host in zip(places, hosts, strict=False):
             self._replica_of[host.name] = group, replica + 1
             host.give("broker", {**self._broker_spec(host, group, replica), "keepers": told})
@@ -95,7 +89,7 @@ class ReplicatedCluster(HostCluster):
             "name_servers": self.name_servers,
             "store": {**self._store, "flush": self._flush},
             "replica": replica,
-            "replicas": self._replicas,
+            "replicas": self.replicas,
             **self._policy,
         }
 
@@ -151,9 +145,9 @@ class ReplicatedCluster(HostCluster):
             return f"the register of {group} cannot be read"
         if state.master is None:
             return f"{group} has no master in epoch {state.epoch}"
-        if len(state.in_sync) < self._replicas:
+        if len(state.in_sync) < self.replicas:
             told = f"master {state.master}, epoch {state.epoch}"
-            return f"only {sorted(state.in_sync)} of {self._replicas} of {group} are in sync, {told}"
+            return f"only {sorted(state.in_sync)} of {self.replicas} of {group} are in sync, {told}"
         status = watch.master_status()
         if status is None or not status.serves:
             return f"master {state.master} of {group} does not serve"
@@ -176,11 +170,11 @@ class ReplicatedCluster(HostCluster):
         found = super().stop()
         for group in self.groups:
             hosts = [self.hosts[name] for name, (of, _) in self._replica_of.items() if of == group]
-            found += _differences({host.name: log_content(Path(host.spec("broker")["directory"])) for host in hosts})
+            found += differences({host.name: log_content(Path(host.spec("broker")["directory"])) for host in hosts})
         return found
 
 
-def _differences(logs: dict[str, dict[str, bytes]]) -> list[str]:
+def differences(logs: Mapping[str, Mapping[str, bytes]]) -> list[str]:
     """Where logs that should be one log are not alike."""
     found = []
     [(first, log), *others] = logs.items()

@@ -17,10 +17,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from raymq.client import RayMQError
-from tests.chaos.failover.faults import ONLY_BY_NAME, WEIGHTS, Breaking
+from tests.chaos.failover.breaking import Breaking
+from tests.chaos.failover.faults import ONLY_BY_NAME, WEIGHTS
 from tests.chaos.failover.final_read import stored
 from tests.chaos.failover.host_cluster import HostCluster
 from tests.chaos.failover.isolation import isolated, reason_not_to
@@ -60,7 +61,7 @@ def command(arguments: Sequence[str]) -> list[str]:
     return isolated([sys.executable, "-m", "tests.chaos.failover.run", *arguments])
 
 
-def named(names: str) -> list[type[Breaking]]:
+def named(names: str) -> list[type[Breaking[Any]]]:
     """The kinds of faults whose names have one of these parts."""
     parts = [part.strip() for part in names.split(",") if part.strip()]
     return [kind for kind in (*WEIGHTS, *ONLY_BY_NAME) if any(part in kind.name for part in parts)]

@@ -1,0 +1,49 @@
+"""One fault of a cluster, as a schedule of faults sees it."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from tests.chaos.failover.loaded_cluster import LoadedCluster
+
+Broken = TypeVar("Broken", bound=LoadedCluster)
+
+
+@dataclass
+class Breaking(ABC, Generic[Broken]):
+    """It is made, begun and ended once; `chance` chooses its victim.
+
+    Attributes:
+        name: what the verdict calls it.
+        spared: the names of hosts that something else happens to.
+        target: what was chosen, once it has begun.
+        holds: how long it lasts, in seconds, at least and at most.
+        loses: whether what a disk holds is lost.
+        spares_brokers: whether no broker, and no broker's host, is broken.
+    """
+
+    cluster: Broken
+    chance: random.Random
+    spared: set[str] = field(default_factory=set)
+    target: str = ""
+
+    name: ClassVar[str] = ""
+    holds: ClassVar[tuple[float, float]] = (0.3, 3.0)
+    loses: ClassVar[bool] = False
+    spares_brokers: ClassVar[bool] = False
+
+    @classmethod
+    def is_possible(cls, cluster: Broken) -> bool:
+        """Whether there is something that it could happen to."""
+        return True
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Let it happen."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Heal it."""
