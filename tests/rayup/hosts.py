@@ -136,10 +136,13 @@ class Hosts:
             process.wait(_UP_SECONDS)
 
     def signal(self, name: str, program: str, number: signal.Signals) -> None:
-        """Send a signal to every process of it whose program is called so; to none where it is off."""
+        """Send a signal to every process of it whose program is called so; to none where it is off.
+
+        An actor of Ray is called `ray::CLASS`, and while it does something `ray::CLASS.METHOD`.
+        """
         if self.is_on(name):
             listed = [line.split(maxsplit=1) for line in self._ps(name, "pid=,args=")]
-            found = [pid for pid, args in listed if Path(args.split(maxsplit=1)[0]).name == program]
+            found = [pid for pid, args in listed if _program(args) == program]
             if found:
                 self._run(name, "kill", f"-{number.value}", *found)
 
@@ -176,6 +179,10 @@ class Hosts:
         with contextlib.suppress(OSError), socket.create_connection((self.address(name), 22), timeout=1.0) as connected:
             return connected.recv(4) == b"SSH-"
         return False
+
+
+def _program(arguments: str) -> str:
+    return Path(arguments.split(maxsplit=1)[0]).name.partition(".")[0]
 
 
 def _others() -> str:
