@@ -17,6 +17,7 @@ from raymq.actors.errors import MessageNotFound, RayMQError
 from raymq.actors.routing import Routes
 from raymq.actors.wire.commands import homes as wire
 from raymq.actors.wire.commands import members as wire_members
+from raymq.actors.wire.commands.meant import meant_for
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.storage.tables.members import is_broker
 
@@ -97,7 +98,7 @@ class Meetings:
     async def _meet(self, broker: str, address: str) -> None:
         homes, after = self._core.homes, ""
         while True:
-            command = wire.copy_homes_command(self._core.name, after)
+            command = meant_for(broker, wire.copy_homes_command(self._core.name, after))
             told = wire.read_copied(await self._pool.request(address, command, _REQUEST_SECONDS))
             await asyncio.to_thread(homes.copy, told.homes)
             await asyncio.to_thread(homes.heard_of, filter(is_broker, told.members))

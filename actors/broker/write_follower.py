@@ -17,6 +17,7 @@ from raymq.actors.errors import BrokerUnavailable, RayMQError, StoreCorrupt, Sto
 from raymq.actors.request_limits import MAX_PARTS
 from raymq.actors.routing import Routes
 from raymq.actors.wire.commands import staging as wire
+from raymq.actors.wire.commands.meant import meant_for
 from raymq.actors.wire.commands.staging import Order
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -68,7 +69,7 @@ class BrokersByName:
         address = (await self._routes.cluster()).masters.get(broker)
         if address is None:
             raise BrokerUnavailable(broker, "no name server knows it now")
-        return await self._pool.request(address, command, seconds)
+        return await self._pool.request(address, meant_for(broker, command), seconds)
 
 
 class WriteFollower:

@@ -25,6 +25,7 @@ from raymq.actors.wire.commands.homes import (
     read_remembered,
     remember_home_command,
 )
+from raymq.actors.wire.commands.meant import meant_for
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import PATIENCE_SECONDS, patiently
@@ -90,7 +91,7 @@ async def ask_home(mq: Connection, home: str, command: Command, seconds: float) 
     address = (await masters(mq)).get(home)
     if address is None:
         raise BrokerUnavailable(home, "no name server knows it now")
-    return await mq.pool.request(address, command, seconds)
+    return await mq.pool.request(address, meant_for(home, command), seconds)
 
 
 def chosen(key: str, brokers: Iterable[str]) -> str:
@@ -106,13 +107,14 @@ async def _ask_all(mq: Connection, kind: str, key: str) -> str | Mapping[str, bo
     """The home; or of all brokers that were ever there, which all say that there is none, who takes a new key."""
     addresses = await masters(mq)
 
-    async def ask(address: str) -> KnownHome | RayMQError:
+    async def ask(name: str, address: str) -> KnownHome | RayMQError:
         try:
-            return read_home(await mq.pool.request(address, find_home_command(kind, key), _REQUEST_SECONDS))
+            command = meant_for(name, find_home_command(kind, key))
+            return read_home(await mq.pool.request(address, command, _REQUEST_SECONDS))
         except RayMQError as error:
             return error
 
-    asked = {asyncio.ensure_future(ask(address)): name for name, address in addresses.items()}
+    asked = {asyncio.ensure_future(ask(name, address)): name for name, address in addresses.items()}
     waiting: set[asyncio.Task[KnownHome | RayMQError]] = set(asked)
     found: dict[str, bool] = {}
     members: set[str] = set()

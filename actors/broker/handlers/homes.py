@@ -7,6 +7,7 @@ import contextlib
 from typing import Final
 
 from raymq.actors.broker.context import BrokerContext, text
+from raymq.actors.broker.handlers.by_name import by_name
 from raymq.actors.errors import InvalidInput, StoreError
 from raymq.actors.protocol import PERM_WRITE
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -53,9 +54,12 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         await asyncio.to_thread(homes.forget, checked_broker(text(request, "broker")))
         return request.response(ResponseCode.SUCCESS)
 
-    return {
-        RequestCode.FIND_HOME: find,
-        RequestCode.REMEMBER_HOME: remember,
-        RequestCode.COPY_HOMES: copy,
-        RequestCode.FORGET_BROKER: forget,
-    }
+    return by_name(
+        core.name,
+        {
+            RequestCode.FIND_HOME: find,
+            RequestCode.REMEMBER_HOME: remember,
+            RequestCode.COPY_HOMES: copy,
+            RequestCode.FORGET_BROKER: forget,
+        },
+    )

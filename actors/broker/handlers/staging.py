@@ -13,6 +13,7 @@ from raymq.actors.broker.context import BrokerContext, integer, text
 from raymq.actors.broker.core.appending.staged_delays import waiting_chunk
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.writes.deciding import Fate
+from raymq.actors.broker.handlers.by_name import by_name
 from raymq.actors.broker.write_follower import orders
 from raymq.actors.errors import InvalidInput
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -90,15 +91,18 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
             await context.commits.decide(core.writes.finished, name, text(request, "broker"), missing.get(name))
         return request.response(ResponseCode.SUCCESS)
 
-    return {
-        RequestCode.STAGE_RECORDS: in_steps(stage),
-        RequestCode.COMMIT_STAGED: commit,
-        RequestCode.ABORT_STAGED: abort,
-        RequestCode.OPEN_WRITE: open_write,
-        RequestCode.DECIDE_WRITE: decide,
-        RequestCode.ASK_WRITES: ask,
-        RequestCode.WRITES_DONE: done,
-    }
+    return by_name(
+        core.name,
+        {
+            RequestCode.STAGE_RECORDS: in_steps(stage),
+            RequestCode.COMMIT_STAGED: commit,
+            RequestCode.ABORT_STAGED: abort,
+            RequestCode.OPEN_WRITE: open_write,
+            RequestCode.DECIDE_WRITE: decide,
+            RequestCode.ASK_WRITES: ask,
+            RequestCode.WRITES_DONE: done,
+        },
+    )
 
 
 def _to_stage(core: BrokerCore, request: Command) -> Steps[tuple[tuple[str, int], memoryview, npt.NDArray[np.int32]]]:

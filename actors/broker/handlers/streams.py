@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from raymq.actors.broker.context import BrokerContext, integer, text
+from raymq.actors.broker.handlers.by_name import by_name
 from raymq.actors.errors import PermissionDenied
 from raymq.actors.protocol import PERM_READ
 from raymq.actors.wire.codes import RequestCode, ResponseCode
@@ -56,4 +57,5 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
         }
         return request.response(ResponseCode.SUCCESS, fields)
 
-    return {RequestCode.STREAM_PLANS: kept, RequestCode.PLAN_BATCH: plan, RequestCode.TOPIC_BOUNDS: bounds}
+    of_its_home = by_name(core.name, {RequestCode.STREAM_PLANS: kept, RequestCode.PLAN_BATCH: plan})
+    return {**of_its_home, RequestCode.TOPIC_BOUNDS: bounds}
