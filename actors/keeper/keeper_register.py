@@ -225,7 +225,12 @@ class KeeperRegister:
     async def _after_failure(self, key: str, answers: Answers, attempt: int, *, accepts_out: bool) -> None:
         """Return if another attempt may help."""
         if self._is_outdated(answers):
-            await self._learn_keepers(answers)
+            try:
+                await self._learn_keepers(answers)
+            except RegisterUnavailable as error:
+                if accepts_out:
+                    raise RegisterUnknown(f"{key}: a part of the keepers may have accepted it: {error}") from error
+                raise
             return
         told = refusal(answers)
         if told is None or told.reason is Reason.HELD:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from raymq.actors.keeper.errors import RegisterConflict, RegisterUnavailable, RegisterUnknown
+from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_record import KeeperRecord
+from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
 from raymq.actors.keeper.leases import LEASE_SECONDS
-from raymq.actors.keeper.messages import Ballot, LeaseClaim, Promised, Registered
-from raymq.actors.keeper.proposal import Proposal
+from raymq.actors.keeper.messages import Accept, Ballot, KeeperCall, LeaseClaim, Promised, Registered
+from raymq.actors.keeper.proposal import Answers, Proposal
 from raymq.storage.errors import InvalidInput
 from tests.unit.actors.keeper.keepers_at_hand import KeepersAtHand, group, mastered
 
@@ -135,6 +138,40 @@ async def test_a_change_of_the_set_that_somebody_left_is_finished_by_the_next() 
     other = keepers.register()
     await other.remove_keeper(2)
     assert other.keepers.members == members(1, 3, 4)
+
+
+async def test_a_change_that_a_keeper_has_accepted_is_unknown_also_where_the_set_changes_meanwhile() -> None:
+    """It was told as not made, and whoever settled the register made it: a set that its master did not know of."""
+    keepers = KeepersAtHand()
+    other = keepers.register()
+    before = await other.change("g", Registered(), mastered())
+    member = take_in(keepers, 4, "made-4")
+
+    class Door:
+        """The first accept reaches keeper 1 before the set changes, and the others behind it; then nothing does."""
+
+        has_accepted = False
+
+        async def ask(
+            self, known: KeeperSet, asked: Mapping[int, KeeperCall], is_enough: Callable[[Answers], bool]
+        ) -> Answers:
+            if self.has_accepted:
+                return {}
+            if not isinstance(next(iter(asked.values())).request, Accept):
+                return await keepers.ask(known, asked, is_enough)
+            self.has_accepted = True
+            first = keepers.up[1].handle(asked[1])
+            keepers.cut = {1}
+            await other.add_keeper(4, member)
+            return {1: first, **{number: keepers.up[number].handle(asked[number]) for number in (2, 3)}}
+
+        async def pause(self, seconds: float) -> None:
+            await keepers.pause(seconds)
+
+    office = KeeperRegister(keepers.founded, Door(), keepers.random.randrange)
+    assert isinstance(before.value, GroupState)
+    with pytest.raises(RegisterUnknown):
+        await office.change("g", before, before.value.with_set({1}))
 
 
 async def test_the_set_has_its_bounds() -> None:
