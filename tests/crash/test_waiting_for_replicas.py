@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -18,6 +19,16 @@ from raymq.actors.errors import (
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
 from raymq.actors.wire.commands.append import read_appended
+from raymq.actors.wire.commands.staging import (
+    WriteWish,
+    ask_writes_command,
+    decide_write_command,
+    open_write_command,
+    read_fate,
+    read_orders,
+)
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.pop import PopMessage
 from raymq.client import Message
 from tests.polling import poll_until
 from tests.replica_clients import Clients, ask, numbered, records
@@ -117,6 +128,57 @@ def test_trap_3_consumers_see_only_what_is_confirmed(group: ReplicaGroup, client
         assert clients.pull.offsets(queue) == seen or 2 not in group.state.in_sync
     appending.join()
     poll_until(lambda: clients.pull.offsets(queue)[1] == seen[1] + 5, 10)
+
+
+def test_a_decision_about_a_write_is_told_to_nobody_before_its_writer(group: ReplicaGroup, clients: Clients) -> None:
+    """Brokers that have rows carry it out at once; the next master may never have heard of it."""
+    ask(group, 1, open_write_command("w", "t", "", 0))
+    group.pause(2)
+
+    async def decide_and_ask() -> tuple[Command, Command]:
+        commit = decide_write_command("w", WriteWish.COMMIT, {"broker-x": {"p": 5}})
+        deciding = asyncio.ensure_future(group.pool.request(group.addresses[1], commit, 10.0))
+        asked = asyncio.ensure_future(
+            group.pool.request(group.addresses[1], ask_writes_command("broker-x", {"w": 1.0}), 10.0)
+        )
+        await asyncio.wait({deciding, asked}, return_when=asyncio.FIRST_COMPLETED)
+        assert deciding.done()
+        return await deciding, await asked
+
+    decided, told = group.run(decide_and_ask())
+    assert read_fate(decided).decision == "committed"
+    assert read_orders(told)["w"].what == "append"
+
+
+def test_a_master_that_was_stopped_for_longer_than_its_lease_lends_nothing_to_who_waited(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    """The next master's consumers may be done with it."""
+
+    def pop(seconds: float, wait: float) -> Command:
+        return PopMessage("poppers", "t", -1, 1, int(seconds * 1000), int(wait * 1000), 0, 0).command()
+
+    clients.send(b"once")
+    assert ask(group, 1, pop(1.0, 5.0), 10.0).body
+    group.await_end(2, of=1)
+
+    async def park() -> asyncio.Future[Command]:
+        return asyncio.ensure_future(group.pool.request(group.addresses[1], pop(60.0, 30.0), 60.0))
+
+    parked = group.run(park())
+    ask(group, 1, ask_writes_command("broker-x", {}))  # behind it, on the same connection
+    group.pause(1)
+    assert group.elect(asked=[2]) == 2
+    assert poll_until(lambda: clients.found(lambda: ask(group, 2, pop(60.0, 1.0), 5.0)), 15).body
+    group.go_on(1)
+
+    async def outcome() -> object:
+        try:
+            return (await parked).body
+        except RayMQError as error:
+            return error
+
+    assert isinstance(group.run(outcome()), RayMQError)
 
 
 @pytest.mark.parametrize("group", [{"mode": "async"}], indirect=True)

@@ -1,8 +1,10 @@
 """A master's commands behind its office: refused while it is not surely master, and answered when they are safe.
 
 An append answers by itself when what it has stored is safe (`BrokerContext.durable`). Other changes, such as commits of
-offsets and settings of topics, are answered once the group has them as safely as its policy promises. Reads wait for
-nothing: they see only what is confirmed.
+offsets and settings of topics, are answered once the group has them as safely as its policy promises. Reads of messages
+wait for nothing: they see only what is confirmed. Of the state beside the log a read sees what may be lost yet: what
+somebody else acts upon is told when it is as safe as a change. What a read has found while it was parked only a master
+may give away.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Final
 
 from raymq.actors.broker.replica.office import Office
 from raymq.actors.broker.replication.acknowledging import NOT_MASTER
-from raymq.actors.errors import WriteUnknown
+from raymq.actors.errors import BrokerUnavailable, WriteUnknown
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
@@ -64,6 +66,10 @@ _CHANGES: Final = frozenset(
         RequestCode.REDRIVE_DEAD_LETTERS,
     }
 )
+#: Reads of decisions, which others carry out where they are.
+_DECISIONS: Final = frozenset(
+    {RequestCode.ASK_WRITES, RequestCode.FIND_HOME, RequestCode.COPY_HOMES, RequestCode.STREAM_PLANS}
+)
 _SUCCESSES: Final = frozenset({ResponseCode.SUCCESS})
 
 
@@ -77,6 +83,8 @@ def _gate(code: int, handler: Handler, office: Office) -> Handler:
         serve = _append(handler, office)
     elif code in _CHANGES:
         serve = _change(handler, office)
+    elif code in _DECISIONS:
+        serve = _decision(handler, office)
     else:
         serve = _read(handler, office)
     if getattr(handler, "waits", False):
@@ -85,9 +93,35 @@ def _gate(code: int, handler: Handler, office: Office) -> Handler:
 
 
 def _read(handler: Handler, office: Office) -> Handler:
+    async def still_master(answering: Awaitable[Answer]) -> Answer:
+        answer = await answering
+        if answer is not None and answer.body_bytes:
+            office.check_master()  # it may have waited for longer than the lease
+        return answer
+
     def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
         office.check_master()
-        return handler(connection, request)
+        result = handler(connection, request)
+        return result if result is None or isinstance(result, Command) else still_master(result)
+
+    return serve
+
+
+def _decision(handler: Handler, office: Office) -> Handler:
+    async def settled(result: Answer | Awaitable[Answer]) -> Answer:
+        answer = result if result is None or isinstance(result, Command) else await result
+        try:
+            status = await office.settled(office.end)
+        except WriteUnknown:
+            office.check_master()
+            raise
+        if status is not SendStatus.SEND_OK:
+            raise BrokerUnavailable(office.name, "what it knows is not in all replicas in sync yet: ask again")
+        return answer
+
+    def serve(connection: ServerConnection, request: Command) -> Answer | Awaitable[Answer]:
+        office.check_master()
+        return settled(handler(connection, request))
 
     return serve
 
