@@ -12,7 +12,8 @@ What is in it, in the order to read it:
     server, server_connection: the answering end, with its limits (limits, room, unread), and what it needs of its
     server (host); prompt_future: an answer that is written in the turn in which it is made; stepwise: long handlers in
     steps; own_requests: what a server asks its clients; wakeups: turns for what an arrival wakes.
-    memory_door: commands that come without a socket; tls: encryption; faults: errors as answers and back.
+    memory_door: commands that come without a socket; tls: encryption; tls_listener: its handshakes; faults:
+    errors as answers and back.
 
 The way of a message:
     a function of commands makes a Command of its values;

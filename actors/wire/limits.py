@@ -16,6 +16,8 @@ class ServerLimits:
             connection.
         answer_bytes: a longer answer becomes an error.
         connections: one more is closed at once, and so is one that takes one of the last descriptors of the process.
+        handshakes: of more connections that have not made TLS's handshake yet the oldest is closed.
+        handshake_seconds: so long TLS's handshake may take.
         connection_request_bytes: of requests of one connection that are not answered yet; each counts with its body
             and 1 KiB.
         total_request_bytes: the same of all connections, and of frames above 16 KiB that are still arriving what has
@@ -34,6 +36,8 @@ class ServerLimits:
     header_bytes: int = 1024 * 1024
     json_header_bytes: int = MAX_JSON_REQUEST_BYTES
     connections: int = 10_000
+    handshakes: int = 256
+    handshake_seconds: float = 10.0
     connection_request_bytes: int = 64 * 1024 * 1024
     total_request_bytes: int = 512 * 1024 * 1024
     write_high_bytes: int = 1024 * 1024

@@ -23,6 +23,7 @@ from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.reader import make_scratch
 from raymq.actors.wire.room import RequestRoom
 from raymq.actors.wire.server_connection import Authorize, Handler, ServerConnection
+from raymq.actors.wire.tls_listener import Greeting, TlsListener
 
 _SWEEP_SECONDS = 1.0
 #: While there is no room for other frames, one of which nothing comes for so long loses its connection.
@@ -77,6 +78,8 @@ class Server:
         self.limits = limits or ServerLimits()
         self.authorize = authorize
         self.connections: set[ServerConnection] = set()
+        #: Those that are to make TLS's handshake first, in the order in which they came.
+        self.greetings: dict[Greeting, None] = {}
         #: Those that are not read from until there is room.
         self.waiting_for_room: dict[ServerConnection, None] = {}
         #: How many connections were closed because there were too many.
@@ -89,7 +92,7 @@ class Server:
         self._waking = False
         self.room = RequestRoom(self.limits.total_request_bytes, self.loop.time)
         self._left = asyncio.Event()
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | TlsListener] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, bound: socket.socket) -> None:
@@ -105,11 +108,14 @@ class Server:
 
     async def listen(self, bound: socket.socket) -> None:
         """Listen on one more socket; raises OSError as `start`."""
+        if self._tls is not None:
+            bound.setblocking(False)
+            bound.listen(_WAITING_CONNECTIONS)
+            self._listeners.append(TlsListener(self, bound, self._tls))
+            return
         # asyncio accepts as many at once as it is told may wait, before it looks at one of them.
         self._listeners.append(
-            await self.loop.create_server(
-                lambda: ServerConnection(self), sock=bound, backlog=_ACCEPTED_AT_ONCE, ssl=self._tls
-            )
+            await self.loop.create_server(lambda: ServerConnection(self), sock=bound, backlog=_ACCEPTED_AT_ONCE)
         )
         bound.listen(_WAITING_CONNECTIONS)
 
@@ -139,6 +145,8 @@ class Server:
         if under_way := [task for connection in self.connections for task in connection.tasks]:
             await asyncio.wait(under_way, timeout=self.limits.drain_seconds)
         self.has_stopped = True  # what was accepted and is not known here yet is closed as soon as it is
+        for greeting in list(self.greetings):
+            greeting.give_up()
         for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):

@@ -67,8 +67,9 @@ class Listening:
 
     async def serve_replicas(self, accept: Callable[[], FrameStream]) -> None:
         """`accept` gives the protocol of each connection of a replica."""
+        seconds = None if self._tls is None else _LIMITS.handshake_seconds
         self._shipping = await asyncio.get_running_loop().create_server(
-            accept, sock=self._replicas.dup(), ssl=self._tls
+            accept, sock=self._replicas.dup(), ssl=self._tls, ssl_handshake_timeout=seconds
         )
 
     async def refuse(self, handlers: Mapping[int, Handler]) -> None:
