@@ -2,7 +2,8 @@
 
 While an append is under way, what arrives for the same topic on the same terms is gathered; the next append takes all
 of it, up to a part's size. So nobody waits longer than for the appends before his own, and a single caller waits for
-none.
+none. An append ends when the first of its callers has no time left: so none is joined with one who has less than half
+of his time.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ class PooledSends:
             while waiting:
                 entries = [waiting.popleft()]
                 size, count = len(entries[0].records), len(entries[0].sizes)
+                now = time.monotonic()
+                until = now + 2 * (entries[0].deadline - now)
                 # Delayed ones go alone: some wait for a level and some for a time, which no append may mix.
                 while waiting and not terms.delayed:
                     size, count = size + len(waiting[0].records), count + len(waiting[0].sizes)
-                    if size > PART_BYTES or count > MAX_MESSAGES:
+                    if size > PART_BYTES or count > MAX_MESSAGES or waiting[0].deadline > until:
                         break
                     entries.append(waiting.popleft())
                 await self._send_together(topic, entries, terms)
@@ -77,9 +80,10 @@ class PooledSends:
                 self._waiting.pop(key, None)
 
     async def _send_together(self, topic: str, entries: list[_Entry], terms: Terms) -> None:
-        left = max(0.001, min(entry.deadline for entry in entries) - time.monotonic())
+        left = min(entry.deadline for entry in entries) - time.monotonic()
         records = bytearray().join(entry.records for entry in entries)
         try:
+            replace(terms, timeout=left).check_time()
             sizes = np.concatenate([entry.sizes for entry in entries])
             sent = await self._sends.send(topic, records, sizes, replace(terms, timeout=left))
         except InvalidInput as error:

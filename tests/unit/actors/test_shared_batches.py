@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from raymq.actors.errors import InvalidInput, NotStored
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus
 from raymq.actors.request_limits import PART_BYTES
+from raymq.actors.sending import shared_batches
 from raymq.actors.sending.sender import Sent, Sizes, Terms
 from raymq.actors.sending.shared_batches import PooledSends
 
@@ -96,5 +98,34 @@ def test_errors_reach_those_whom_they_concern(word: bytes, failing: int) -> None
         assert sum(isinstance(outcome, BaseException) for outcome in outcomes) == failing
         assert len(offsets(outcomes)) == 4 - failing
         assert isinstance(outcomes[2], InvalidInput | NotStored)
+
+    asyncio.run(run())
+
+
+def test_nobody_has_less_than_half_of_his_time_for_who_came_long_before() -> None:
+    """During an outage all that had come since the first failed together with the first."""
+
+    async def run() -> None:
+        recorder = Recorder()
+        pool = PooledSends(recorder)
+        now = 100.0
+
+        def send(body: bytes) -> asyncio.Future[Sent]:
+            return asyncio.ensure_future(pool.send("t", bytearray(body), np.array([len(body)], np.int32), FIXED))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shared_batches, "time", SimpleNamespace(monotonic=lambda: now))
+            sends = []
+            for body, at in ((b"hangs", 100.0), (b"over", 100.0), (b"late", 101.0), (b"later", 101.1), (b"new", 104.9)):
+                now = at
+                sends.append(send(body))
+                await asyncio.sleep(0)
+            now = 105.5
+            recorder.may_go_on.set()
+            outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert isinstance(outcomes[1], NotStored)
+        assert [records for records, _ in recorder.appends] == [b"hangs", b"latelater", b"new"]
+        assert [round(terms.timeout, 1) for _, terms in recorder.appends] == [5.0, 0.5, 4.4]
+        assert offsets(outcomes) == [0, 1, 2, 3]
 
     asyncio.run(run())
