@@ -126,7 +126,12 @@ class _Hold:
     _last: MessageQueue | None = None
 
     async def take(self, route: TopicRoute) -> tuple[MessageQueue, Sizes]:
-        """The queue to send to and the records' sizes with the number in them."""
+        """The queue to send to and the records' sizes with the number in them.
+
+        Raises:
+            BrokerUnavailable: the broker that may hold the batch has left the routes, and no other one may have it; or
+                earlier batches of the queue take too long. Else what `Sender.choose` raises.
+        """
         if self._lane is None:
             queue = self._sender.queue_for(route, self._terms, self._last)
             lane = self._sender.lane(queue)
@@ -137,7 +142,10 @@ class _Hold:
                 raise BrokerUnavailable(queue.broker, "earlier batches of this queue are still under way") from None
             self._lane = lane
             self._sizes = stamp(self._records, self._sizes, lane.count.sequence(len(self._sizes)))
-        return self._lane.count.queue, self._sizes
+        queue = self._lane.count.queue
+        if queue.broker not in route.addresses:
+            raise BrokerUnavailable(queue.broker, "it has left the routes, and may hold the batch")
+        return queue, self._sizes
 
     def end(self, *, stored: bool) -> None:
         """Let others pass, if this one holds the turn: the batch is in the log, or nobody will say that it is."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import NotStored, OutcomeUnknown, RayMQError, StoreFailed
+from raymq.client.produce.outbox_file import OutboxFile
 from tests.integration.conftest import Services
 from tests.integration.proxy import LossyProxy
 
@@ -153,6 +157,34 @@ def test_a_batch_in_doubt_stays_with_the_broker_that_may_hold_it(
     assert {"broker-a"} in outcomes
     assert {"broker-b"} in outcomes
     assert all(len(brokers) == 1 for brokers in outcomes)
+
+
+@pytest.mark.parametrize("linger", [0.0, 0.001])
+def test_a_batch_in_doubt_whose_broker_has_left_the_routes_is_kept_as_one_of_unknown_outcome(
+    mq: Connection, admin: Admin, proxy: LossyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, linger: float
+) -> None:
+    """It raised a KeyError, without a word of what may be stored, and its outbox did not keep it."""
+    del admin
+    get = Routes.get
+
+    async def without_it(self: Routes, topic: str, *, fresh: bool = False, **options: Any) -> TopicRoute:
+        route = await get(self, topic, fresh=fresh, **options)
+        left = {broker: address for broker, address in route.addresses.items() if not fresh or broker != "broker-a"}
+        return replace(route, queues=tuple(data for data in route.queues if data.broker in left), addresses=left)
+
+    monkeypatch.setattr(Routes, "get", without_it)
+    path = tmp_path / "outbox"
+    for outbox in (None, path):
+        with Producer(mq, "p", idempotent=True, timeout=1.0, retries=1, linger=linger, outbox=outbox) as producer:
+            producer.send(Message("t", b"known"), queue=QUEUE)
+            proxy.drop = 1.0
+            with pytest.raises(OutcomeUnknown) as told:
+                producer.send_async(Message("t", b"in doubt"), queue=QUEUE).result(10)
+            proxy.drop = 0.0
+        assert [attempt.broker for attempt in told.value.attempts] == ["broker-a", None]
+    assert told.value.kept
+    with contextlib.closing(OutboxFile(path)) as file:
+        assert [record.body for batch in file.batches() for record in batch.messages()] == [b"in doubt"]
 
 
 @pytest.fixture
