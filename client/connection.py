@@ -331,10 +331,15 @@ class Connection(Closing):
         self.callbacks = Callbacks()
         self._session = uuid.uuid4().hex
 
+    def check_open(self) -> None:
+        """ClientClosed after `close()`."""
+        if self._closed:
+            raise ClientClosed("the connection to the cluster is closed")
+
     def _check_open(self, coroutine: Coroutine[Any, Any, _T]) -> None:
         if self._closed:
             coroutine.close()
-            raise ClientClosed("the connection to the cluster is closed")
+            self.check_open()
 
     def _background(self) -> EventLoopThread:
         if self._loop is None:

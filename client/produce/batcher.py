@@ -38,6 +38,7 @@ from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, too_long_ones
 from raymq.client.produce.encoding import Sizes, encode_messages, packed_host
+from raymq.client.produce.frames import is_within
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
 from raymq.client.produce.sent_results import results_of
 
@@ -173,14 +174,9 @@ class Batcher:
     def is_interrupted(self) -> bool:
         """Whether the calling thread has the lock, as a signal handler finds it that has interrupted a call of this.
 
-        It must not wait for the lock then. Looked for among its frames, since to note it would make every send slower.
+        It must not wait for the lock then.
         """
-        frame = inspect.currentframe()
-        while frame is not None:
-            if frame.f_code in _LOCKING and frame.f_locals.get("self") is self:
-                return True
-            frame = frame.f_back
-        return False
+        return is_within(inspect.currentframe(), _LOCKING, self)
 
     def _wait_for_room(self, timeout: float) -> None:
         """With the lock held; it is free while waiting."""

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 
-from raymq.actors.errors import InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError
+from raymq.actors.errors import ClientClosed, InvalidInput, OutcomeUnknown, QueueNotFound, RayMQError
 from raymq.actors.naming import TIMER_TOPIC, check_group, check_sendable
 from raymq.actors.protocol import MessageQueue, RecallStatus
 from raymq.actors.recall_handle import RecallHandle
@@ -36,6 +36,7 @@ from raymq.client.produce.encoding import (
     packed_host,
     table_parts,
 )
+from raymq.client.produce.frames import is_within_elsewhere
 from raymq.client.produce.message_batch import PendingResult
 from raymq.client.produce.options import NO_OPTIONS, SendDefaults, SendOptions, checked_timeout
 from raymq.client.produce.outbox_file import OutboxFile
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Parts of one call that are under way together, where no order has to be kept: one on the wire, one in the broker.
 _PARTS_AHEAD: Final = 2
+#: How often who closes it looks whether other threads' sends have ended.
+_LOOK_SECONDS: Final = 0.005
 _topic = attrgetter("topic")
 _is_delayed = attrgetter("is_delayed")
 
@@ -79,6 +82,7 @@ class Producer(ClientBase):
 
     Raises:
         InvalidInput: a name or number breaks its rule, or `shared` without Ray.
+        ClientClosed: the connection is closed.
     """
 
     KIND = "producer"
@@ -106,6 +110,7 @@ class Producer(ClientBase):
         self._options = PathOptions(group, linger, idempotent, isolation, shared, buffer_bytes, when_full, outbox)
         self._options.check(timeout)
         super().__init__(mq)
+        mq.check_open()
         self._limits = BodyLimits(mq)
         self._plain_terms = self._defaults.terms("", NO_OPTIONS)
         #: Held by who closes it, until nothing is on its way any more.
@@ -139,12 +144,15 @@ class Producer(ClientBase):
         delayed = message.is_delayed
         terms = self._terms(message, options) if options or delayed else self._plain_terms
         direct, mq = (self._made or self._make_paths()).one_by_one, self._mq
-        if direct is None or mq.is_on_loop:
-            return mq.run(self._send_one(self._paths.sends, message, terms))
-        record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
-        if delayed:
-            return _result(message, direct.send(message.topic, record, size_of(record), terms))
-        return result_of_one(direct.send_one(message.topic, record, terms), message.unique_key)
+        try:
+            if direct is None or mq.is_on_loop:
+                return mq.run(self._send_one(self._paths.sends, message, terms))
+            record = message.encode(time.time_ns() // 1_000_000, packed_host(mq.pool.local_host))
+            if delayed:
+                return _result(message, direct.send(message.topic, record, size_of(record), terms))
+            return result_of_one(direct.send_one(message.topic, record, terms), message.unique_key)
+        except ClientClosed as error:
+            raise _broken_off() from error
 
     async def asend(self, message: Message, **options: Unpack[SendOptions]) -> SendResult:
         """`send` for asyncio code, on any event loop; with `linger` it gathers as `send_async` does."""
@@ -153,7 +161,10 @@ class Producer(ClientBase):
             sent = self.send_async(message, **options)
             return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else _outcome(sent))
         terms = self._terms(message, options)
-        return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
+        try:
+            return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
+        except ClientClosed as error:
+            raise _broken_off() from error
 
     def send_async(self, message: Message, **options: Unpack[SendOptions]) -> Future[SendResult]:
         """Send one message; the future resolves with what `send` returns or raises. It cannot be cancelled.
@@ -209,7 +220,10 @@ class Producer(ClientBase):
     async def asend_batch(self, messages: Sequence[Message], **options: Unpack[SendOptions]) -> Sequence[SendResult]:
         """`send_batch` for asyncio code, on any event loop."""
         terms = self._batch_terms(messages, options)
-        return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
+        try:
+            return await self._mq.arun(self._send_batch(self._paths.sends, messages, terms))
+        except ClientClosed as error:
+            raise _broken_off() from error
 
     def send_table(
         self,
@@ -286,7 +300,8 @@ class Producer(ClientBase):
         return await asyncio.to_thread(self.flush, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds.
+        """Take no more messages, send what was gathered, and wait for all answers, at most `timeout` seconds; also for
+        those that other threads wait for.
 
         What has no answer by then goes into the outbox, where there is one, within a few seconds more. Who closes it
         while somebody else does waits for that; a signal handler that has interrupted that very call does not. One that
@@ -329,6 +344,8 @@ class Producer(ClientBase):
         if paths is not None and paths.batcher is not None:
             paths.batcher.close(timeout)
         wait(list(self._under_way), max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline and is_within_elsewhere(_BLOCKING, self):
+            time.sleep(_LOOK_SECONDS)
         if paths is not None:
             paths.close_outbox(self._mq, max(0.0, deadline - time.monotonic()))
 
@@ -393,6 +410,8 @@ class Producer(ClientBase):
             while under_way:
                 first, outcome = under_way.popleft()
                 yield first, outcome()
+        except ClientClosed as error:
+            raise _broken_off() from error
         finally:
             for _, outcome in under_way:  # after an error: the others' outcomes shall be settled, too
                 with contextlib.suppress(RayMQError):
@@ -453,6 +472,15 @@ class Producer(ClientBase):
             await self._send_one(sends, message, terms)
         except RayMQError:
             return
+
+
+#: The calls that wait for an answer on the thread that makes them.
+_BLOCKING: Final = {Producer.send.__code__, Producer.send_batch.__code__, Producer.send_table.__code__}
+
+
+def _broken_off() -> OutcomeUnknown:
+    """What is told of a send that had begun when the connection was closed: of its tries nobody knows any more."""
+    return OutcomeUnknown("closed before an answer came")
 
 
 async def _outcome(delivery: PendingResult) -> SendResult:

@@ -1,0 +1,102 @@
+"""A connection, or a producer, that is closed while sends of other threads and tasks wait for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raymq.actors.wire.codes import RequestCode
+from raymq.client import Admin, ClientClosed, Connection, Message, MessageQueue, OutcomeUnknown, Producer
+from tests.integration.conftest import Services
+
+pytestmark = pytest.mark.integration
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+MESSAGE = Message("t", b"x")
+SENDS: dict[str, Callable[[Producer], object]] = {
+    "send": lambda producer: producer.send(MESSAGE, queue=QUEUE),
+    "send_batch": lambda producer: producer.send_batch([MESSAGE], queue=QUEUE),
+    "send_table": lambda producer: producer.send_table("t", pa.table({"b": ["x"]}), "b", queue=QUEUE),
+    "asend": lambda producer: asyncio.run(producer.asend(MESSAGE, queue=QUEUE)),
+    "asend_batch": lambda producer: asyncio.run(producer.asend_batch([MESSAGE], queue=QUEUE)),
+}
+#: Those that a thread waits for by itself.
+BLOCKING = ("send", "send_batch", "send_table")
+FOREVER = 60.0
+
+
+class LateAnswers:
+    """Answers of broker-a to appends that come so many seconds late, or when that is asked for."""
+
+    def __init__(self, services: Services, seconds: float) -> None:
+        self.stored = threading.Event()
+        self._seconds = seconds
+        self._loop = services.loop.loop
+        self._wanted = asyncio.Event()
+        server = services.brokers["broker-a"]._server
+        codes = (RequestCode.APPEND_RECORDS, RequestCode.APPEND_ONE, RequestCode.APPEND_ONE_SEQUENCED)
+        server.handlers = {**server.handlers, **{code: self._late(server.handlers[code]) for code in codes}}
+
+    def _late(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        async def late(*arguments: Any) -> Any:
+            answer = handler(*arguments)
+            answer = await answer if asyncio.isfuture(answer) or asyncio.iscoroutine(answer) else answer
+            self.stored.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await self._wanted.wait()
+            return answer
+
+        return late
+
+    def come(self) -> None:
+        self._loop.call_soon_threadsafe(self._wanted.set)
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("how", BLOCKING)
+@pytest.mark.parametrize("what", ["connection", "producer"])
+def test_closing_waits_for_the_sends_of_other_threads(
+    services: Services, admin: Admin, how: str, what: str, *, idempotent: bool
+) -> None:
+    """Closing the connection ended them: they raised ClientClosed, nothing was stored, although it was."""
+    del admin
+    with Connection([services.name_server.address]) as mq, ThreadPoolExecutor(1) as pool:
+        producer = Producer(mq, "p", timeout=FOREVER, idempotent=idempotent)
+        producer.send(MESSAGE, queue=QUEUE)
+        late = LateAnswers(services, 0.3)
+        sending = pool.submit(SENDS[how], producer)
+        assert late.stored.wait(FOREVER)
+        (mq if what == "connection" else producer).close()
+        assert sending.result(0.1)
+        with pytest.raises(ClientClosed):
+            SENDS[how](producer)
+
+
+@pytest.mark.parametrize("how", SENDS)
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_send_that_closing_breaks_off_is_of_unknown_outcome(
+    services: Services, mq: Connection, admin: Admin, how: str, retries: int
+) -> None:
+    closed = Connection([services.name_server.address])
+    with ThreadPoolExecutor(1) as pool:
+        producer = Producer(closed, "p", timeout=FOREVER, retries=retries)
+        producer.send(MESSAGE, queue=QUEUE)
+        late = LateAnswers(services, FOREVER)
+        sending = pool.submit(SENDS[how], producer)
+        assert late.stored.wait(FOREVER)
+        producer.close(timeout=0.0)
+        closed.close()
+        with pytest.raises(OutcomeUnknown):
+            sending.result(10)
+    late.come()
+    assert admin.topic_stats("t")[QUEUE].max_offset == 2, "it is stored"
+    with pytest.raises(ClientClosed):
+        Producer(closed, "p")
