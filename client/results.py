@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from raymq.actors.protocol import BrokerInfo, MessageQueue, SendStatus
+from raymq.client.health import SetAside
 
 _T = TypeVar("_T")
 
@@ -15,13 +16,18 @@ class FoundMessages(list[_T]):
     """The messages that a search has found.
 
     `not_asked` are the names of the brokers that have the topic and were away: what they have is not among these.
+    `unreadable` are messages that are damaged in their broker's files, where they were looked for one by one.
     """
 
     not_asked: tuple[str, ...] = ()
+    unreadable: tuple[SetAside, ...] = ()
 
-    def __init__(self, found: Iterable[_T] = (), not_asked: Iterable[str] = ()) -> None:
+    def __init__(
+        self, found: Iterable[_T] = (), not_asked: Iterable[str] = (), unreadable: Iterable[SetAside] = ()
+    ) -> None:
         super().__init__(found)
         self.not_asked = tuple(not_asked)
+        self.unreadable = tuple(unreadable)
 
 
 class SendResult(NamedTuple):

@@ -222,6 +222,8 @@ class Admin(BrokerChanges):
     def dlq_list(self, group: str, limit: int = 1000) -> FoundMessages[DeadMessage]:
         """The messages that a group gave up on, the oldest death first, at most `limit` over all brokers.
 
+        What is damaged in a broker's files is left out: `.unreadable` of the result names it, and it is logged.
+
         Raises:
             GroupNotFound: no broker knows the group.
             BrokerUnavailable: none was found, and a broker is away. Where some were found, `.not_asked` of the result

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 from uuid import uuid4
 
-from raymq.actors.errors import InvalidInput, TopicNotFound
+from raymq.actors.errors import InvalidInput, OffsetOutOfRange, TopicNotFound
 from raymq.actors.filter.wanted import Wanted
 from raymq.actors.naming import dlq_topic
 from raymq.actors.protocol import MessageQueue, Redriven
 from raymq.actors.wire.commands.dead_letters import read_redriven, redrive_command
+from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client import arguments
 from raymq.client.admin.groups import check_exists
 from raymq.client.connection import Connection
+from raymq.client.health import SetAside
 from raymq.client.message import ReceivedMessage
 from raymq.client.receipt import Receipt
 from raymq.client.requests.asking import ask, patiently
 from raymq.client.requests.fan_out import check_all_asked
 from raymq.client.requests.fetching import CHUNK_BYTES, fetch
 from raymq.client.results import FoundMessages
+from raymq.storage.errors import StoreCorrupt
 from raymq.storage.records import property_names as properties
 from raymq.storage.records.record import Record, decode
 
@@ -29,6 +33,8 @@ _PAGE_MESSAGES = 1_000
 #: Entries that one request asks a broker to redrive.
 _REDRIVE_AT_ONCE = 500
 _REQUEST_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +60,35 @@ class DeadMessage(ReceivedMessage):
 class RedriveResult:
     """Message ids: sent to the group again, redriven before and therefore left, not in the dead letters (any more).
 
-    `not_asked` are the names of brokers that are away: `unknown` ones may rest there.
+    `not_asked` are the names of brokers that are away, `unreadable` dead letters that are damaged in their broker's
+    files: `unknown` ones may rest there.
     """
 
     redriven: list[str]
     already: list[str]
     unknown: list[str]
     not_asked: list[str] = field(default_factory=list)
+    unreadable: list[SetAside] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Missed:
+    """What a reading of dead letters could not look at: the brokers that are away, and entries that are damaged."""
+
+    brokers: list[str] = field(default_factory=list)
+    entries: list[SetAside] = field(default_factory=list)
 
 
 async def read(
-    mq: Connection, group: str, limit: int | None = None, not_asked: list[str] | None = None
+    mq: Connection, group: str, limit: int | None = None, missed: _Missed | None = None
 ) -> AsyncGenerator[DeadMessage]:
     """The dead letters of a group broker by broker, of each the oldest first, at most `limit` of each.
 
+    What is damaged is passed over, and logged.
+
     Args:
-        not_asked: is told the brokers that are away; None: they are logged, and if there was nothing but these,
-            BrokerUnavailable is raised.
+        missed: is told what could not be looked at; None: brokers that are away are logged, too, and if there was
+            nothing but these, BrokerUnavailable is raised.
     """
     topic = dlq_topic(group)
     try:
@@ -78,19 +96,20 @@ async def read(
     except TopicNotFound:  # nothing died yet
         return
     away, found = mq.routes.away(route), False
-    if not_asked is not None:
-        not_asked += away
+    told = _Missed() if missed is None else missed
+    told.brokers += away
     for queue in route.readable():
         left, offset = limit, 0
         while left is None or left > 0:
-            messages, offset = await _page(mq, queue, offset, _PAGE_MESSAGES if left is None else left)
+            most = _PAGE_MESSAGES if left is None else left
+            messages, offset = await _page(mq, queue, offset, most, told.entries)
             if not messages:
                 break
             for message in messages:
                 found = True
                 yield message
             left = None if left is None else left - len(messages)
-    if not_asked is None:
+    if missed is None:
         check_all_asked(f"a dead letter of {group}", away, found=found)
 
 
@@ -98,11 +117,11 @@ async def first(mq: Connection, group: str, limit: int) -> FoundMessages[DeadMes
     """See `Admin.dlq_list`."""
     arguments.whole("limit", limit, 1)
     await check_exists(mq, group)
-    not_asked: list[str] = []
-    found = [message async for message in read(mq, group, limit, not_asked)]
-    check_all_asked(f"a dead letter of {group}", not_asked, found=bool(found))
+    missed = _Missed()
+    found = [message async for message in read(mq, group, limit, missed)]
+    check_all_asked(f"a dead letter of {group}", missed.brokers, found=bool(found))
     found.sort(key=lambda message: (message.dead_at, message.queue, message.queue_offset))
-    return FoundMessages(found[:limit], not_asked)
+    return FoundMessages(found[:limit], missed.brokers, missed.entries)
 
 
 async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:
@@ -110,25 +129,51 @@ async def following(found: AsyncIterator[DeadMessage]) -> DeadMessage | None:
     return await anext(found, None)
 
 
-async def _page(mq: Connection, queue: MessageQueue, offset: int, most: int) -> tuple[list[DeadMessage], int]:
+async def _page(
+    mq: Connection, queue: MessageQueue, offset: int, most: int, unreadable: list[SetAside]
+) -> tuple[list[DeadMessage], int]:
+    """What comes next from `offset` on, and where to go on; nothing at the queue's end.
+
+    What has expired meanwhile is left out, and what is damaged, which `unreadable` is told.
+    """
+
+    def pass_over(at: int, error: Exception) -> None:
+        _log.error("%s: the dead letter at offset %d cannot be read and is passed over: %s", queue, at, error)
+        unreadable.append(SetAside(queue, at, str(error) or repr(error)))
+
+    messages: list[DeadMessage] = []
+    while not messages:
+        part = await _part(mq, queue, offset, min(most, _PAGE_MESSAGES))
+        if part is None:
+            break
+        if isinstance(part.error, OffsetOutOfRange) and part.error.min_offset > offset:
+            offset = part.error.min_offset
+        elif isinstance(part.error, StoreCorrupt):
+            damaged = offset if part.error.queue_offset is None else part.error.queue_offset
+            pass_over(damaged, part.error)
+            offset = max(offset, damaged + 1)
+        elif part.error is not None:
+            raise part.error
+        else:
+            position = 0
+            for at, size in zip(part.offsets.tolist(), part.sizes.tolist(), strict=True):
+                try:
+                    messages.append(DeadMessage.from_record(decode(part.records, position), queue.broker))
+                except Exception as error:  # noqa: BLE001 - whatever keeps this one from being read
+                    pass_over(at, error)
+                position += size
+            offset = part.next_offset
+    return messages, offset
+
+
+async def _part(mq: Connection, queue: MessageQueue, offset: int, most: int) -> Fetched | None:
     session = f"dead-letters-{uuid4().hex}"
     wanted = [Wanted(queue.topic, queue.queue_id, offset)]
-    limits = (min(most, _PAGE_MESSAGES), CHUNK_BYTES)
+    limits = (most, CHUNK_BYTES)
     parts = await patiently(
         lambda: fetch(mq, queue.broker, session, wanted, *limits, 0.0, check_crc=True), _REQUEST_SECONDS
     )
-    if not parts:
-        return [], offset
-    part = parts[0]
-    if part.error is not None:
-        if part.min_offset > offset:  # older ones have expired
-            return await _page(mq, queue, part.min_offset, most)
-        raise part.error
-    messages, position = [], 0
-    for size in part.sizes.tolist():
-        messages.append(DeadMessage.from_record(decode(part.records, position), queue.broker))
-        position += size
-    return messages, part.next_offset
+    return parts[0] if parts else None
 
 
 async def redrive(
@@ -142,12 +187,12 @@ async def redrive(
     arguments.flag("force", force)
     await check_exists(mq, group)
     entries: dict[str, DeadMessage] = {}
-    not_asked: list[str] = []
-    async for message in read(mq, group, None, not_asked):
+    missed = _Missed()
+    async for message in read(mq, group, None, missed):
         known = entries.get(message.message_id)
         if (wanted is None or message.message_id in wanted) and (known is None or known.dead_at <= message.dead_at):
             entries[message.message_id] = message
-    check_all_asked(f"a dead letter of {group} that is wanted", not_asked, found=bool(entries))
+    check_all_asked(f"a dead letter of {group} that is wanted", missed.brokers, found=bool(entries))
     outcome: dict[str, Redriven] = {} if wanted is None else dict.fromkeys(wanted, Redriven.UNKNOWN)
     at_once = _REDRIVE_AT_ONCE if rate is None else max(1, min(_REDRIVE_AT_ONCE, int(rate / 10)))
     for broker in sorted({message.queue.broker for message in entries.values()}):
@@ -159,7 +204,7 @@ async def redrive(
             if rate is not None and not dry_run:
                 await asyncio.sleep(told.count(Redriven.REDRIVEN) / rate)
     redriven, already, unknown = ([i for i, word in outcome.items() if word is which] for which in Redriven)
-    return RedriveResult(redriven, already, unknown, not_asked)
+    return RedriveResult(redriven, already, unknown, missed.brokers, missed.entries)
 
 
 async def _redrive_part(

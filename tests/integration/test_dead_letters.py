@@ -17,15 +17,18 @@ from raymq.client import (
     GroupNotFound,
     InvalidInput,
     Message,
+    MessageQueue,
     Producer,
     PushConsumer,
     RedriveResult,
     Retry,
 )
 from raymq.cluster.cli import main_group
+from raymq.storage.records.record import OFFSET_BODY
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
 from tests.polling import poll_until
+from tests.stored import flip
 
 pytestmark = pytest.mark.integration
 
@@ -75,6 +78,52 @@ def test_a_list_names_the_originals(mq: Connection, admin: Admin, dead: list[Dea
     assert [message.dead_at for message in dead] == sorted(message.dead_at for message in dead)
     assert ids(admin.dlq_list("g", limit=3)) == ids(dead)[:3]
     assert sorted(ids(list(admin.dlq_messages("g")))) == sorted(ids(dead))
+
+
+def test_a_damaged_dead_letter_is_passed_over_alone(
+    services: Services, admin: Admin, dead: list[DeadMessage], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others of its group, on all brokers, could neither be listed nor sent again, by their ids neither."""
+    body, around = [message for message in dead if message.queue.broker == "broker-a"][:2]
+    log = services.directory / "broker-a" / "commitlog" / f"{0:020d}"
+    flip(log, body.physical_offset + OFFSET_BODY)
+    flip(log, around.physical_offset + OFFSET_BODY - 1)  # the body's length
+    sound = [message for message in dead if message not in (body, around)]
+    found = admin.dlq_list("g")
+    assert ids(found) == ids(sound)
+    assert [(told.queue, told.offset) for told in found.unreadable] == [
+        (message.queue, message.queue_offset) for message in (body, around)
+    ]
+    assert ids(list(admin.dlq_messages("g"))) == ids(sorted(sound, key=lambda message: message.queue))
+    assert "cannot be read and is passed over" in caplog.text
+    result = admin.dlq_redrive("g")
+    assert (sorted(result.redriven), len(result.unreadable)) == (sorted(ids(sound)), 2)
+    assert admin.dlq_redrive("g", [body.message_id]).unknown == [body.message_id]
+
+
+def test_dead_letters_behind_expired_ones(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the oldest of a group had expired the others could neither be listed nor sent again."""
+    queue = MessageQueue("t", "broker-a", 0)
+    producer = Producer(mq, "p", timeout=10.0)
+    producer.send(Message("t", b"old"), queue=queue)
+    give_up(mq, admin, 1)
+    admin.create_topic("filling", queues=1)
+    producer.send_batch([Message("filling", bytes(1_000_000))] * 20, queue=MessageQueue("filling", "broker-a", 0))
+    producer.send(Message("t", b"new"), queue=queue)
+    new = give_up(mq, admin, 1)
+    store = services.brokers["broker-a"].store
+    monkeypatch.setattr(store._age, "now_ms", lambda: int((time.time() + 80 * 3_600) * 1000))
+
+    async def delete() -> int:
+        return store.delete_expired(asked=True).log_files
+
+    store.flush()  # what is not on disk yet is not deleted
+    assert services.loop.run(delete()) == 1
+    assert store.min_offset("%DLQ%g", 0) == 1
+    assert ids(admin.dlq_list("g")) == ids(list(admin.dlq_messages("g"))) == ids(new)
+    assert admin.dlq_redrive("g").redriven == ids(new)
 
 
 def test_an_unknown_group_and_one_without_deaths(mq: Connection, admin: Admin) -> None:
