@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Final
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.filter.wanted import Wanted
@@ -19,6 +20,9 @@ from raymq.actors.wire.commands.fetch import Fetched, fetch_command, read_epoch,
 from raymq.client.connection import Connection
 from raymq.client.requests.early_fetches import EarlyFetches
 from raymq.client.requests.fetching import ANSWER_BYTES, ANSWER_SECONDS, answer_seconds
+
+#: What opening a socket may take, however short the time is that its caller has.
+_LEAST_CONNECT_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,12 @@ class DirectFetching:
         part = self._taken(queue, offset, max_messages, latest)
         while part is None:
             known, wait = self._epochs.get(queue), max(0.0, deadline - time.monotonic())
-            part = self._answer(queue, self._ask(queue, offset, max_messages, wait), latest)
+            part = self._answer(queue, self._ask(queue, offset, max_messages, wait, latest), latest)
             if self._epochs.get(queue) == known:
                 break
         if part is not None and part.error is None and part.next_offset < part.max_offset:
             self._ahead.make_room(queue)
-            asked = self._ask(queue, part.next_offset, max_messages, 0.0)
+            asked = self._ask(queue, part.next_offset, max_messages, 0.0, latest)
             self._ahead.put(queue, part.next_offset, max_messages, asked)
         return part
 
@@ -103,12 +107,12 @@ class DirectFetching:
         part = self._answer(queue, asked, latest)
         return None if part is None or part.error is not None else part
 
-    def _ask(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float) -> _Asked:
+    def _ask(self, queue: MessageQueue, offset: int, max_messages: int, wait_seconds: float, latest: float) -> _Asked:
         epoch, incarnation = self._epochs.get(queue, 0), self._incarnations.get(queue)
         wanted = [Wanted(queue.topic, queue.queue_id, offset, epoch=epoch, incarnation=incarnation)]
         command = fetch_command(self._session(queue), wanted, max_messages, ANSWER_BYTES, wait_seconds, check_crc=False)
-        channel = self._channel(queue)
-        return _Asked(channel, channel.write(command, ANSWER_SECONDS))
+        channel = self._channel(queue, max(_LEAST_CONNECT_SECONDS, wait_seconds / 2))
+        return _Asked(channel, channel.write(command, latest - time.monotonic()))
 
     def _answer(self, queue: MessageQueue, asked: _Asked, latest: float) -> Fetched | None:
         try:
@@ -121,7 +125,8 @@ class DirectFetching:
             self._epochs[queue] = epoch
         return parts[0] if parts else None
 
-    def _channel(self, queue: MessageQueue) -> Channel:
+    def _channel(self, queue: MessageQueue, seconds: float) -> Channel:
+        """The one to the queue's broker; one that is opened has so long, and the loop's connection what is left."""
         channel = self._channels.get(queue.broker)
         if channel is not None:
             moved = self.address(queue) not in (None, channel.address)
@@ -130,7 +135,7 @@ class DirectFetching:
             self._mq.channels.end(channel)
             del self._channels[queue.broker]
         address = self.address(queue)
-        channel = None if address is None else self._mq.channels.open(address, ANSWER_SECONDS)
+        channel = None if address is None else self._mq.channels.open(address, min(seconds, ANSWER_SECONDS))
         if channel is None:
             raise BrokerUnavailable(queue.broker, "no connection")
         self._channels[queue.broker] = channel

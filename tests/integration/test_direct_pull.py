@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -50,6 +51,23 @@ def test_a_commit_is_made_by_the_calling_thread(
     assert consumer.committed(QUEUE) == 49
     with pytest.raises(InvalidInput):
         consumer.commit(QUEUE, -1)
+
+
+def test_a_socket_that_hangs_as_it_is_opened_keeps_nobody_beyond_his_time(
+    consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 10 s, whatever the time-out, where a network swallows what opens a connection."""
+    assert consumer.position(QUEUE) == 0  # over the loop's connection, which stays
+    asked: list[float] = []
+
+    def hang(_: tuple[str, int], timeout: float) -> socket.socket:
+        asked.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", hang)
+    for timeout in (0.0, 0.5, 2.0, 60.0):
+        assert consumer.poll(QUEUE, timeout=timeout)
+    assert asked == pytest.approx([0.5, 0.5, 1.0, 10.0], abs=0.1)
 
 
 def test_a_commit_finds_a_broker_that_was_restarted(consumer: PullConsumer, services: Services) -> None:
