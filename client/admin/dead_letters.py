@@ -144,14 +144,14 @@ async def _page(
     messages: list[DeadMessage] = []
     while not messages:
         part = await _part(mq, queue, offset, min(most, _PAGE_MESSAGES))
-        if part is None:
+        if part is None or (part.error is None and part.next_offset <= offset):
             break
         if isinstance(part.error, OffsetOutOfRange) and part.error.min_offset > offset:
             offset = part.error.min_offset
         elif isinstance(part.error, StoreCorrupt):
             damaged = offset if part.error.queue_offset is None else part.error.queue_offset
             pass_over(damaged, part.error)
-            offset = max(offset, damaged + 1)
+            offset = max(offset, damaged) + 1
         elif part.error is not None:
             raise part.error
         else:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raymq.actors.errors import OffsetReset, RayMQError
+from raymq.actors.errors import OffsetReset, ProtocolError, RayMQError
 from raymq.actors.protocol import MessageQueue
 from raymq.actors.wire.commands.fetch import Fetched
 from raymq.client.bulk.streams import kept_of
@@ -75,6 +75,7 @@ class RangeReader(TaskConnection):
             OffsetOutOfRange: part of the range is not there (any more).
             BrokerUnavailable: the broker did not come back within 30 s.
             StoreCorrupt: a record's CRC is wrong.
+            ProtocolError: the broker's answer makes no sense.
         """
         session = f"range-{id(self)}-{time.monotonic_ns()}"
         asked = _Asked(session, queue, end, wish, lived)
@@ -132,6 +133,8 @@ class RangeReader(TaskConnection):
             raise lost(queue, error.offset) if error.incarnation is None else made_anew(queue.topic, queue.broker)
         if error is not None:
             raise error
+        if parts[0].next_offset <= position:  # it would be asked for without end
+            raise ProtocolError(f"{queue.broker} gives nothing of {queue} at {position}, and says to go on there")
         return parts[0]
 
 
