@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from raymq.actors.errors import BrokerUnavailable, NothingToPop, RayMQError, StaleHandle
 from raymq.actors.naming import retry_topic
@@ -63,6 +64,8 @@ class PopRequests:
         self._filters = {**filters, retry_topic(group): TagFilter.parse("*")}
         self.ordered = ordered
         self._max_reconsume_times = max_reconsume_times
+        #: What renews a receipt just now, by the receipt's id: whoever uses it waits for that.
+        self._renewing: dict[int, asyncio.Task[bool]] = {}
 
     async def pop(
         self, source: Source, room: int, invisible_ms: int
@@ -118,6 +121,7 @@ class PopRequests:
 
     async def acknowledge(self, messages: Sequence[ReceivedMessage], receipts: Sequence[Receipt]) -> bool:
         """End the deliveries; False if one of the handles was stale."""
+        await self._renewed(receipts)
         if len(messages) == 1:
             queue, handle = messages[0].queue, receipts[0].handle
             command = AckMessage(self._group, queue.topic, queue.queue_id, str(handle), handle.offset)
@@ -135,7 +139,31 @@ class PopRequests:
     async def change_invisible(
         self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int, *, undelivered: bool | None = None
     ) -> bool:
-        """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale."""
+        """Let the delivery last so long from now on, and renew its receipt; False if the handle was stale.
+
+        Who gives it up does not end it: the broker may have done it, and then the receipt has to say so.
+        """
+        await self._renewed([receipt])
+        renewing = asyncio.get_running_loop().create_task(
+            self._renew(message, receipt, invisible_ms, undelivered=undelivered)
+        )
+        self._renewing[id(receipt)] = renewing
+        renewing.add_done_callback(partial(self._is_renewed, receipt))
+        return await asyncio.shield(renewing)
+
+    async def _renewed(self, receipts: Sequence[Receipt]) -> None:
+        """When nothing renews these receipts any more."""
+        while renewing := [self._renewing[id(each)] for each in receipts if id(each) in self._renewing]:
+            await asyncio.wait(renewing)
+
+    def _is_renewed(self, receipt: Receipt, renewing: asyncio.Task[bool]) -> None:
+        del self._renewing[id(receipt)]
+        if not renewing.cancelled():
+            renewing.exception()  # who asked may have given up: somebody has to look, or asyncio complains
+
+    async def _renew(
+        self, message: ReceivedMessage, receipt: Receipt, invisible_ms: int, *, undelivered: bool | None
+    ) -> bool:
         queue, handle = message.queue, receipt.handle
         header = ChangeInvisibleTime(
             self._group, queue.topic, queue.queue_id, str(handle), handle.offset, invisible_ms, undelivered

@@ -155,7 +155,10 @@ class SimpleConsumer(ClientBase):
         return self._run(self._change(message, seconds))
 
     async def achange_invisible_duration(self, message: ReceivedMessage, seconds: float) -> bool:
-        """`change_invisible_duration` for asyncio code, on any event loop."""
+        """`change_invisible_duration` for asyncio code, on any event loop.
+
+        Cancelled, it may be done all the same, and the handle is renewed then.
+        """
         return await self._arun(self._change(message, seconds))
 
     def close(self, timeout: float = 10.0) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -64,3 +67,34 @@ def test_an_acknowledgement_whose_answer_is_lost_is_not_called_stale(
         with pytest.raises(BrokerUnavailable):
             consumer.ack(messages if count > 1 else messages[0])
         assert not consumer.ack(messages), "they are done, and their handles stale"
+
+
+@pytest.mark.usefixtures("admin")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_changed_time_that_is_given_up_leaves_a_receipt_that_counts(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The broker had changed it, and the receipt was the old one: the message could not be acknowledged any more."""
+    request, changed, go_on = mq.pool.request, threading.Event(), asyncio.Event()
+
+    async def late(address: str, command: Command, *arguments: Any, **options: Any) -> Command:
+        answer = await request(address, command, *arguments, **options)
+        if command.code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME:
+            changed.set()
+            await go_on.wait()
+        return answer
+
+    async def give_up(consumer: SimpleConsumer, message: ReceivedMessage) -> None:
+        changing = asyncio.create_task(consumer.achange_invisible_duration(message, 60.0))
+        assert await asyncio.to_thread(changed.wait, 30)
+        changing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await changing
+
+    with SimpleConsumer(mq, "g", {"t": "*"}) as consumer, ThreadPoolExecutor(1) as pool:
+        messages = received(mq, consumer, count)
+        monkeypatch.setattr(mq.pool, "request", late)
+        asyncio.run(give_up(consumer, messages[0]))
+        acknowledging = pool.submit(consumer.ack, messages if count > 1 else messages[0])
+        mq.loop.call_soon_threadsafe(go_on.set)
+        assert acknowledging.result(30)
