@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import FrameType
@@ -82,7 +83,8 @@ HANDING = ("_begin", "_take", "_wait_for_room")
 def interrupted_at(step: int, files: tuple[str, ...], work: Callable[[], object], *functions: str) -> bool:
     """Do it, interrupted behind so many lines of these files, or of these functions there; whether it came so far.
 
-    A signal interrupts between calls only, and not between any two lines. What comes in a `__del__` raises nowhere.
+    A signal interrupts between calls only, and not between any two lines. What comes in a `__del__`, or in what that
+    calls, raises nowhere: there the work would go on. The collector of garbage calls one anywhere.
     """
     left = step
 
@@ -90,9 +92,9 @@ def interrupted_at(step: int, files: tuple[str, ...], work: Callable[[], object]
         nonlocal left
         code = frame.f_code
         if (
-            code.co_name == "__del__"
-            or not code.co_filename.endswith(files)
+            not code.co_filename.endswith(files)
             or (functions and code.co_name not in functions)
+            or any(each.f_code.co_name == "__del__" for each, _ in traceback.walk_stack(frame))
         ):
             return None
         if event == "line":
