@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -18,15 +20,9 @@ from raymq.actors.errors import (
     WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, SendStatus
+from raymq.actors.wire.commands import staging, stream_plans
 from raymq.actors.wire.commands.append import read_appended
-from raymq.actors.wire.commands.staging import (
-    WriteWish,
-    ask_writes_command,
-    decide_write_command,
-    open_write_command,
-    read_fate,
-    read_orders,
-)
+from raymq.actors.wire.commands.staging import WriteWish
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.pop import PopMessage
 from raymq.client import Message
@@ -130,26 +126,6 @@ def test_trap_3_consumers_see_only_what_is_confirmed(group: ReplicaGroup, client
     poll_until(lambda: clients.pull.offsets(queue)[1] == seen[1] + 5, 10)
 
 
-def test_a_decision_about_a_write_is_told_to_nobody_before_its_writer(group: ReplicaGroup, clients: Clients) -> None:
-    """Brokers that have rows carry it out at once; the next master may never have heard of it."""
-    ask(group, 1, open_write_command("w", "t", "", 0))
-    group.pause(2)
-
-    async def decide_and_ask() -> tuple[Command, Command]:
-        commit = decide_write_command("w", WriteWish.COMMIT, {"broker-x": {"p": 5}})
-        deciding = asyncio.ensure_future(group.pool.request(group.addresses[1], commit, 10.0))
-        asked = asyncio.ensure_future(
-            group.pool.request(group.addresses[1], ask_writes_command("broker-x", {"w": 1.0}), 10.0)
-        )
-        await asyncio.wait({deciding, asked}, return_when=asyncio.FIRST_COMPLETED)
-        assert deciding.done()
-        return await deciding, await asked
-
-    decided, told = group.run(decide_and_ask())
-    assert read_fate(decided).decision == "committed"
-    assert read_orders(told)["w"].what == "append"
-
-
 def test_a_master_that_was_stopped_for_longer_than_its_lease_lends_nothing_to_who_waited(
     group: ReplicaGroup, clients: Clients
 ) -> None:
@@ -166,7 +142,7 @@ def test_a_master_that_was_stopped_for_longer_than_its_lease_lends_nothing_to_wh
         return asyncio.ensure_future(group.pool.request(group.addresses[1], pop(60.0, 30.0), 60.0))
 
     parked = group.run(park())
-    ask(group, 1, ask_writes_command("broker-x", {}))  # behind it, on the same connection
+    ask(group, 1, staging.ask_writes_command("broker-x", {}))  # behind it, on the same connection
     group.pause(1)
     assert group.elect(asked=[2]) == 2
     assert poll_until(lambda: clients.found(lambda: ask(group, 2, pop(60.0, 1.0), 5.0)), 15).body
@@ -214,3 +190,52 @@ def test_a_master_without_keepers_takes_nothing_and_goes_on_when_they_are_back(
     clients.send(b"goes on")
     assert group.status(1).epoch == before
     assert b"goes on" in clients.bodies()
+
+
+def test_what_others_act_upon_is_told_once_all_replicas_in_sync_have_it(group: ReplicaGroup, clients: Clients) -> None:
+    """A broker was told to append its rows of a write that the next master knew as open, which its driver gave up then;
+    a task read by a plan in whose place the next master had another one.
+    """
+    write, other = f"{'a' * 32}-{GROUP}", "broker-x"
+    ask(group, 1, staging.open_write_command(write, "t", "", 0))
+    group.pause(2)
+    kept = group.directory(1) / "raymq"
+    changes: list[tuple[Command, Callable[[], bool]]] = [
+        (
+            stream_plans.plan_batch_command("s", "q", 0, b"a plan"),
+            lambda: (kept / "streams" / "s" / "q").exists(),
+        ),
+        (
+            staging.decide_write_command(write, WriteWish.COMMIT, {other: {"part": 5}}),
+            lambda: b"committed" in (kept / "writes" / write).read_bytes(),
+        ),
+    ]
+    for change, is_made in changes:
+        threading.Thread(target=clients.found, args=[partial(ask, group, 1, change, 2.0)]).start()
+        poll_until(is_made, 5)
+
+    def told() -> list[bool]:
+        """What each question has told of the changes."""
+        questions = (
+            (
+                staging.ask_writes_command(other, {write: 9.0}),
+                lambda told: staging.read_orders(told)[write].what == "append",
+            ),
+            (
+                stream_plans.stream_plans_command("s", "q"),
+                lambda told: bool(stream_plans.read_stream_plans(told).plans),
+            ),
+        )
+        found = []
+        for question, is_told in questions:
+            try:
+                found.append(is_told(ask(group, 1, question, 0.2)))
+            except BrokerUnavailable:
+                found.append(False)
+        return found
+
+    while 2 in group.state.in_sync:
+        was_told = told()
+        assert not any(was_told) or 2 not in group.state.in_sync, was_told
+    group.go_on(2)
+    poll_until(lambda: all(told()), 20)

@@ -66,7 +66,8 @@ _CHANGES: Final = frozenset(
         RequestCode.REDRIVE_DEAD_LETTERS,
     }
 )
-#: Reads of decisions, which others carry out where they are.
+#: What has become of a write, which messages a batch reads, who is the home of something: others append, read and
+#: decide by it, on other brokers. The next master has to know of it, too.
 _DECISIONS: Final = frozenset(
     {RequestCode.ASK_WRITES, RequestCode.FIND_HOME, RequestCode.COPY_HOMES, RequestCode.STREAM_PLANS}
 )
@@ -111,11 +112,11 @@ def _decision(handler: Handler, office: Office) -> Handler:
     async def settled(result: Answer | Awaitable[Answer]) -> Answer:
         answer = result if result is None or isinstance(result, Command) else await result
         try:
-            status = await office.settled(office.end)
+            is_shared = await office.is_shared(office.end)
         except WriteUnknown:
             office.check_master()
             raise
-        if status is not SendStatus.SEND_OK:
+        if not is_shared:
             raise BrokerUnavailable(office.name, "what it knows is not in all replicas in sync yet: ask again")
         return answer
 

@@ -200,6 +200,13 @@ class Office:
             self.check_master()
         return SendStatus.SEND_OK
 
+    async def is_shared(self, end: StreamPosition) -> bool:
+        """Whether all in sync have what ends there, with sync; it is waited for a while. Too few in sync are enough."""
+        if self.is_sync and self.in_sync.confirmed.covers(end):
+            self.check_master()
+            return True
+        return await self.settled(end) is SendStatus.SEND_OK
+
     @property
     def answers_directly(self) -> bool:
         """Whether `answer` says all that an append waits for."""
