@@ -39,8 +39,13 @@ class Layout:
     under_way: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def names(self, brokers: int, replicas: int) -> list[str]:
-        """The actors that are to be there after a start that wants so many; the first ones of all groups come first."""
-        wanted = {replica_name(broker_name(index), number) for index in range(brokers) for number in range(replicas)}
+        """The actors that are to be there after a start that wants so many; the first ones of all groups come first.
+
+        A group that was taken away has none, also where more replicas are wanted than it ever had.
+        """
+        gone = {group_of(name) for name in self.removed} - {group_of(name) for name in (*self.machines, *self.added)}
+        groups = [group for group in map(broker_name, range(brokers)) if group not in gone]
+        wanted = {replica_name(group, number) for group in groups for number in range(replicas)}
         return sorted((wanted | self.added) - self.removed, key=_order)
 
     def replicas_of(self, group: str) -> list[str]:

@@ -26,6 +26,15 @@ def test_a_start_brings_back_what_was_added_and_not_what_was_taken_away(tmp_path
         place(tmp_path, 2, 1, HOSTS)
 
 
+def test_a_group_that_was_taken_away_does_not_come_back_with_replicas_that_it_never_had(tmp_path: Path) -> None:
+    """It came with an empty store, as its second replica, when the others were given one."""
+    place(tmp_path, 2, 1, HOSTS)
+    before = noted.load(tmp_path)
+    noted.save(tmp_path, before.without(*before.replicas_of("broker-b")), before)
+    assert place(tmp_path, 2, 1, HOSTS) == {"broker-a": "h1"}
+    assert place(tmp_path, 3, 2, HOSTS).keys() == {"broker-a", "broker-c", "broker-a.1", "broker-c.1"}
+
+
 def test_what_was_taken_away_may_come_again() -> None:
     layout = Layout().with_added({"broker-a.2": "h"}).without("broker-a.2").with_added({"broker-a.2": "i"})
     assert layout.names(1, 1) == ["broker-a", "broker-a.2"]
