@@ -44,15 +44,22 @@ class Cluster(Connection):
         tls: Tls | None = None,
         owns_ray: bool = False,
         stops: bool = False,
+        is_new: bool = False,
     ) -> None:
         super().__init__(name_servers, namespace=namespace, tls=tls)
         self._owns_ray = owns_ray
         self._stops = stops
+        self._is_new = is_new
 
     @property
     def owns_ray(self) -> bool:
         """Whether Ray was started by this process for this cluster, and ends with it."""
         return self._owns_ray
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the start that returned this has made the cluster, and not joined one that was there."""
+        return self._is_new
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,9 +175,9 @@ def start(
         for risk in (shared_machines(replicas, machines), only_name_server(replicas, name_servers, machines)):
             if risk is not None:
                 warnings.warn(risk, stacklevel=2)
-        addresses = launching.start(namespace, directory, settings, arguments)
+        addresses, is_new = launching.start(namespace, directory, settings, arguments)
         found.save(namespace, addresses, ray_runtime.address(), settings.tls)
-        return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True)
+        return Cluster(addresses, namespace=namespace, tls=settings.tls, owns_ray=owns_ray, stops=True, is_new=is_new)
     except BaseException:
         if owns_ray:
             ray_runtime.release()

@@ -71,7 +71,7 @@ def start_cluster(finder: Finder, /, brokers: int, root: Path, count: int, as_js
                     click.echo("Ray runs in this process: Ctrl-C stops the cluster.", err=True)
                 _hold(finder.namespace, asked)
         finally:
-            if mq.owns_ray or asked.is_set():
+            if mq.owns_ray or (asked.is_set() and mq.is_new):  # what was there before stays as it is
                 mq.stop()
             mq.close()
         return is_up

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -51,8 +51,15 @@ _POLL_SECONDS = 0.05
 Arguments = Mapping[str, Any]
 
 
-def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: Arguments) -> list[str]:
-    """See to it that every actor of the layout is there and up; the name servers' addresses.
+class Started(NamedTuple):
+    """What a start has come to: the name servers' addresses, and whether there was no such cluster before."""
+
+    name_servers: list[str]
+    is_new: bool
+
+
+def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: Arguments) -> Started:
+    """See to it that every actor of the layout is there and up.
 
     Raises:
         InvalidInput: the cluster runs with other arguments, or the directory cannot be used.
@@ -61,12 +68,13 @@ def start(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
     """
     with alone(namespace):
         before = set(names(namespace))
-        if name_server_name(0) in before:
+        is_new = name_server_name(0) not in before
+        if not is_new:
             _check_same(namespace, arguments)
             if not (directory / LAYOUT_FILE).exists() and _is_finished(namespace):
-                return addresses(namespace)  # who there is, is written down on another machine
+                return Started(addresses(namespace), is_new)  # who there is, is written down on another machine
         try:
-            return _make(namespace, directory, settings, arguments)
+            return Started(_make(namespace, directory, settings, arguments), is_new)
         except BaseException:
             made = [name for name in names(namespace) if name in layout(arguments) or is_keeper_name(name)]
             kill(namespace, [name for name in made if name not in before])

@@ -51,7 +51,7 @@ def start(root: Path, replicas: int = 2) -> Connection:
         "port": 0,
         "config": ClusterConfig.load(None).as_dict(),
     }
-    return Connection(launching.start(NAMESPACE, root, ClusterConfig.load(None), arguments))
+    return Connection(launching.start(NAMESPACE, root, ClusterConfig.load(None), arguments).name_servers)
 
 
 def keepers_of(mq: Connection) -> list[KeeperInfo]:

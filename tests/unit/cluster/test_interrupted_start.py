@@ -1,0 +1,70 @@
+"""`raymq cluster start` that is interrupted: it takes away what it has made, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from raymq.cluster import bootstrap
+from raymq.cluster.cli import main_group
+
+
+class Started:
+    """What a start returns, and whether it was stopped."""
+
+    name_servers = ("127.0.0.1:9",)
+
+    def __init__(self, *, is_new: bool, owns_ray: bool) -> None:
+        self.is_new = is_new
+        self.owns_ray = owns_ray
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Any:
+    before = {which: signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for which, handler in before.items():
+        signal.signal(which, handler)
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("is_new", "owns_ray", "stops"), [(False, False, False), (True, False, True), (True, True, True)]
+)
+def test_a_cluster_that_was_there_before_goes_on(
+    which: signal.Signals, is_new: bool, owns_ray: bool, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that joined one, and was given up by a supervisor's time-out, stopped it for everybody."""
+    made = Started(is_new=is_new, owns_ray=owns_ray)
+    handled = threading.Event()
+
+    def start(*_: Any, **__: Any) -> Started:
+        os.kill(os.getpid(), which)
+        assert handled.wait(30)
+        return made
+
+    begin = signal.signal
+
+    def telling(number: int, handler: Any) -> Any:
+        def handle(*arguments: Any) -> None:
+            handler(*arguments)
+            handled.set()
+
+        return begin(number, handle)
+
+    monkeypatch.setattr(bootstrap, "start", start)
+    monkeypatch.setattr(signal, "signal", telling)
+    done = CliRunner().invoke(main_group, ["cluster", "start"])
+    assert (done.exit_code, made.is_stopped) == (128 + which, stops)
