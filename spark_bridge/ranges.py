@@ -15,7 +15,7 @@ from raymq.client.bulk.range_reader import ANYTHING, lost, made_anew
 from raymq.client.bulk.streams import Origin, bounds
 from raymq.client.bulk.wish import Lived
 from raymq.client.connection import Connection
-from raymq.client.errors import InvalidInput, OffsetOutOfRange, QueueNotFound
+from raymq.client.errors import BrokerUnavailable, InvalidInput, OffsetOutOfRange, QueueNotFound
 from raymq.client.requests.asking import PATIENCE_SECONDS, patiently
 from raymq.client.requests.offsets import ConsumeFrom, OffsetRequests
 from raymq.spark_bridge.plan import Lineage
@@ -53,9 +53,13 @@ def plan(mq: Connection, topics: Sequence[str], start: Position, end: Position) 
         InvalidInput: no position, or a start behind the end where both are mappings.
     """
     start, end = check_position("start", start), check_position("end", end)
+    there = mq.run(bounds(mq, topics, {}, PATIENCE_SECONDS))  # a broker that is away is waited for
     with Admin(mq) as admin:
         stats = [each for topic in topics for each in admin.topic_stats(topic).items()]
     limits = {queue: (each.min_offset, each.max_offset) for queue, each in stats}
+    told = {(queue.topic, queue.broker) for queue in limits}
+    for topic, broker in sorted(origin for origin, each in there.items() if each.queues and origin not in told):
+        raise BrokerUnavailable(broker, f"it has queues of {topic}, and is not there any more")
     starts = offsets_at(mq, limits, start)
     ends = offsets_at(mq, limits, end)
     ranges = [Range(queue, starts[queue], ends[queue]) for queue in sorted(starts.keys() & ends.keys())]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raymq.actors.names.key_values import KeyValues
 from raymq.actors.server_settings import Settings
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands import members
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 
 
-def handlers(entries: KeyValues, settings: Settings) -> dict[int, Handler]:
-    """What a name server serves of this family."""
+def handlers(entries: KeyValues, settings: Settings, forget: Callable[[str], None]) -> dict[int, Handler]:
+    """What a name server serves of this family. `forget` is told of brokers that are gone for good."""
 
     def put(_: ServerConnection, request: Command) -> Command:
         header = PutKeyValue.read(request)
@@ -27,6 +30,8 @@ def handlers(entries: KeyValues, settings: Settings) -> dict[int, Handler]:
     def delete(_: ServerConnection, request: Command) -> Command:
         header = DeleteKeyValue.read(request)
         entries.delete(header.namespace, header.key)
+        if header.namespace == members.NAMESPACE:
+            forget(header.key)
         return request.response(ResponseCode.SUCCESS)
 
     def namespace(_: ServerConnection, request: Command) -> Command:

@@ -54,7 +54,7 @@ class NameServerService:
         self._server = Server(
             {
                 **route_handlers.handlers(self.table, self._order_of),
-                **kv.handlers(self._entries, settings),
+                **kv.handlers(self._entries, settings, self.table.forget_away),
                 **self._controller.handlers(),
                 RequestCode.STATUS: self._who,
             },

@@ -233,6 +233,10 @@ class RouteTable:
             del self._brokers[broker]
         self._speaks_now(broker, before)
 
+    def forget_away(self, broker: str) -> None:
+        """It is gone for good: nobody waits for what it had."""
+        self._away.back(broker)
+
     def _forget_those_away(self) -> None:
         """Those that live have the room first."""
         self._away.keep_at_most(MOST_REGISTRATIONS - self._count, MOST_TOPICS - self._topics)

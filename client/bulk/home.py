@@ -33,6 +33,8 @@ from raymq.client.requests.fan_out import gather, masters
 
 #: What one question or note may take.
 _REQUEST_SECONDS: Final = 5.0
+#: A kind, and a key of it, that nothing has.
+_ANY: Final = "any"
 #: What helps where a broker is waited for that does not come back.
 REMEDY: Final = "if it is gone for good, Admin.forget_broker says so to all"
 
@@ -80,6 +82,21 @@ async def find_home(
         InvalidInput: no such kind or key can be.
     """
     return await patiently(lambda: _ask_all(mq, kind, key), seconds)
+
+
+async def is_forgotten(mq: Connection, broker: str) -> bool:
+    """Whether a broker that is not in the routes is gone for good, as all that are there were told.
+
+    Raises:
+        BrokerUnavailable: one of them does not answer, or does not know yet who was ever there.
+    """
+
+    async def members(address: str) -> frozenset[str]:
+        answer = await mq.pool.request(address, find_home_command(_ANY, _ANY), _REQUEST_SECONDS)
+        return frozenset(read_home(answer).members)
+
+    told = await gather((await masters(mq)).values(), members)
+    return not any(broker in each for each in told)
 
 
 async def ask_home(mq: Connection, home: str, command: Command, seconds: float) -> Command:

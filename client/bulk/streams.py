@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
-from raymq.actors.protocol import MessageQueue
+from raymq.actors.protocol import PERM_READ, MessageQueue
 from raymq.actors.wire.commands import stream_plans as wire
 from raymq.actors.wire.commands.stream_plans import PlansOfQuery, TopicBounds
-from raymq.client.bulk.home import ask_home
+from raymq.client.bulk.home import ask_home, is_forgotten
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import ask, patiently
 from raymq.client.requests.fan_out import masters
@@ -54,7 +54,8 @@ class PlanRegister:
 async def bounds(
     mq: Connection, topics: Iterable[str], epochs: Mapping[Origin, int], seconds: float
 ) -> dict[Origin, TopicBounds]:
-    """What the queues of topics hold, on every broker that has them or is named in `epochs`.
+    """What the queues of topics hold, on every broker that has them or is named in `epochs`, but for those that are
+    gone for good, as all others were told (`Admin.forget_broker`, `raymq broker drain --remove`).
 
     Args:
         epochs: the recovery epochs that are known. Brokers that are away are waited for, these too.
@@ -69,15 +70,18 @@ async def bounds(
 
 async def _bounds(mq: Connection, topics: list[str], epochs: Mapping[Origin, int]) -> dict[Origin, TopicBounds]:
     addresses: dict[Origin, str] = {}
+    away: set[Origin] = set()
     for topic in topics:
-        addresses |= {(topic, broker): at for broker, at in (await mq.routes.get(topic)).addresses.items()}
-    away = [origin for origin in epochs if origin not in addresses]
-    if away:
+        route = await mq.routes.get(topic)
+        addresses |= {(topic, broker): at for broker, at in route.addresses.items()}
+        away |= {(topic, each.data.broker) for each in route.away if each.data.perm & PERM_READ}
+    if lacking := (away | epochs.keys()) - addresses.keys():
         known = await masters(mq)
-        for origin in away:
-            if origin[1] not in known:
+        for origin in lacking:
+            if origin[1] in known:
+                addresses[origin] = known[origin[1]]
+            elif origin in away or not await is_forgotten(mq, origin[1]):
                 raise BrokerUnavailable(origin[1], f"it has queues of {origin[0]}, and no name server knows it now")
-            addresses[origin] = known[origin[1]]
 
     async def ask(origin: Origin) -> TopicBounds:
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.bulk.home import home_of
 from raymq.client.bulk.streams import KIND, PlanRegister, bounds, bounds_of
 from raymq.client.errors import BrokerUnavailable, InvalidInput, QueueNotFound, TopicNotFound
+from raymq.spark_bridge.ranges import plan
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -90,9 +93,34 @@ def test_a_broker_that_is_known_and_away_is_waited_for_and_then_told(
     services.crash_broker("broker-b")
     poll_until(lambda: set(mq.run(mq.routes.cluster()).masters) == {"broker-a"})
     with Connection([services.name_server.address]) as another:
-        assert set(another.run(bounds(another, ["t"], {}, 0.0))) == {("t", "broker-a")}
         with pytest.raises(BrokerUnavailable, match="broker-b"):
             another.run(bounds(another, ["t"], epochs, 0.5))
         services.start_broker("broker-b")
         again = another.run(bounds(another, ["t"], epochs, 30.0))
     assert again.keys() == found.keys()
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_broker_that_is_away_is_waited_for_and_its_queues_are_not_left_out(
+    services: Services, mq: Connection, admin: Admin, is_new: bool
+) -> None:
+    """A read that was planned while a broker was started anew had none of its messages, and nothing said so."""
+    for broker in ("broker-a", "broker-b"):
+        with Producer(mq, "tests") as producer:
+            producer.send(Message("t", b"x"), queue=MessageQueue("t", broker, 0))
+    services.stop_broker("broker-b")
+    with Connection([services.name_server.address]) as other, ThreadPoolExecutor(1) as pool:
+        who = other if is_new else mq
+        with pytest.raises(BrokerUnavailable, match="broker-b"):
+            who.run(bounds(who, ["t"], {}, 0.5))
+        planning = pool.submit(plan, who, ["t"], "earliest", "latest")
+        services.start_broker("broker-b")
+        assert sum(each.end - each.start for each in planning.result(PATIENT)) == 2
+
+
+def test_a_broker_that_is_gone_for_good_is_not_waited_for(services: Services, mq: Connection, admin: Admin) -> None:
+    services.stop_broker("broker-b")
+    admin.forget_broker("broker-b")
+    for epochs in ({}, {("t", "broker-b"): 5}):
+        found = poll_until(lambda epochs=epochs: mq.run(bounds(mq, ["t"], epochs, PATIENT)), PATIENT)
+        assert set(found) == {("t", "broker-a")}
