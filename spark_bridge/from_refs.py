@@ -29,7 +29,7 @@ from raymq.client.errors import InvalidInput, RayMQError
 from raymq.spark_bridge.ray_in_tasks import RayAddress
 from raymq.spark_bridge.schema import arrow_schema
 from raymq.spark_bridge.table_types import difference, schema_of_tables
-from raymq.spark_bridge.tables import batches_of
+from raymq.spark_bridge.tables import batches_of, in_schema
 
 #: Tasks for each core, where there are more tables: a task costs some milliseconds.
 _TASKS_PER_CORE: Final = 64
@@ -70,7 +70,7 @@ class GetTables:
         """Spark's entry."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from batches_of(self._table(number).cast(self.schema))
+                yield from batches_of(in_schema(self._table(number), self.schema))
 
     def _table(self, number: int) -> pa.Table:
         connected = self.where.connected()

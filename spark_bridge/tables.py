@@ -14,6 +14,20 @@ TABLE_BYTES: Final = 32 << 20
 BATCH_BYTES: Final = 8 << 20
 
 
+def in_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The values in a type that makes no difference to them.
+
+    Arrow's cast is asked for nothing that is so already: of nulls within lists it loses the count.
+    """
+    return column if column.type == kind else column.cast(kind)
+
+
+def in_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the columns of `schema`, in its types."""
+    columns = [in_type(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 class Gathered:
     """Makes tables of a schema of a partition's batches. One thread."""
 
@@ -40,7 +54,7 @@ class Gathered:
         # An empty one beside the others makes Arrow write every buffer anew, also those that Java left out: what
         # copies tables without Arrow (Ray's pickling) reads the offsets of lists without values, too.
         table = pa.Table.from_batches([*held, held[0].slice(0, 0)]).combine_chunks()
-        return table.cast(self._schema)
+        return in_schema(table, self._schema)
 
 
 def batches_of(table: pa.Table, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:

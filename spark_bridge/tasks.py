@@ -27,6 +27,7 @@ from raymq.spark_bridge.envelope import envelope_column, needed_columns
 from raymq.spark_bridge.plan import Lineage
 from raymq.spark_bridge.ranges import Range, check_still_there
 from raymq.spark_bridge.row_chunks import Chunk, RowChunks
+from raymq.spark_bridge.tables import in_type
 from raymq.storage.records.table import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class FetchRanges:
             made = dict(zip(self.decoder.names, decoded, strict=True))
         columns = [made[name] if name in made else envelope_column(table, name) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(
-            [column.cast(field.type) for column, field in zip(columns, self.schema, strict=True)], schema=self.schema
+            [in_type(column, field.type) for column, field in zip(columns, self.schema, strict=True)],
+            schema=self.schema,
         )
 
 

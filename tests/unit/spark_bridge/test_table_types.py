@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from raymq.client.errors import InvalidInput
 from raymq.spark_bridge.table_types import difference, schema_of_dataframe, schema_of_tables
-from raymq.spark_bridge.tables import Gathered, batches_of
+from raymq.spark_bridge.tables import Gathered, batches_of, in_schema
 
 #: What both sides have in the same form.
 COMMON = {
@@ -127,3 +127,20 @@ def test_batches_become_tables_of_some_size_in_their_order() -> None:
     assert list(Gathered(schema, 2_000).tables([])) == []
     assert [batch.num_rows for batch in batches_of(tables[0], 800)] == [100, 100, 100]
     assert list(batches_of(schema.empty_table())) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.null()), pa.map_(pa.string(), pa.null()), pa.struct([("a", pa.list_(pa.null()))])], ids=str
+)
+def test_more_nulls_within_lists_than_there_are_rows_stay_as_they_are(kind: pa.DataType) -> None:
+    """Arrow's cast gives them as many as there are rows, also into the type that they have."""
+    nulls = [None, None, None]
+    value = {"a": nulls} if pa.types.is_struct(kind) else nulls
+    if pa.types.is_map(kind):
+        value = [(str(number), None) for number in range(3)]
+    schema = pa.schema([("v", kind)])
+    batches = [pa.record_batch([pa.array([value, None], kind)], schema=schema)] * 2
+    (made,) = Gathered(schema).tables(batches)
+    for table in (made, in_schema(made, schema)):
+        table.validate(full=True)
+        assert table["v"].to_pylist() == [value, None] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import msgpack
 import numpy as np
@@ -71,6 +71,22 @@ def test_a_row_number_becomes_its_range(monkeypatch: pytest.MonkeyPatch) -> None
         *(("broker-a", n) for n in range(5, 12)),
     ]
     assert [row["body"] for row in rows] == [b"%d" % row["offset"] for row in rows]
+
+
+def test_columns_of_nulls_within_lists_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that had more of them than messages failed the read."""
+
+    class Decoder:
+        names: ClassVar = ["v", "_corrupt"]
+
+        def decode(self, bodies: pa.Array, _: pa.Array) -> list[pa.Array]:
+            return [pa.array([[None, None]] * len(bodies), pa.list_(pa.null())), bodies]
+
+    monkeypatch.setattr(tasks, "RangeReader", FakeReader)
+    task = FetchRanges(("host:1",), (Range(A, 0, 3),), pa.schema([("v", pa.list_(pa.null()))]), cast("Any", Decoder()))
+    (batch,) = task(iter([pa.RecordBatch.from_arrays([pa.array([0])], names=["id"])]))
+    batch.validate(full=True)
+    assert batch.column(0).to_pylist() == [[None, None]] * 3
 
 
 @pytest.mark.parametrize("missing", [5, 8, 11])
