@@ -128,6 +128,8 @@ def main() -> None:
 
 def run(command: Callable[..., Any]) -> None:
     """Call a click command and end the process with its exit code; our errors are one line on stderr."""
+    if sys.stdout is None:  # it was closed: who did so wants to read nothing
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     out = sys.stdout
     try:
         try:

@@ -16,7 +16,7 @@ from raymq.actors import handles
 from raymq.actors.errors import RayMQError
 from raymq.actors.naming import replica_name
 from raymq.actors.protocol import BrokerInfo
-from raymq.client import Admin
+from raymq.client import Admin, arguments
 from raymq.cluster.bootstrap import Cluster
 
 #: What of the time may go into handing over; the rest is for closing stores.
@@ -51,9 +51,12 @@ class Left:
 def leave(mq: Cluster, timeout: float, *, dry_run: bool = False) -> list[Left]:
     """Hand over, and close the stores of the brokers on this machine; what became of each. Nothing is raised for one
     that does not go well: the others still have to.
+
+    Raises:
+        InvalidInput: no such time-out can be.
     """
     assert mq.namespace is not None
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + arguments.duration("timeout", timeout, above=True)
     here = ray.get_runtime_context().get_node_id()
     left = []
     with Admin(mq) as admin:

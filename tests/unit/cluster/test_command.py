@@ -52,6 +52,19 @@ def test_what_a_shell_runs_behind_itself_is_not_interrupted_by_its_terminal() ->
     assert done.stdout == "True\n"
 
 
+def test_a_command_whose_stdout_is_closed_ends_as_it_would_otherwise(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from raymq.cluster.command import main; main()",
+        "store",
+        "backups",
+        str(tmp_path),
+    ]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """By which way the cluster was looked for; this user has noted one that answers."""

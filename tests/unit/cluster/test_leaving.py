@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import ray
 
 from raymq.actors import handles
-from raymq.actors.errors import BrokerUnavailable
+from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.actors.protocol import BrokerInfo
-from raymq.cluster.leaving import Left, closed, successor
+from raymq.cluster.bootstrap import Cluster
+from raymq.cluster.leaving import Left, closed, leave, successor
 
 
 def replica(number: int, state: str = "running", in_sync: list[int] | None = None) -> BrokerInfo:
@@ -62,3 +65,11 @@ def test_one_that_cannot_be_closed_keeps_no_other_from_it(monkeypatch: pytest.Mo
         ("broker-b", 1, False),
         ("broker-c", None, True),
     ]
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 0.0, -1.0])
+def test_a_time_that_cannot_be_closes_nothing(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless one ended in a traceback when the stores were being closed."""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: pytest.fail("it has begun"))
+    with pytest.raises(InvalidInput, match="timeout"):
+        leave(cast("Cluster", SimpleNamespace(namespace="ns")), timeout)
