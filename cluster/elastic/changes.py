@@ -114,7 +114,7 @@ class Changes:
     ) -> BrokerChange:
         """See `Admin.drain`."""
         arguments = await self._ground.arguments()
-        scene = await self._drain_scene(arguments, group)
+        scene = await self._drain_scene(arguments, group, cancel=cancel)
         if not scene.actors and group not in scene.layout.under_way:
             raise BrokerGroupNotFound(f"no broker {group} runs in namespace {self._namespace}")
         names = list(scene.actors)
@@ -130,7 +130,10 @@ class Changes:
             return cancelled(group, now.layout, now.permission) if cancel else plan.next(now)
 
         async with self._alone(f".{group}"):
-            look, do = partial(self._drain_scene, arguments, group), partial(self._do, arguments, plan.did)
+            look, do = (
+                partial(self._drain_scene, arguments, group, cancel=cancel),
+                partial(self._do, arguments, plan.did),
+            )
             steps = await carried_out(look, next_step, do, told)
         return BrokerChange(names, steps, kept=kept if wanted.remove and not cancel else [])
 
@@ -145,7 +148,7 @@ class Changes:
             return []
         return [in_words(scene.remains, wanted.without), stays_in_words(scene.remains)]
 
-    async def _drain_scene(self, arguments: Arguments, group: str) -> DrainScene:
+    async def _drain_scene(self, arguments: Arguments, group: str, *, cancel: bool) -> DrainScene:
         ground = self._ground
         groups, layout = await ground.groups(), await ground.layout(arguments.directory)
         seen = groups.get(group)
@@ -155,7 +158,7 @@ class Changes:
             layout,
             tuple(each.name for each in replicas),
             await ground.permission(group),
-            await ground.remains(group),
+            await (ground.remains(group) if cancel else ground.remains_for_all(group, sorted(groups.keys() - {group}))),
             is_routed=is_routed,
             others=takers(groups, layout, group),
         )

@@ -6,20 +6,28 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from raymq.actors import handles
 from raymq.actors.actor_options import make_broker
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
+from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError, TopicNotFound
 from raymq.actors.keeper.group_state import ReplicationPolicy
 from raymq.actors.naming import is_system_topic, replica_name, reply_topic
 from raymq.actors.protocol import ClusterView
 from raymq.actors.wire.commands import whole_broker as whole
+from raymq.actors.wire.commands.admin import read_topic_stats, topic_stats_command
 from raymq.actors.wire.commands.controller import clean_command, read_replicas, sync_state_command
-from raymq.actors.wire.commands.remains import Leftovers, read_remains, remains_command
+from raymq.actors.wire.commands.remains import (
+    Leftovers,
+    consumption_command,
+    read_consumption,
+    read_remains,
+    remains_command,
+)
 from raymq.actors.wire.frame import Command
 from raymq.client.admin import brokers, elections
 from raymq.client.admin import cluster as admin_cluster
@@ -126,9 +134,46 @@ class Ground:
         return None if answer is None else whole.read_permission(answer)
 
     async def remains(self, group: str) -> Leftovers | None:
-        """What is left on a group; None: its master does not answer."""
+        """What is left on a group, as it knows itself; None: its master does not answer."""
         answer = await self._ask(group, remains_command)
         return None if answer is None else read_remains(answer)
+
+    async def remains_for_all(self, group: str, others: Iterable[str]) -> Leftovers | None:
+        """What is left on a group, also for consumer groups that consume a topic on others, and have no offset here:
+        they were away when the broker came, or when its first messages did. None as `remains`.
+
+        Raises:
+            BrokerUnavailable: one of the other groups does not say who consumes what.
+        """
+        remains = await self.remains(group)
+        if remains is None or remains.unconsumed_messages:
+            return remains
+        here = await self._ask(group, consumption_command)
+        if here is None:
+            return None
+        pairs: set[tuple[str, str]] = set()
+        masters = (await self.mq.routes.cluster()).masters
+        for broker in others:
+            if broker not in masters:
+                raise BrokerUnavailable(broker, "it is away, and has to say which groups consume what")
+            pairs |= read_consumption(await fan_out.ask_broker(self.mq, masters[broker], consumption_command))
+        pairs -= read_consumption(here)
+        counts: dict[str, int] = {}
+        for topic in sorted({topic for _, topic in pairs}):
+            count = await self._messages_of(group, topic)
+            if count is None:
+                return None
+            counts[topic] = count
+        waiting = {pair: counts[pair[1]] for pair in sorted(pairs) if counts[pair[1]]}
+        return replace(remains, unconsumed=waiting, unconsumed_messages=sum(waiting.values()))
+
+    async def _messages_of(self, group: str, topic: str) -> int | None:
+        """How many messages of a topic a group has; None: its master does not answer."""
+        try:
+            answer = await self._ask(group, partial(topic_stats_command, topic))
+        except TopicNotFound:
+            return 0
+        return None if answer is None else sum(high - low for low, high, _ in read_topic_stats(answer).values())
 
     async def topics_of(self, group: str) -> dict[str, dict[str, Any]] | None:
         """The settings of all topics of a group, by name; None: its master does not answer."""

@@ -12,7 +12,7 @@ from raymq.actors.broker.core.broker import BrokerCore
 from raymq.actors.broker.core.groups.clients import GroupTable
 from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.errors import GroupNotFound, QueueNotFound
-from raymq.actors.naming import DLQ_PREFIX
+from raymq.actors.naming import DLQ_PREFIX, retry_topic
 from raymq.storage.steps import Steps
 
 #: So many homes are looked at in one step, on another thread.
@@ -45,6 +45,19 @@ class Remaining:
                         key = group, queue.topic
                         found[key] = found.get(key, 0) + behind
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def consumed(self) -> Steps[dict[str, list[str]]]:
+        """By group the topics that it consumes here, but for its retries, which each broker counts for itself."""
+        found: dict[str, list[str]] = {}
+        for group in sorted(self._core.group_settings.all()):
+            yield None
+            with contextlib.suppress(GroupNotFound):  # deleted between two steps
+                if self._broadcasts(group):
+                    continue
+                topics = [each for each in self._consumption.topics_of(group) if each != retry_topic(group)]
+                if topics:
+                    found[group] = topics
+        return found
 
     def dead_letters(self) -> Steps[dict[str, int]]:
         """By group."""

@@ -6,7 +6,13 @@ from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.broker.core.remaining import Remaining
 from raymq.actors.wire.codes import RequestCode
-from raymq.actors.wire.commands.remains import MOST_TOLD, Leftovers, remains_answer
+from raymq.actors.wire.commands.remains import (
+    MOST_TOLD,
+    Leftovers,
+    asks_for_consumption,
+    consumption_answer,
+    remains_answer,
+)
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server_connection import Handler, ServerConnection
 from raymq.actors.wire.stepwise import question
@@ -19,6 +25,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     remaining = Remaining(core, context.groups, Consumption(core, context.groups, context.statistics))
 
     def left(_: ServerConnection, request: Command) -> Steps[Command]:
+        if asks_for_consumption(request):
+            return consumption_answer(request, (yield from remaining.consumed()))
         on_disk: list[int] = []
 
         def look() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.frame import Command, Serialization
 from raymq.actors.wire.told import number, reader, text, told_in
 
+_CONSUMED: Final = "consumed"
 #: Of more groups and topics it is told only how many messages they have not consumed.
 MOST_TOLD = 100
 
@@ -45,6 +47,28 @@ class Leftovers:
 def remains_command() -> Command:
     """REMAINS."""
     return Command(RequestCode.REMAINS, serialization=Serialization.MSGPACK)
+
+
+def consumption_command() -> Command:
+    """REMAINS, of what consumes here instead: the topics of each group."""
+    return Command(RequestCode.REMAINS, {_CONSUMED: True}, serialization=Serialization.MSGPACK)
+
+
+def asks_for_consumption(request: Command) -> bool:
+    """Whether a REMAINS is that one."""
+    return bool(request.fields.get(_CONSUMED))
+
+
+def consumption_answer(request: Command, topics: Mapping[str, Sequence[str]]) -> Command:
+    """The answer: topics by group."""
+    return json_body.answer(request, {_CONSUMED: {group: list(each) for group, each in topics.items()}})
+
+
+@reader
+def read_consumption(answer: Command) -> set[tuple[str, str]]:
+    """What was answered, as (group, topic); none by a broker of an earlier version, which tells what remains."""
+    told = told_in(answer).get(_CONSUMED, {})
+    return {(text(group), text(topic)) for group, topics in told.items() for topic in topics}
 
 
 def remains_answer(request: Command, remains: Leftovers) -> Command:

@@ -18,7 +18,15 @@ from raymq.actors.protocol import PERM_READ, PERM_WRITE
 from raymq.actors.server_settings import Settings
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import ResponseCode
-from raymq.actors.wire.commands.remains import Leftovers, read_remains, remains_answer, remains_command
+from raymq.actors.wire.commands.remains import (
+    Leftovers,
+    consumption_answer,
+    consumption_command,
+    read_consumption,
+    read_remains,
+    remains_answer,
+    remains_command,
+)
 from raymq.actors.wire.told import told_in
 from raymq.client import Message
 from raymq.storage.steps import finish
@@ -93,6 +101,19 @@ def test_what_groups_have_not_consumed_counts_until_they_have(bench: Bench) -> N
     assert finish(left.unconsumed()) == {("g", "t"): 3}
     bench.core.offsets.commit("g", "t", 0, 5)
     assert finish(left.unconsumed()) == {}
+
+
+def test_what_groups_consume_here_is_told_to_who_drains_another_broker(bench: Bench) -> None:
+    bench.core.ensure_group("g")
+    bench.core.ensure_group("idle")
+    bench.core.offsets.commit("g", "t", 0, 0)
+    bench.core.topics.create("%RETRY%g", 1)
+    told = finish(remaining(bench).consumed())
+    assert told == {"g": ["t"]}
+    answer = consumption_answer(consumption_command(), told)
+    assert read_consumption(answer) == {("g", "t")}
+    of_an_earlier_version = remains_answer(remains_command(), Leftovers())
+    assert read_consumption(of_an_earlier_version) == set()
 
 
 def test_what_no_consumer_may_see_yet_is_left_as_well(bench: Bench) -> None:

@@ -1,0 +1,47 @@
+"""What a drain waits for is what any consumer group waits for, and not only those that the broker knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from raymq.client import Admin, BrokerUnavailable, Connection, Message, MessageQueue, Producer, PullConsumer
+from raymq.cluster.elastic.draining import in_words
+from raymq.cluster.elastic.ground import Ground
+from tests.integration.conftest import Services
+
+pytestmark = pytest.mark.integration
+
+HERE, ELSEWHERE = MessageQueue("t", "broker-b", 1), MessageQueue("t", "broker-a", 0)
+
+
+def test_what_a_group_has_not_consumed_that_was_away_when_it_came_is_left(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """A broker was called empty, and went with messages that a stopped group would have got when it was started again:
+    the group had offsets on other brokers alone, since this one had come, or its first messages had, while it was away.
+    """
+    admin.create_topic("nobodys", queues=1)
+    with Producer(mq, "tests") as producer, PullConsumer(mq, "g") as consumer:
+        for queue, count in ((ELSEWHERE, 2), (HERE, 3), (MessageQueue("nobodys", "broker-b", 0), 4)):
+            for _ in range(count):
+                producer.send(Message(queue.topic, b"x"), queue=queue)
+        consumer.commit(ELSEWHERE, 2)
+        ground = Ground(mq, "ns")
+        remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+        assert remains is not None
+        assert in_words(remains) == "3 messages of t for group g"
+        assert in_words(remains, frozenset({"g"})) == ""
+        consumer.commit(HERE, 3)
+        remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+        assert remains is not None
+        assert in_words(remains) == ""
+
+
+def test_a_broker_that_is_away_is_waited_for_since_it_may_know_of_one(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    ground = Ground(mq, "ns")
+    services.stop_broker("broker-a")
+    with pytest.raises(BrokerUnavailable, match="broker-a"):
+        mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+    assert mq.run(ground.remains("broker-b")) is not None
