@@ -88,12 +88,13 @@ class Cluster(Connection):
             raise InvalidInput(
                 "stop", "a connection that reaches Ray (cluster.connect(namespace=...))", self.name_servers
             )
+        from raymq.cluster import ray_runtime
         from raymq.cluster.stopping import stop_actors
 
         Connection.close(self)
         try:
             stop_actors(self.namespace, timeout)
-            found.forget(self.namespace)
+            found.forget(self.namespace, ray_runtime.address())
         finally:
             self._leave_ray()
 
@@ -228,7 +229,7 @@ def stop(namespace: str = "raymq", address: str = "auto", timeout: float = 30.0)
 
     ray_runtime.join_address(address, partial(_own_ray, namespace))
     stop_actors(namespace, rules.duration("timeout", timeout, above=True))
-    found.forget(namespace)
+    found.forget(namespace, ray_runtime.address())
 
 
 def running(namespace: str = "raymq", address: str = "auto") -> list[str]:

@@ -74,10 +74,12 @@ def _found(raw: Mapping[str, Any]) -> FoundCluster:
     return FoundCluster(tuple(map(str, servers)), ray_address, None if tls is None else Tls(**tls))
 
 
-def forget(namespace: str) -> None:
-    """The cluster was stopped."""
+def forget(namespace: str, ray_address: str | None) -> None:
+    """The cluster was stopped that was in that Ray; what is noted of another one of the same name stays."""
     with contextlib.suppress(OSError, InvalidInput):
-        (_folder() / f"{namespace}.json").unlink()
+        known = load(namespace)
+        if known is None or ray_address is None or known.ray_address in (None, ray_address):
+            (_folder() / f"{namespace}.json").unlink()
 
 
 def lock_file(namespace: str) -> Path:

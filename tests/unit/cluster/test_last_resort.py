@@ -33,6 +33,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(ray_runtime.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_runtime.ray_utils, "read_ray_address", lambda: None)
     monkeypatch.setattr(ray_runtime, "_join", joined.append)
+    monkeypatch.setattr(ray_runtime, "address", lambda: None)
     monkeypatch.setattr(launching, "addresses", lambda _: ["127.0.0.1:9"])
     monkeypatch.setattr(launching, "told_arguments", lambda _: {"config": {"tls": None}})
     monkeypatch.setattr(launching, "names", lambda _: ["broker-a"])

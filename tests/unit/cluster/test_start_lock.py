@@ -179,7 +179,7 @@ def test_neither_does_a_folder(home: Path) -> None:
         found.load("one")
     with pytest.raises(InvalidInput, match="chmod go-w"), alone("one", 0.0):
         pass
-    found.forget("one")  # the cluster was stopped: that is no reason to fail
+    found.forget("one", None)  # the cluster was stopped: that is no reason to fail
     folder.chmod(0o755)
     assert found.load("one") is not None
 

@@ -1,0 +1,34 @@
+"""Where this user's clusters are noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.cluster import found
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(found.HOME, str(tmp_path / "home"))
+
+
+def test_the_end_of_a_cluster_takes_no_note_of_another_one_of_its_name() -> None:
+    """Two programs had each one called "raymq" in a Ray of its own; when the first one stopped, no command of another
+    terminal found the second one.
+    """
+    found.save("raymq", ["127.0.0.1:1"], "127.0.0.2:1111", None)
+    found.save("raymq", ["127.0.0.1:2"], "127.0.0.2:2222", None)
+    found.forget("raymq", "127.0.0.2:1111")
+    known = found.load("raymq")
+    assert known is not None
+    assert known.ray_address == "127.0.0.2:2222"
+    found.forget("raymq", "127.0.0.2:2222")
+    assert found.load("raymq") is None
+
+
+def test_a_note_that_does_not_say_where_its_ray_is_goes_with_the_cluster() -> None:
+    found.save("raymq", ["127.0.0.1:1"], None, None)
+    found.forget("raymq", "127.0.0.2:1111")
+    assert found.load("raymq") is None
