@@ -48,6 +48,14 @@ class Layout:
         wanted = {replica_name(group, number) for group in groups for number in range(replicas)}
         return sorted((wanted | self.added) - self.removed, key=_order)
 
+    def with_copies(self, brokers: int, replicas: int) -> Layout:
+        """Where a start wants more replicas than there were: as many more of groups, too, that were added by hand."""
+        if not 0 < self.replicas < replicas:
+            return self
+        groups = {group_of(name) for name in self.added} - {broker_name(index) for index in range(brokers)}
+        more = {replica_name(group, number) for group in groups for number in range(self.replicas, replicas)}
+        return dataclasses.replace(self, added=self.added | (more - self.removed))
+
     def replicas_of(self, group: str) -> list[str]:
         """The actors of a group that are written down, or were wanted by the last start."""
         wanted = {replica_name(group, number) for number in range(self.replicas)}

@@ -44,11 +44,20 @@ def place(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput("root", "a folder, or a place where one can be made", f"{directory}: {error}") from error
-    layout = noted.load(directory)
+    before = noted.load(directory)
+    layout = before.with_copies(brokers, replicas)
     found = sorted({name for names in seen.values() for name in names if is_broker_name(name)})
     _check_replicas(layout, found, brokers, replicas)
     is_lost = bool(found) and not layout.machines  # what was written down; a machine that is away would go unnoticed
-    placed, turn = {}, {broker_name(index): index for index in range(brokers)}
+    placed: dict[str, str] = {}
+    turn = {broker_name(index): index for index in range(brokers)}
+
+    def in_turn(name: str) -> str:
+        group = group_of(name)
+        if group in turn:
+            return resources[(turn[group] + number_of(name)) % len(resources)]
+        return roomiest(dataclasses.replace(layout, machines={**layout.machines, **placed}), group, resources)
+
     for name in layout.names(brokers, replicas):
         at = located(name, layout.machines.get(name), seen)
         if at is None and is_lost:
@@ -57,7 +66,7 @@ def place(
                 f"{file} is gone, and none of the machines has the files of this one, but of {', '.join(found)}",
                 remedy="start Ray on the machine that has them, or put the file back",
             )
-        placed[name] = at or resources[(turn.get(group_of(name), 0) + number_of(name)) % len(resources)]
+        placed[name] = at or in_turn(name)
         if placed[name] not in resources:
             if len(resources) > 1 or len(set(layout.machines.values())) > 1:
                 raise BrokerUnavailable(
@@ -67,7 +76,7 @@ def place(
                 )
             placed[name] = resources[0]  # the one machine that there was and is has another name now
     after = dataclasses.replace(layout, machines={**layout.machines, **placed}, replicas=replicas)
-    noted.save(directory, after, layout)
+    noted.save(directory, after, before)
     return placed
 
 

@@ -35,6 +35,19 @@ def test_a_group_that_was_taken_away_does_not_come_back_with_replicas_that_it_ne
     assert place(tmp_path, 3, 2, HOSTS).keys() == {"broker-a", "broker-c", "broker-a.1", "broker-c.1"}
 
 
+def test_more_copies_are_made_of_groups_that_were_added_by_hand_as_well(tmp_path: Path) -> None:
+    """They stayed the only copies of what they had, in a cluster that was started with two of each group."""
+    place(tmp_path, 1, 1, HOSTS)
+    before = noted.load(tmp_path)
+    noted.save(tmp_path, before.with_added({"broker-b": "h2", "broker-c": "h3"}).without("broker-c"), before)
+    two = {"broker-a": "h1", "broker-a.1": "h2", "broker-b": "h2", "broker-b.1": "h3"}
+    assert place(tmp_path, 1, 2, HOSTS) == two
+    assert place(tmp_path, 1, 2, HOSTS) == two
+    before = noted.load(tmp_path)
+    noted.save(tmp_path, before.without("broker-b.1"), before)
+    assert place(tmp_path, 1, 2, HOSTS).keys() == two.keys() - {"broker-b.1"}
+
+
 def test_what_was_taken_away_may_come_again() -> None:
     layout = Layout().with_added({"broker-a.2": "h"}).without("broker-a.2").with_added({"broker-a.2": "i"})
     assert layout.names(1, 1) == ["broker-a", "broker-a.2"]
