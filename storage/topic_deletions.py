@@ -11,7 +11,6 @@ from raymq.storage.assembly import Parts
 from raymq.storage.checkpointing import Checkpointer
 from raymq.storage.errors import StoreBusy, StoreError, StoreFailed, StoreFull
 from raymq.storage.failpoints import failpoint
-from raymq.storage.log.checkpoint import TAKEN_BACK
 from raymq.storage.log.retention import Remover
 
 #: A shorter journal is not written anew.
@@ -75,7 +74,7 @@ class TopicDeletions:
         try:
             moved = parts.dispatcher.delete_topic(topic)
         except StoreError:
-            journal.append((topic, TAKEN_BACK))
+            journal.take_back()
             raise
         for aside in moved:
             self._remover.moved(parts.dispatcher.folder_of(topic), aside)

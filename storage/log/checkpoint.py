@@ -19,7 +19,7 @@ from typing import Any, Final
 from raymq.storage.files import fileutil, json_file
 
 CHECKPOINT_BYTES: Final = 4096
-#: In place of the log's end: the deletion that was told last of the topic was not done.
+#: In place of the log's end: the deletion that was told last was not done. Older versions told it so.
 TAKEN_BACK: Final = -1
 #: physical time, logic time, index time, master's flushed offset, confirm offset.
 _LONGS = struct.Struct(">5q")

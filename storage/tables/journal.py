@@ -54,6 +54,8 @@ class Journal:
         self._owed = b""
         #: The frame that stands before the first one.
         self._preface = b""
+        #: How long the frame is that was appended last.
+        self._newest = 0
         self._descriptor = threading.Lock()
         #: The descriptor of the file that was diverted from; its frames count until `settle`.
         self._before = -1
@@ -176,8 +178,19 @@ class Journal:
         if self._fd < 0:
             raise StoreError("the store was opened read-only, or closed")
         self.check()
-        self._write(self._preface + self._owed + framed(entry))
+        frame = framed(entry)
+        self._write(self._preface + self._owed + frame)
         self._preface = self._owed = b""
+        self._newest = len(frame)
+
+    def take_back(self) -> None:
+        """Drop the frame that was appended last, which takes no room, as one that says the contrary would.
+
+        StoreFull, StoreFailed: it is there yet, and goes before the next one is written.
+        """
+        self.length -= self._newest
+        self._newest, self._torn = 0, True
+        self._cut()
 
     def _write(self, frames: bytes) -> None:
         if self._torn:

@@ -359,3 +359,45 @@ def test_folders_that_a_killed_process_left_are_removed(tmp_path: Path) -> None:
         store.delete_topic("gone")
         assert store.wait_for_removals(10)
         assert not list(left.iterdir())
+
+
+class NoRoom(FileCalls):
+    """Real calls on a disk that takes so many writes more, and neither a folder nor another name."""
+
+    def __init__(self, writes: int) -> None:
+        self.writes = writes
+
+    def write(self, fd: int, content: bytes | memoryview) -> int:
+        if self.writes == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.writes -= 1
+        return super().write(fd, content)
+
+    def make_folder(self, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_deletion_that_a_full_disk_refused_is_not_carried_out_by_the_next_start(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """Its frame was in the journal, and the one that was to take it back found no room."""
+    with filled(tmp_path / "s", 1) as store:
+        write_entries(store)
+        store.flush()
+        with replaced(NoRoom(1)), pytest.raises(StoreFull):
+            store.delete_topic("gone")
+        there = bodies(store, "gone")
+        append(store, make_record(b"later", topic="gone"))
+        if is_killed:
+            shutil.copytree(tmp_path / "s", tmp_path / "killed")
+    for _ in range(2):
+        with Store.open(tmp_path / ("killed" if is_killed else "s"), CONFIG) as store:
+            assert bodies(store, "gone") == [*there, b"later"]
+            assert store.incarnation("gone") == 0
+    with Store.open(tmp_path / ("killed" if is_killed else "s"), CONFIG) as store:
+        store.delete_topic("gone")
+        assert store.topics() == ["kept"]
