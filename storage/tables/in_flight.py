@@ -151,13 +151,9 @@ class InFlight:
         self._change(_DONE, queue, list(offsets))
 
     def forget(self, queue: GroupQueue) -> None:
-        """Nothing of the queue is out any more: at once, then in the journal (it raises if not)."""
+        """Nothing of the queue is out any more."""
         if queue in self._queues:
-            try:
-                self._change(_FORGOTTEN, queue)
-            except StoreError:
-                self._apply(_FORGOTTEN, queue, ())
-                raise
+            self._change(_FORGOTTEN, queue)
 
     def forget_topic(self, topic: str, log_end: int) -> None:
         """The topic was deleted when the log ended there: nothing of it is out any more, whatever the disk does.

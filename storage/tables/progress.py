@@ -382,14 +382,9 @@ class ConsumerOffsets:
         return list(self._progress.consumers)
 
     def delete(self, group: str, topic: str) -> None:
-        """Forget the group's offsets of one topic: at once, then in the journal (it raises if not)."""
+        """Forget the group's offsets of one topic; raises as `Progress.commit`."""
         if topic in self._progress.consumers.get(group, {}):
-            gone = (_CONSUMER_GONE, group, topic)
-            try:
-                self._progress.commit(gone)
-            except StoreError:
-                self._progress.apply(gone)
-                raise
+            self._progress.commit((_CONSUMER_GONE, group, topic))
 
 
 class DelayProgress:

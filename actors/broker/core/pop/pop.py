@@ -81,9 +81,9 @@ class Pop:
         self._buried = dict.fromkeys(buried_deaths(store), 0)
         for queue, outstanding in list(store.in_flight.queues.items()):
             if store.consumer_offsets.get(*queue) is None:  # its group was deleted
-                with contextlib.suppress(StoreError):  # it is forgotten; if not for good, by the next start again
+                with contextlib.suppress(StoreError):  # else it is by whoever looks at the queue next
                     store.in_flight.forget(queue)
-                continue
+                    continue
             newest = max(each.pop_time_ms for each in outstanding.deliveries.values())
             self._latest_pop_ms = max(self._latest_pop_ms, newest)
             self._lent[queue] = LentQueue(queue, self._anchored(queue, outstanding))
@@ -439,9 +439,9 @@ class Pop:
         return lent
 
     def _drop(self, queue: GroupQueue) -> None:
+        self._store.in_flight.forget(queue)  # first: what a full disk does not let go of is out as before
         self._lent.pop(queue, None)
         self._least_pop_ms = self._latest_pop_ms + 1
-        self._store.in_flight.forget(queue)
 
     # -- time and place ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,86 @@
+"""What a full disk refuses to forget is there as before: asking again, with room, has it forgotten for good."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raymq.storage.errors import StoreFull
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.tables.in_flight import InFlight
+from raymq.storage.tables.progress import Progress
+from tests.faulty_calls import FaultyCalls
+from tests.unit.actors.pop_bench import PopBench, bodies
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[PopBench]:
+    with closing(PopBench(tmp_path)) as made:
+        yield made
+
+
+def refused() -> FaultyCalls:
+    return FaultyCalls("write", 1, errno.ENOSPC, lasting=True)
+
+
+@pytest.mark.parametrize("asks_again", [True, False])
+def test_what_a_reset_has_ended_does_not_live_again(bench: PopBench, asks_again: bool) -> None:
+    """It was forgotten in memory alone: a kill brought it back, and what came by the reset became dead letters."""
+    bench.core.make_group("g")
+    bench.send(*(b"%d" % number for number in range(8)))
+    first, *others = bench.receive(maximum=0)
+    assert bench.ack(first) == [True]
+    assert len(others) == 7
+    bench.core.offsets.reset("g", "t", 0, 0)
+    with replaced(refused()), pytest.raises(StoreFull):
+        bench.pop.forget("g", "t", 0)
+    bench.pop.validate()
+    if asks_again:
+        bench.core.reset_offset("g", "t", 0, 0)
+    a, b, c = bench.receive(3, maximum=0)
+    assert bodies([a, b, c]) == [b"0", b"1", b"2"]
+    assert bench.ack(a) == [True]
+    bench.kill()
+    assert bench.ack(b, c) == [True, True]
+    bench.clock.advance(31)
+    bench.pop.sweep()
+    assert bench.dead_letters() == []
+    assert bodies(bench.receive()) == [b"3", b"4", b"5", b"6", b"7"]
+
+
+def test_offsets_of_a_deleted_group_do_not_come_back(tmp_path: Path) -> None:
+    """A new group of that name began where the deleted one had been."""
+    progress = Progress(tmp_path / "config", tmp_path / "progress.journal", writable=True)
+    progress.consumer_offsets.commit("g", "t", 0, 5)
+    with replaced(refused()), pytest.raises(StoreFull):
+        progress.consumer_offsets.delete("g", "t")
+    assert progress.consumer_offsets.get("g", "t", 0) == 5
+    progress.consumer_offsets.delete("g", "t")
+    assert progress.consumer_offsets.get("g", "t", 0) is None
+    progress.close(fold=False)
+    again = Progress(tmp_path / "config", tmp_path / "progress.journal", writable=True)
+    assert again.consumer_offsets.get("g", "t", 0) is None
+    again.close(fold=False)
+
+
+def test_a_start_that_cannot_forget_what_a_deleted_group_had_does_so_later(bench: PopBench) -> None:
+    bench.send(b"0")
+    assert len(bench.receive(1)) == 1
+    bench.store.consumer_offsets.delete("g", "t")
+    bench.store._flusher.stop()
+    bench.store._abandon()
+
+    def full(*_: object) -> None:
+        raise StoreFull("no room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InFlight, "forget", full)
+        bench.open()
+    bench.pop.validate()
+    assert bodies(bench.receive(1)) == [b"0"]
+    bench.kill()
+    assert list(bench.store.in_flight.queues[("g", "t", 0)].deliveries) == [0]
