@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from raymq.actors.broker.core.pop import pop as pop_module
 from raymq.actors.broker.core.pop.alarms import Alarms
+from raymq.actors.broker.core.pop.queue import LentQueue
 from raymq.actors.naming import dlq_topic
 from raymq.storage.files.file_calls import FileCalls, replaced
 from tests.unit.actors.pop_bench import PopBench
@@ -79,7 +81,12 @@ def test_what_nobody_has_to_look_at_costs_nothing(bench: PopBench, monkeypatch: 
         assert bench.receive(1, 60.0, group=group)
     looks: list[object] = []
     advance = bench.pop._advance
-    monkeypatch.setattr(bench.pop, "_advance", lambda lent: (looks.append(lent), advance(lent)))
+
+    def looked(lent: LentQueue, most: int) -> int:
+        looks.append(lent)
+        return advance(lent, most)
+
+    monkeypatch.setattr(bench.pop, "_advance", looked)
     for _ in range(100):
         bench.clock.advance(0.5)
         bench.pop.sweep()
@@ -119,3 +126,38 @@ def test_alarms_come_up_once_at_the_earliest_time_that_was_set() -> None:
         assert [expected.pop(queue) for queue in due] == sorted(at for at in [now] * len(due))
         assert all(alarms.of(queue) == at for queue, at in expected.items())
         assert len(alarms._order) <= 2 * len(expected) + 64
+
+
+def test_what_runs_out_of_time_together_is_taken_back_in_many_sweeps(
+    bench: PopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400,000 messages that were out when their consumers died, or the broker, held the loop up for 1.5 s."""
+    monkeypatch.setattr(pop_module, "_EXPIRED_AT_ONCE", 50)
+    bench.send(*(b"%d" % number for number in range(30)))
+    groups = GROUPS[:6]
+    for group in groups:
+        assert len(bench.receive(30, 1.0, group=group)) == 30
+    bench.clock.advance(1)
+
+    def ready() -> int:
+        return sum(lent.ready_count for lent in bench.pop._lent.values())
+
+    before = 0
+    for _ in range(4):
+        bench.pop.sweep()
+        bench.pop.validate()
+        assert before < ready() <= before + 50
+        before = ready()
+    assert before == 180
+    assert set(bench.ready) == {(group, "t", 0) for group in groups}, "who waits for them is told"
+    for group in groups:
+        assert len(bench.receive(30, 1.0, group=group)) == 30
+
+
+def test_a_pop_takes_back_so_much_at_most_and_comes_again(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pop_module, "_EXPIRED_AT_ONCE", 10)
+    bench.send(*(b"%d" % number for number in range(30)))
+    assert len(bench.receive(30, 1.0)) == 30
+    bench.clock.advance(1)
+    found = [handle.body for _ in range(3) for handle in bench.receive(30)]
+    assert found == [b"%d" % number for number in range(30)]

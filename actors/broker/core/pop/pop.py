@@ -41,6 +41,9 @@ MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
 #: loop for long.
 _DEAD_PER_SWEEP: Final = 100
 _QUEUES_PER_SWEEP: Final = 2_000
+#: So many that ran out of time one pop takes back of a queue, and one sweep of all, for the same reason. What is left
+#: is due at once, so that the next one goes on with it.
+_EXPIRED_AT_ONCE: Final = 5_000
 #: How many messages that cannot be read one pop passes over in a queue, for the same reason.
 _MOST_PASSED_OVER: Final = 64
 _DEAD_BYTES: Final = 1 << 20
@@ -190,8 +193,10 @@ class Pop:
         """Take back what ran out of time, tell who waits for it, move the dead. To be called many times a second."""
         self._waiting |= dict.fromkeys(self._alarms.due(self._now_ms()))
         each = max(1, _DEAD_PER_SWEEP // max(1, len(self._waiting)))
-        left = _DEAD_PER_SWEEP
+        left, expired = _DEAD_PER_SWEEP, _EXPIRED_AT_ONCE
         for queue in list(islice(self._waiting, _QUEUES_PER_SWEEP)):
+            if expired <= 0:
+                break
             del self._waiting[queue]
             lent = self._lent.get(queue)
             if lent is None:
@@ -200,7 +205,7 @@ class Pop:
                 self._waiting[queue] = None  # behind the others
                 continue
             try:
-                self._advance(lent)
+                expired -= self._advance(lent, expired)
                 if left > 0 and lent.has_dead and self._current(queue) is lent:
                     for offset in lent.dead(each):
                         left -= 1
@@ -354,12 +359,14 @@ class Pop:
         lent.ordered, lent.attempt_id = asked.ordered, asked.attempt_id
         self._latest_pop_ms = max(self._latest_pop_ms, pop_time_ms)
 
-    def _advance(self, lent: LentQueue) -> None:
-        """Take back what ran out of time, and tell who waits for it."""
-        became_ready = lent.advance(self._now_ms())
+    def _advance(self, lent: LentQueue, most: int | None = None) -> int:
+        """Take back what ran out of time, at most so much, and tell who waits for it; how many were looked at."""
+        had = lent.ready_count
+        looked_at = lent.advance(self._now_ms(), _EXPIRED_AT_ONCE if most is None else most)
         self._arm(lent)
-        if became_ready:
+        if lent.ready_count > had:
             self.on_ready(*lent.queue)
+        return looked_at
 
     def _arm(self, lent: LentQueue) -> None:
         """Have the queue looked at when its time comes, or now."""

@@ -79,10 +79,11 @@ class LentQueue:
             return None
         return delivery
 
-    def advance(self, now_ms: int) -> bool:
-        """Take back what ran out of time; whether something became ready by that."""
-        had = len(self._ready)
-        while self._expiries and self._expiries[0][0] <= now_ms:
+    def advance(self, now_ms: int, most: int) -> int:
+        """Take back what ran out of time, or the first `most` of that; how many of the order it has looked at."""
+        looked_at = 0
+        while looked_at < most and self._expiries and self._expiries[0][0] <= now_ms:
+            looked_at += 1
             _, offset, pop_time_ms = heapq.heappop(self._expiries)
             delivery = self.deliveries.get(offset)
             if delivery is None or delivery.pop_time_ms != pop_time_ms:
@@ -91,7 +92,7 @@ class LentQueue:
                 self._dead.append(offset)
             else:
                 heapq.heappush(self._ready, offset)
-        return len(self._ready) > had
+        return looked_at
 
     def recall(self) -> None:
         """Everything that is not dead may be taken again: the attempt that took it asks once more."""
