@@ -28,6 +28,7 @@ from raymq.actors.wire.headers.route import (
 )
 from raymq.actors.wire.json_steps import reading_object
 from raymq.actors.wire.server_connection import Answer, Handler, ServerConnection
+from raymq.actors.wire.stepwise import question
 from raymq.storage.files.json_file import DataVersion
 from raymq.storage.steps import Steps, finish, mapped
 
@@ -35,6 +36,8 @@ from raymq.storage.steps import Steps, finish, mapped
 _MAX_REGISTERED_VALUES = 600_000
 #: Of so many topics is read before others have their turn.
 _TOPICS_AT_ONCE = 200
+#: So many names are written in one step.
+_NAMES_AT_ONCE = 2_000
 #: A longer registration waits until those before it are read. One that is not is read at once, as a whole, some 500
 #: topics at most: nothing that the broker says later comes between.
 _SHORT_BYTES = 25_000
@@ -205,11 +208,15 @@ def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[in
         )
         return json_body.answer(request, {"brokerMemberGroup": group})
 
-    def topics(_: ServerConnection, request: Command) -> Command:
-        return json_body.answer(request, {"topicList": table.topics()})
+    def topics(_: ServerConnection, request: Command) -> Steps[Command]:
+        return (yield from listed(request, None))
 
-    def topics_of_cluster(_: ServerConnection, request: Command) -> Command:
-        return json_body.answer(request, {"topicList": table.topics(GetTopicsByCluster.read(request).cluster)})
+    def topics_of_cluster(_: ServerConnection, request: Command) -> Steps[Command]:
+        return (yield from listed(request, GetTopicsByCluster.read(request).cluster))
+
+    def listed(request: Command, cluster: str | None) -> Steps[Command]:
+        names = yield from table.listing_topics(cluster)
+        return json_body.answer_of(request, {"topicList": (yield from json_body.listed(names, _NAMES_AT_ONCE))})
 
     def system_topics(_: ServerConnection, request: Command) -> Command:
         brokers = table.view().brokers
@@ -221,8 +228,8 @@ def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[in
         RequestCode.GET_ROUTEINFO_BY_TOPIC: route,
         RequestCode.GET_BROKER_CLUSTER_INFO: cluster,
         RequestCode.GET_BROKER_MEMBER_GROUP: member_group,
-        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: topics,
-        RequestCode.GET_TOPICS_BY_CLUSTER: topics_of_cluster,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: question(topics),
+        RequestCode.GET_TOPICS_BY_CLUSTER: question(topics_of_cluster),
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: system_topics,
     }
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Final
 
 from raymq.actors.errors import FencedEpoch, InvalidInput, ServerBusy, TopicNotFound, TopicUnavailable, no_route_to
 from raymq.actors.names.away import AwayBrokers
 from raymq.actors.protocol import HEARTBEAT_SECONDS, MASTER_ID, PERM_WRITE, ClusterView, QueueData, TopicRoute
 from raymq.storage.files.json_file import DataVersion
+from raymq.storage.steps import Steps, finish
 
 #: Brokers leave the routes after this long without a heartbeat: a dead broker leaves the routes in under 5 s,
 EXPIRY_SECONDS = 4.0
@@ -34,6 +37,10 @@ MOST_REGISTRATIONS = 2_000
 MOST_TOPICS = 1_000_000
 #: ... under names and addresses of so many characters.
 MAX_NAME_CHARACTERS = 255
+
+#: So many topics are listed in one step.
+_NAMES_AT_ONCE: Final = 2_000
+_PARTS: Final = 64
 
 
 @dataclass(slots=True)
@@ -292,14 +299,23 @@ class RouteTable:
 
     def topics(self, cluster: str | None = None) -> list[str]:
         """The names of all topics, or of those that a cluster has, sorted."""
-        return sorted(
-            {
-                topic
-                for _, _, registration in self._registrations()
-                if cluster is None or registration.cluster == cluster
-                for topic in registration.topics
-            }
-        )
+        return sorted(finish(self.listing_topics(cluster)))
+
+    def listing_topics(self, cluster: str | None = None) -> Steps[list[str]]:
+        """`topics` of when it begins, in steps and in any order."""
+        tables = [list(each.topics) for _, _, each in self._registrations() if cluster in (None, each.cluster)]
+        # One table of all names would at times be made anew as a whole, for more room.
+        parts: list[dict[str, None]] = [{} for _ in range(_PARTS)]
+        for number, name in enumerate(chain.from_iterable(tables)):
+            if number and number % _NAMES_AT_ONCE == 0:
+                yield None
+            parts[hash(name) % _PARTS][name] = None
+        names: list[str] = []
+        for part in parts:
+            if len(names) > _NAMES_AT_ONCE:
+                yield None
+            names += part
+        return names
 
     def view(self) -> ClusterView:
         """All living brokers."""

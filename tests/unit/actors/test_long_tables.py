@@ -83,6 +83,21 @@ async def test_a_registration_of_many_topics_is_read_in_steps() -> None:
     table.validate()
 
 
+@pytest.mark.parametrize("code", [RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_TOPICS_BY_CLUSTER])
+async def test_many_topics_are_listed_in_steps(code: RequestCode) -> None:
+    """800,000 of them stopped a name server for 1.5 s, whoever asked and however often."""
+    table, _ = name_server()
+    listing = route_handlers.handlers(table, lambda _: None)[code]
+    for count, least, most in ((3, 0, 0), (20_000, 20, 200)):
+        topics = {f"t{n}": QueueData("broker-a", 4, 2) for n in range(count)}
+        for broker in ("broker-a", "broker-b"):
+            table.register("c", broker, 0, f"{broker}:1", topics)
+        table.register("another", "broker-c", 0, "broker-c:1", {"t0": QueueData("broker-c", 4, 2)})
+        turns, answer = await done(listing(CONNECTION, Command(code, {"cluster": "c"})))
+        assert least <= turns <= most
+        assert sorted(json.loads(answer.in_one_piece().body)["topicList"]) == sorted(topics)
+
+
 @pytest.mark.parametrize("value", [2**31 - 1, MAX_ROUTE_QUEUES + 1, -1, 1.5, "4", True, None, [], float("inf")])
 @pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums", "perm"])
 def test_a_registration_of_queues_that_cannot_be_is_refused(field: str, value: object) -> None:
