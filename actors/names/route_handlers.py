@@ -81,7 +81,7 @@ def _registration(table: RouteTable) -> dict[int, Handler]:
             topics = dict(queues)
             deleted = [str(name) for name in body.get("raymqDeleted") or []]
             since = header.raymq_since and DataVersion.from_json(json.loads(header.raymq_since))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             if isinstance(error, InvalidInput):
                 raise
             raise InvalidInput("registration", "the body of REGISTER_BROKER", repr(error)) from error

@@ -11,7 +11,7 @@ import pytest
 
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
-from raymq.actors.wire.headers.route import QueryDataVersion
+from raymq.actors.wire.headers.route import QueryDataVersion, RegisterBroker
 from raymq.client import Admin, Connection
 from tests.broker_process import BrokerProcess
 from tests.integration.foreign import Foreign
@@ -60,7 +60,24 @@ def test_so_are_those_in_lists(addresses: tuple[str, str]) -> None:
 
 
 def test_so_is_a_version_that_is_no_number(addresses: tuple[str, str]) -> None:
-    for other in (None, {}, [], "x"):
+    for other in (None, {}, [], "x", float("inf")):
         command = QueryDataVersion("c", "b", 0, "127.0.0.1:1").command()
         command.body = json.dumps({"counter": other}).encode()
         assert is_refused(addresses[1], command, "dataVersion"), other
+
+
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ], ids=lambda code: code.name)
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "null", '"x"', "[]"])
+def test_so_is_a_queue_without_a_number(addresses: tuple[str, str], code: RequestCode, number: str) -> None:
+    """JSON has numbers that are none of Python's."""
+    queue = f'{{"topic":"t","brokerName":"broker-a","queueId":{number}}}'
+    body = f'{{"clientId":"c","consumerGroup":"g","mqSet":[{queue}]}}'
+    assert is_refused(addresses[0], Command(code, body=body.encode()), "mqSet")
+
+
+@pytest.mark.parametrize("number", ["1e999", "{}", '"x"'])
+def test_so_is_a_registration_of_a_version_that_is_no_number(addresses: tuple[str, str], number: str) -> None:
+    command = RegisterBroker("c", "b", 0, "127.0.0.1:1").command()
+    wrapper = f'{{"topicConfigTable":{{}},"dataVersion":{{"counter":{number}}}}}'
+    command.body = f'{{"topicConfigSerializeWrapper":{wrapper}}}'.encode()
+    assert is_refused(addresses[1], command, "registration")

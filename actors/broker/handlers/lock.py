@@ -80,7 +80,7 @@ def _reading(body: Mapping[str, Any]) -> Steps[tuple[str, str, list[MessageQueue
         queues = yield from mapped(_queue, items, _AT_ONCE)
     except InvalidInput:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput("mqSet", "a list of queues", items) from error
     return check_group(text_in(body, "consumerGroup")), client_id, queues
 
