@@ -21,6 +21,7 @@ from raymq.actors.errors import (
     ServerBusy,
 )
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
+from raymq.actors.supervision import Supervisor
 from raymq.client.produce.outbox_file import KeptBatch, OutboxFile
 from raymq.storage.clock import boottime
 from raymq.storage.records.record import split
@@ -67,7 +68,7 @@ class OutboxSends:
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._task = asyncio.get_running_loop().create_task(self._empty())
+        self._task = Supervisor("outbox").keep("sending of what is kept", self._empty)
         self._closing: asyncio.Task[None] | None = None
         self._resting = _Resting(boottime)
 

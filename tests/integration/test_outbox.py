@@ -26,7 +26,7 @@ from raymq.actors.wire.frame import Command
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.errors import InvalidInput, NotStored, SendError, TopicNotFound
 from raymq.client.produce.outbox import OutboxSends
-from raymq.client.produce.outbox_file import OutboxFile
+from raymq.client.produce.outbox_file import KeptBatch, OutboxFile
 from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.integration.test_lingering import bodies, everything
@@ -277,6 +277,29 @@ def test_a_topic_that_is_not_there_yet_is_waited_for_and_holds_up_no_other_one(
     with PullConsumer(mq, "g") as pull:
         found = [message.body for queue in pull.queues("missing") for message in pull.poll(queue, timeout=1.0)]
     assert sorted(found) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.usefixtures("admin")
+def test_what_is_kept_is_sent_after_what_nobody_expected(
+    services: Services, mq: Connection, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there was no memory for a batch in that moment, nothing of the file was ever sent."""
+    stop_all(services)
+    with Producer(mq, "p", timeout=0.5, outbox=file) as producer, pytest.raises(SendError):
+        producer.send(Message("t", b"kept"))
+    assert kept(file) == ["waiting"]
+    start_all(services)
+    following, failures = OutboxFile.next, [MemoryError()]
+
+    def next_one(self: OutboxFile, resting: list[str]) -> KeptBatch | None:
+        if failures:
+            raise failures.pop()
+        return following(self, resting)
+
+    monkeypatch.setattr(OutboxFile, "next", next_one)
+    with Producer(mq, "p", outbox=file):
+        poll_until(lambda: not kept(file), 20, "it is sent")
+    assert not failures
 
 
 @pytest.mark.usefixtures("admin")
