@@ -30,6 +30,11 @@ ROUTE_SECONDS = 30.0
 _SHORT_SECONDS = 2.0
 #: Above so many addresses the brokers' names are learned anew.
 _MOST_NAMES = 1024
+#: Above so many topics those are forgotten whose route nobody has asked for for so long,
+MOST_TOPICS = 1_000
+UNUSED_SECONDS = 3_600.0
+#: and that is looked at no more often.
+_LOOK_SECONDS = 60.0
 #: A broker is doubted again after this: the same name server would say the same.
 _DOUBT_SECONDS = 0.3
 #: What is under way to a former master is given up after this: it may answer yet.
@@ -52,6 +57,8 @@ class Routes:
         self._seen_at: dict[str, dict[str, float]] = {}
         #: By topic and broker: the queues that could be written when it was last in the route.
         self._writable: dict[str, dict[str, list[MessageQueue]]] = {}
+        #: When it was looked at last which of these topics nobody uses any more.
+        self._looked_at = boottime()
         #: By address: the broker that was there when a name server was asked last.
         self._names: dict[str, str] = {}
         #: By address: when the routes that lead there were doubted last.
@@ -117,6 +124,7 @@ class Routes:
                     asyncio.get_running_loop().call_later(_DROP_SECONDS, self._drop, before[broker])
         seconds = _SHORT_SECONDS if self._misses(route, now) else ROUTE_SECONDS
         self._cached[topic] = (now - ROUTE_SECONDS + seconds, route)
+        self._forget_unused(now)
         return route
 
     def _is_doubtful(self, address: str, now: float) -> bool:
@@ -189,6 +197,20 @@ class Routes:
             return
         self._seen_at[topic] = seen_at
         self._writable[topic] = {broker: queues for broker, queues in writable.items() if broker in seen_at}
+
+    def _forget_unused(self, now: float) -> None:
+        """A program may send to another topic for each of its jobs."""
+        if len(self._seen_at) <= MOST_TOPICS or now - self._looked_at < _LOOK_SECONDS:
+            return
+        self._looked_at = now
+        for topic, seen_at in list(self._seen_at.items()):
+            used_at = self._cached[topic][0] if topic in self._cached else max(seen_at.values())
+            if now - used_at > UNUSED_SECONDS:
+                self.forget(topic)
+
+    def knows(self, topic: str) -> bool:
+        """Whether a route of `topic` is cached, be it young or old. Any thread."""
+        return topic in self._cached
 
     def keyed(self, route: TopicRoute) -> list[MessageQueue]:
         """What sharding keys choose from: the queues that may be written, sorted. Any thread.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from raymq.actors.errors import BrokerUnavailable
 from raymq.actors.protocol import MessageQueue, TopicRoute
@@ -16,6 +17,9 @@ from raymq.actors.sending.send_plan import SendPlan
 from raymq.actors.sending.sender import Sender, Sent, Sizes, Terms, Tried
 from raymq.actors.sending.sequencing import SequenceLane, SequenceLanes
 from raymq.storage.records.producer_sequence import stamp
+
+#: Of so many queues a producer knows what it has counted.
+MOST_LANES: Final = 10_000
 
 
 class IdempotentSender:
@@ -44,8 +48,19 @@ class IdempotentSender:
 
     def lane(self, queue: MessageQueue) -> HeldLane:
         """What a batch to the queue has to hold. Any thread."""
-        known = self._at.get(queue) or self._at.setdefault(queue, (QueueTurn(), self._lanes.of(queue)))
+        known = self._at.get(queue)
+        if known is None:
+            if len(self._at) >= MOST_LANES:
+                self._forget_some()
+            known = self._at.setdefault(queue, (QueueTurn(), self._lanes.of(queue)))
         return HeldLane(*known)
+
+    def _forget_some(self) -> None:
+        """The older half of the queues, as far as they are idle: who sends to one of them begins an epoch."""
+        for queue, (turn, _) in list(self._at.items())[: MOST_LANES // 2]:
+            if turn.is_free:
+                self._at.pop(queue, None)
+                self._lanes.forget(queue)
 
     async def _send(
         self, plan: SendPlan, hold: _Hold, begun: Tried | None, topic: str, records: bytearray, terms: Terms

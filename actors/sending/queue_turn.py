@@ -29,6 +29,11 @@ class QueueTurn:
             return False
         return self._holder.setdefault(None, who) is who
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has it and nobody waits."""
+        return not self._holder and not self._waiting
+
     def has(self, who: object) -> bool:
         """Whether that one holds it."""
         return self._holder.get(None) is who

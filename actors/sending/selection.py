@@ -38,3 +38,7 @@ class QueuePicker:
                 return next((queue for queue in turn if queue != last), turn[0])
         ranks = {queue.broker: self.isolation.rank(queue.broker) for queue in others}
         return min(others, key=lambda queue: ranks[queue.broker])
+
+    def forget(self, topic: str) -> None:
+        """Nobody sends to it any more; who does begins anew."""
+        self._next.pop(topic, None)

@@ -28,7 +28,7 @@ from raymq.actors.errors import (
     WriteUnknown,
 )
 from raymq.actors.protocol import MessageQueue, Placed, SendStatus, TopicRoute
-from raymq.actors.routing import Routes
+from raymq.actors.routing import MOST_TOPICS, Routes
 from raymq.actors.sending.isolation import Outcome, make_isolation
 from raymq.actors.sending.isolation.shared import Shared
 from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body, refuse_longer
@@ -149,6 +149,8 @@ class Sender:
         self._listed: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
         #: Every topic's queues, those of brokers included that are not in its route any more.
         self._seen: dict[str, set[MessageQueue]] = {}
+        #: Above so many topics it is looked at which of them nobody sends to any more.
+        self._most_topics = MOST_TOPICS
         #: Asks brokers that were silent whether they are back.
         self.prober = Prober(pool, picker.isolation)
         self._topics = TopicsUnderWay(partial(make_topic, pool, routes))
@@ -333,7 +335,7 @@ class Sender:
                 raise PermissionDenied(f"{terms.queue} may not be written", code=PermissionDenied.wire_code)
             if terms.queue.broker in route.addresses and route.lets_write(terms.queue.broker):
                 return terms.queue
-            known = terms.queue in self._seen[route.topic] or terms.queue in self._routes.keyed(route)
+            known = terms.queue in self._seen.get(route.topic, ()) or terms.queue in self._routes.keyed(route)
             if known and terms.queue.broker not in route.addresses:
                 raise BrokerUnavailable(terms.queue.broker, "it has left the routes")
             raise QueueNotFound(f"{terms.queue} is no queue of {route.topic}")
@@ -375,12 +377,23 @@ class Sender:
         """The route's writable queues; listing them anew for every message would cost more than the send."""
         known = self._listed.get(route.topic)
         if known is None or known[0] is not route:
+            if known is None and len(self._listed) >= self._most_topics:
+                self._forget_unused()
             known = self._listed[route.topic] = (route, route.writable())
             left = {queue for queue in self._seen.get(route.topic, ()) if queue.broker not in route.addresses}
             self._seen[route.topic] = {*sorted(left)[-MOST_LEFT:], *known[1]}
             for broker, address in route.addresses.items():
                 self.prober.know(broker, address)
         return known[1]
+
+    def _forget_unused(self) -> None:
+        """Topics that the routes have forgotten. Any thread."""
+        for topic in list(self._listed):
+            if not self._routes.knows(topic):
+                self._listed.pop(topic, None)
+                self._seen.pop(topic, None)
+                self._picker.forget(topic)
+        self._most_topics = max(MOST_TOPICS, 2 * len(self._listed))
 
     def _blame(self, broker: str, error: RayMQError, elapsed: float) -> None:
         if is_unanswered(error) or never_arrived(error):

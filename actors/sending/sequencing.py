@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 from raymq.actors.protocol import MessageQueue
 from raymq.storage.records.producer_sequence import ProducerSequence
@@ -11,12 +13,20 @@ from raymq.storage.records.producer_sequence import ProducerSequence
 
 @dataclass(slots=True)
 class SequenceLane:
-    """One queue's count. At most one batch is under way in it at a time."""
+    """One queue's count. At most one batch is under way in it at a time.
+
+    `epochs` numbers the epochs of its producer: no two lanes have the same one, so that a lane which was forgotten and
+    made anew says nothing that the former one has said.
+    """
 
     producer: str
     queue: MessageQueue
-    epoch: int = 0
+    epochs: Iterator[int]
+    epoch: int = field(init=False)
     next: int = 0
+
+    def __post_init__(self) -> None:
+        self.epoch = next(self.epochs)
 
     def sequence(self, count: int) -> ProducerSequence:
         """The number of the batch that comes next, the same until `stored` or `begin_epoch`."""
@@ -31,7 +41,7 @@ class SequenceLane:
 
         Whatever of the old epoch arrives later is refused.
         """
-        self.epoch += 1
+        self.epoch = next(self.epochs)
         self.next = 0
 
 
@@ -41,7 +51,13 @@ class SequenceLanes:
 
     producer: str = field(default_factory=lambda: secrets.token_hex(8))
     _lanes: dict[MessageQueue, SequenceLane] = field(default_factory=dict)
+    _epochs: Iterator[int] = field(default_factory=count)
 
     def of(self, queue: MessageQueue) -> SequenceLane:
-        """The lane of a queue."""
-        return self._lanes.setdefault(queue, SequenceLane(self.producer, queue))
+        """The lane of a queue. Any thread."""
+        known = self._lanes.get(queue)
+        return known or self._lanes.setdefault(queue, SequenceLane(self.producer, queue, self._epochs))
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Nothing is under way in a queue's lane; the next one begins an epoch. Any thread."""
+        self._lanes.pop(queue, None)

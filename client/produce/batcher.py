@@ -41,6 +41,7 @@ from raymq.client.produce.encoding import Sizes, encode_messages, packed_host
 from raymq.client.produce.frames import is_within
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
 from raymq.client.produce.sent_results import results_of
+from raymq.client.produce.turns import Turns
 
 #: A batch that holds this much is sent at once.
 BATCH_BYTES: Final = 1 << 20
@@ -99,9 +100,9 @@ class Batcher:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
-        self._turns: dict[MessageQueue, asyncio.Lock] = {}
+        self._turns: Turns[MessageQueue] = Turns()
         #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
-        self._choosing: dict[str, asyncio.Lock] = {}
+        self._choosing: Turns[str] = Turns()
 
     def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:
         """Put a message into its batch.
@@ -258,7 +259,8 @@ class Batcher:
         queue = terms.queue
         if queue is None:
             return await self._store(messages, encoded, terms)
-        async with self._turn(queue, deadline):
+        # Where it has not come at the deadline nothing can be sent any more, either.
+        async with self._turns.take(queue, deadline - time.monotonic()):
             left = max(0.0, deadline - time.monotonic())
             if left < _UNTOUCHED * terms.timeout:  # else they stay equal to others', which travel together
                 terms = replace(terms, timeout=left)
@@ -303,21 +305,6 @@ class Batcher:
             return [all_of_them[place] for place in range(len(messages))]
 
         return outcomes
-
-    @asynccontextmanager
-    async def _turn(self, queue: MessageQueue, deadline: float) -> AsyncIterator[None]:
-        """Behind what is sent to the queue already; not any more at the deadline, when nothing can be sent, either."""
-        turn = self._turns.setdefault(queue, asyncio.Lock())
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await turn.acquire()
-        except TimeoutError:
-            yield
-            return
-        try:
-            yield
-        finally:
-            turn.release()
 
     async def _queues(self, topic: str, tries: int, deadline: float) -> list[MessageQueue]:
         """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied.
@@ -393,16 +380,10 @@ class Batcher:
     @asynccontextmanager
     async def _chooses(self, topic: str, terms: Terms) -> AsyncIterator[None]:
         """Behind the batches of its topic that look for their keys' queues; NotStored where that takes too long."""
-        choosing = self._choosing.setdefault(topic, asyncio.Lock())
-        try:
-            async with asyncio.timeout(terms.timeout):
-                await choosing.acquire()
-        except TimeoutError:
-            raise NotStored("its time was over before it was its turn") from None
-        try:
+        async with self._choosing.take(topic, terms.timeout) as in_time:
+            if not in_time:
+                raise NotStored("its time was over before it was its turn")
             yield
-        finally:
-            choosing.release()
 
 
 #: What has the lock on a program's thread.

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,12 @@ from raymq.actors import routing
 from raymq.actors.errors import BrokerUnavailable, QueueNotFound
 from raymq.actors.protocol import MessageQueue, QueueData, TopicRoute
 from raymq.actors.routing import Routes
+from raymq.actors.sending import idempotent
+from raymq.actors.sending.idempotent import IdempotentSender
 from raymq.actors.sending.sender import MOST_LEFT, Terms, make_sender
 from raymq.actors.wire.channel import ChannelPool
 from raymq.actors.wire.connection import MOST_PEERS, ConnectionPool
+from raymq.actors.wire.frame import Command
 from tests.polling import poll_until
 from tests.unit.actors.clock import FakeClock
 
@@ -104,3 +108,54 @@ def test_queues_of_brokers_that_left_are_told_apart_from_queues_that_never_were_
     for queue, error in ((left, BrokerUnavailable), (never, QueueNotFound)):
         with pytest.raises(error):
             sender.choose(route("here"), Terms(1.0, 0, queue), None)
+
+
+def test_topics_that_nobody_uses_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that sends to another topic for each of its jobs knew all of them for ever, 5 KB of each."""
+    clock = FakeClock()
+    monkeypatch.setattr(routing, "boottime", clock)
+
+    async def ask(*_: object, **__: object) -> Command:
+        return Command(0)
+
+    def read_route(topic: str, _: object) -> TopicRoute:
+        return replace(route("b"), topic=topic)
+
+    monkeypatch.setattr(Routes, "ask", ask)
+    monkeypatch.setattr(routing.route_answers, "read_route", read_route)
+
+    async def send_to_many() -> None:
+        pool = ConnectionPool()
+        routes = Routes(pool, ["n:1"])
+        sender = make_sender(pool, routes, None)
+        for number in range(3 * routing.MOST_TOPICS):
+            for topic in ("always", f"job-{number}"):
+                sender.choose(await routes.get(topic), Terms(1.0, 0), None)
+            clock.advance(10)
+            known = (routes._cached, routes._seen_at, routes._writable, sender._listed, sender._seen)
+            assert all("always" in table for table in known)
+            assert max(map(len, (*known, sender._picker._next))) <= 2 * routing.MOST_TOPICS
+        assert routes.knows(f"job-{3 * routing.MOST_TOPICS - 1}")
+        assert not routes.knows("job-1")
+
+    asyncio.run(send_to_many())
+
+
+def test_an_idempotent_producer_forgets_queues_and_gives_no_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knew each queue that it ever sent to."""
+    monkeypatch.setattr(idempotent, "MOST_LANES", 10)
+    pool = ConnectionPool()
+    sender = IdempotentSender(make_sender(pool, Routes(pool, ["n:1"]), None))
+    queues = [MessageQueue("t", "b", number) for number in range(25)]
+    under_way = sender.lane(queues[0])
+    assert under_way.take()
+    given = {(queues[0], under_way.count.epoch)}
+    for queue in (*queues[1:], *queues[1:]):
+        lane = sender.lane(queue)
+        assert lane.take()
+        assert (queue, lane.count.epoch) not in given
+        given.add((queue, lane.count.epoch))
+        lane.stored(1)
+        assert len(sender._at) == len(sender._lanes._lanes) <= 10
+    assert not sender.lane(queues[0]).take(), "its batch is under way"
+    under_way.stored(1)

@@ -1,0 +1,54 @@
+"""Turns by a key: in the order of asking, for as long as one waits, and nothing is kept of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raymq.client.produce.turns import Turns
+
+
+def test_turns_come_in_order_and_leave_nothing() -> None:
+    """Of each queue and topic a lock was kept for ever."""
+
+    async def take_them() -> None:
+        turns: Turns[str] = Turns()
+        came: list[tuple[str, int, bool]] = []
+        go_on = asyncio.Event()
+
+        async def work(key: str, number: int, seconds: float = 60.0) -> None:
+            async with turns.take(key, seconds) as in_time:
+                came.append((key, number, in_time))
+                if in_time:
+                    await go_on.wait()
+
+        works = [asyncio.create_task(work("a", number)) for number in range(3)]
+        works.append(asyncio.create_task(work("b", 3)))
+        await asyncio.wait_for(work("a", 4, 0.0), 10)
+        assert came == [("a", 0, True), ("b", 3, True), ("a", 4, False)]
+        works[1].cancel()
+        await asyncio.wait(works[1:2])
+        assert len(turns) == 2
+        go_on.set()
+        await asyncio.wait((works[0], *works[2:]))
+        assert came[3:] == [("a", 2, True)]
+        assert len(turns) == 0
+
+    asyncio.run(take_them())
+
+
+def test_a_turn_is_over_whatever_its_work_raises() -> None:
+    async def fail(turns: Turns[str]) -> None:
+        async with turns.take("a", 0.0) as in_time:
+            assert in_time
+            raise ZeroDivisionError
+
+    async def fail_again() -> None:
+        turns: Turns[str] = Turns()
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await fail(turns)
+        assert len(turns) == 0
+
+    asyncio.run(fail_again())
