@@ -230,9 +230,11 @@ class Popping:
     async def _ask_all(self, sources: Sequence[Source], max_messages: int, invisible_ms: int) -> list[RayMQError]:
         """Ask the sources for what they have until there are enough messages; what went wrong with some of them.
 
-        One that does not answer soon is not waited for: what it brings is there for whoever looks then.
+        A broker that does not answer soon is not waited for, whatever else it is asked for: what it brings is there for
+        whoever looks then.
         """
         failures: list[RayMQError] = []
+        slow: set[str] = set()
         for source in sources:
             while (room := max_messages - self._kept.count(invisible_ms)) > 0 and source not in self._pops:
                 if self._stopped.is_set():
@@ -243,8 +245,9 @@ class Popping:
                     self._keep_popped(source, asked, invisible_ms)
                 )
                 pop.add_done_callback(partial(self._popped, source))
-                await asyncio.wait((pop,), timeout=_PATIENCE_SECONDS)
+                await asyncio.wait((pop,), timeout=0.0 if source[0] in slow else _PATIENCE_SECONDS)
                 if not pop.done() or pop.cancelled():
+                    slow.add(source[0])
                     break
                 error = pop.exception()
                 if isinstance(error, TopicNotFound):  # the routes tell soon, too: the other topics go on

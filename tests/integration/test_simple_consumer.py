@@ -349,6 +349,28 @@ def test_a_broker_that_was_asked_just_now_is_not_silent(mq: Connection, services
         assert mq.run(while_others_ask()) == ([], 0)
 
 
+def test_a_broker_that_hangs_is_waited_for_once_however_many_topics_it_has(
+    mq: Connection, services: Services, admin: Admin
+) -> None:
+    """Each of them held up the receive for a quarter of a second."""
+    topics = [f"t{number}" for number in range(20)]
+    for topic in topics:
+        admin.create_topic(topic, queues=1)
+    with SimpleConsumer(mq, "g", dict.fromkeys(topics, "*")) as consumer:
+        assert consumer.receive(await_duration=0.0) == []
+        server, go_on = services.brokers["broker-a"]._server, asyncio.Event()
+
+        async def hang(*_: object) -> None:
+            await go_on.wait()
+
+        server.handlers = {**server.handlers, RequestCode.POP_MESSAGE: hang, RequestCode.NOTIFICATION: hang}
+        Producer(mq, "p").send(Message("t7", b"x"), queue=MessageQueue("t7", "broker-b", 0))
+        begun = time.monotonic()
+        assert [message.body for message in consumer.receive(await_duration=0.0)] == [b"x"]
+        assert time.monotonic() - begun < 3.0
+        services.loop.loop.call_soon_threadsafe(go_on.set)
+
+
 def test_a_consumer_that_is_closed_pops_no_more(mq: Connection, services: Services, admin: Admin) -> None:
     with SimpleConsumer(mq, "g", {"t": "*"}) as consumer:
         waiting = consumer._mq.submit(consumer._popping.receive(1, 60_000, 30.0, Receiver()))
