@@ -10,17 +10,19 @@ from raymq.client import Connection, PullConsumer
 from raymq.demo.messaging import ROW
 from raymq.spark_bridge import SparkBridge
 
-#: A row that was sent twice counts once; `{value}` is the measure as a number.
+#: A row that was sent twice counts once; `{value}` is the measure as a number, `{mean}` what of its mean JSON can hold.
 _BY_TAG = """
 with event as (
   select properties['{row}'] as row, first(tags) as tags, first(cast(body as string)) as body
   from events group by properties['{row}']
 ), dead as (
   select distinct properties['{row}'] as row from dead_letters
+), by_tag as (
+  select tags, count(*) as rows, count(dead.row) as dead_letters, round(avg({value}), 2) as mean
+  from event left join dead on event.row = dead.row
+  group by tags
 )
-select tags, count(*) as rows, count(dead.row) as dead_letters, round(avg({value}), 2) as mean
-from event left join dead on event.row = dead.row
-group by tags order by rows desc, tags
+select tags, rows, dead_letters, {mean} as mean from by_tag order by rows desc, tags
 """
 
 
@@ -40,7 +42,7 @@ def analyse(
     events = bridge.read(topic)
     events.createOrReplaceTempView("events")
     (events.limit(0) if dead_topic is None else bridge.read(dead_topic)).createOrReplaceTempView("dead_letters")
-    by_tag = bridge.spark.sql(_BY_TAG.format(row=ROW, value=_number(measure))).cache()
+    by_tag = bridge.spark.sql(_BY_TAG.format(row=ROW, value=_finite(_number(measure)), mean=_finite("mean"))).cache()
     summary = [row.asDict() for row in by_tag.collect()]
     as_json = "to_json(struct(*), map('ignoreNullFields', 'false')) as body"
     bridge.write(by_tag.selectExpr(as_json, "tags"), summary_topic, body="body", keys="tags")
@@ -56,6 +58,11 @@ def read_summary(mq: Connection, topic: str) -> list[dict[str, Any]]:
             while messages := consumer.poll(queue, 1_000, 0.0):
                 found += [json.loads(message.body) for message in messages]
     return sorted(found, key=lambda summary: (-summary["rows"], summary["tags"]))
+
+
+def _finite(number: str) -> str:
+    """The SQL of a number, null where it is none: "NaN" among the values is one to Spark, and large ones overflow."""
+    return f"if(abs({number}) < double('Infinity'), {number}, null)"
 
 
 def _number(column: str | None) -> str:

@@ -36,23 +36,24 @@ def write_parquet(path: Path, table: pa.Table) -> Path:
 JSON_LINES_COUNTS = {
     "rows": 500,
     "sent": 500,
-    "consumed": 496,
-    "dirty": 4,
-    "dead_letters": 4,
+    "consumed": 495,
+    "dirty": 5,
+    "dead_letters": 5,
     "spark_rows": 500,
-    "spark_dead_letters": 4,
+    "spark_dead_letters": 5,
     "ok": True,
 }
 
 
 def json_lines(folder: Path) -> Path:
-    """500 orders, four of them dirty in four ways: broken, no object, without a key, a text among numbers."""
+    """500 orders, five of them dirty: broken, no object, no key, a text among numbers, one that Spark takes for NaN."""
     rows = [{"id": f"order {n}", "amount": n * 1.5, "state": "paid" if n % 3 else "open"} for n in range(500)]
     lines = [json.dumps(row) for row in rows]
     lines[7] = '{"id": "broken", '
     lines[8] = '["no", "object"]'
     lines[9] = '{"id": "", "amount": 1}'
     lines[10] = '{"id": "order 10", "amount": "a lot"}'
+    lines[11] = '{"id": "order 11", "amount": "NaN", "state": "open"}'
     path = folder / "orders.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return path
