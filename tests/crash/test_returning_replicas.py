@@ -145,3 +145,35 @@ def test_nobody_is_sealed_to_an_epoch_that_will_not_come(group: ReplicaGroup) ->
                 group.run(group.pool.request(group.addresses[number], seal_command(wrong), 5.0))
         assert group.status(number).sealed <= epoch
     assert group.status(1).serves
+
+
+def test_a_replica_that_was_replaced_while_it_hung_leaves_its_place_in_the_routes(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    """It told the name server every second that it is that replica, and so did the one in its place."""
+    clients.send(b"before")
+    group.await_end(2, of=1)
+    assert group._name_service is not None
+    table = group._name_service.table
+
+    def place() -> str | None:
+        return table.member_group("test", GROUP).get(2)
+
+    poll_until(lambda: place() == group.addresses[2], 10)
+    group.pause(2)
+    copy = group.folder / "copy"
+    shutil.copytree(group.directory(2), copy, ignore=shutil.ignore_patterns("lock"))
+    with group.started(group.spec(2, directory=str(copy), host="127.0.0.2")) as other:
+        try:
+            address = group.address_of(other)
+            poll_until(lambda: place() == address, 20)
+            group.go_on(2)
+            poll_until(lambda: group.status(2).role == "refused", 20)
+            poll_until(lambda: place() == address, 10)
+            seen: set[str | None] = set()
+            at = table._brokers[GROUP][2].last_seen
+            poll_until(lambda: seen.add(place()) or table._brokers[GROUP][2].last_seen > at + 3.0, 20)
+            assert seen == {address}
+        finally:
+            other.kill()
+            other.communicate()

@@ -297,6 +297,7 @@ class ReplicaService(ReplicaProcess):
             _log.error("%s: %s: this one ends its service", self.name, self.refused)
             await self._leave_office()
             await self._hang_up()
+            await self._registering.leave()  # the place in the routes is the other one's
             return
         if self.office is not None and self.office.is_over:
             await self._leave_office()
