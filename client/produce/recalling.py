@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from raymq.actors.errors import NotRecallable
+from raymq.actors.errors import NotRecallable, RayMQError, Timeout
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.actors.wire.commands.recall import read_recalled, recall_command
@@ -47,7 +47,13 @@ async def recall(mq: Connection, handles: Sequence[RecallHandle], timeout: float
     async def recalled(handle: RecallHandle) -> RecallStatus:
         return read_recalled(await ask(mq, handle.topic, handle.broker, recall_command(handle.encode()), timeout))
 
-    told = await asyncio.gather(*(patiently(lambda each=each: recalled(each), timeout) for each in handles))  # type: ignore[misc]
+    try:
+        async with asyncio.timeout(timeout):
+            told = await asyncio.gather(*(patiently(lambda each=each: recalled(each), timeout) for each in handles))  # type: ignore[misc]
+    except TimeoutError as error:
+        if isinstance(error, RayMQError):
+            raise
+        raise Timeout(", ".join(handle.broker for handle in handles), f"no answer within {timeout:.3g} s") from error
     return next(
         (word for word in (RecallStatus.DELIVERED, RecallStatus.WITHDRAWN) if word in told), RecallStatus.UNKNOWN
     )

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PushConsumer
+from raymq.client import (
+    Admin,
+    BrokerUnavailable,
+    Connection,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    RecallStatus,
+)
 from tests.integration.cable import Cable
 from tests.integration.conftest import Services
 from tests.integration.taker import Taker
@@ -65,3 +75,17 @@ def _of(taker: Taker) -> set[MessageQueue]:
 
 async def _at_once(action: Any) -> None:
     action()
+
+
+def test_a_recall_keeps_to_its_time(mq: Connection, services: Services, admin: Admin, cable: Cable) -> None:
+    """Its name server had three seconds, whatever its own time was."""
+    del admin
+    sent = Producer(mq, "p").send(Message("t", b"x", deliver_at=time.time() + 600.0))
+    services.loop.run(_at_once(lambda: cable.freeze(new_ones=True)))
+    with Connection([cable.address]) as hanging, Producer(hanging, "q") as producer:
+        begun = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            producer.recall(sent, timeout=0.5)
+        assert time.monotonic() - begun < 2.0
+    services.loop.run(_at_once(cable.thaw))
+    assert Producer(mq, "p").recall(sent, timeout=30.0) is RecallStatus.WITHDRAWN
