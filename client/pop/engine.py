@@ -77,7 +77,7 @@ class Popping:
         self._pops: dict[Source, asyncio.Task[int]] = {}
         #: When each of them was begun.
         self._asked_at: dict[Source, float] = {}
-        self._kept = KeptMessages(time.monotonic)
+        self._kept = KeptMessages(boottime)
         #: What was returned and has not arrived yet, by who receives it.
         self._handed: dict[Receiver, list[KeptMessage]] = {}
         #: When the kept are looked after, and what does it: one timer, for the first of them that will be late.
@@ -272,7 +272,7 @@ class Popping:
 
     async def _keep_popped(self, source: Source, room: int, invisible_ms: int) -> int:
         """Pop from one source; how many messages it gave. They are kept until somebody receives them."""
-        asked_at = time.monotonic()
+        asked_at = boottime()
         try:
             messages, unwanted = await self.requests.pop(source, room, invisible_ms)
         except RayMQError:
@@ -305,7 +305,7 @@ class Popping:
             return
         self._look_no_more()
         self._look_at = late_at
-        seconds = max(0.0, late_at - time.monotonic()) + _TIMER_SECONDS
+        seconds = max(0.0, late_at - boottime()) + _TIMER_SECONDS
         self._look = asyncio.get_running_loop().call_later(seconds, self._look_after_the_kept)
 
     def _look_no_more(self) -> None:
@@ -328,7 +328,7 @@ class Popping:
             self._look_again_at(late_at)
 
     async def _renew(self, popped: KeptMessage) -> None:
-        message, asked_at = popped.message, time.monotonic()
+        message, asked_at = popped.message, boottime()
         assert message.receipt is not None
         with contextlib.suppress(RayMQError):  # it comes again when its time is over
             if await self.requests.change_invisible(message, message.receipt, popped.invisible_ms):

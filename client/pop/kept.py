@@ -25,7 +25,7 @@ class KeptMessage:
 
 
 class KeptMessages:
-    """What one consumer holds for whoever receives next. `clock` is monotonic seconds."""
+    """What one consumer holds for whoever receives next. `clock`: seconds, also of a machine that sleeps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -9,11 +9,13 @@ import pytest
 
 from raymq.client.connection import Connection
 from raymq.client.message import ReceivedMessage
+from raymq.client.pop import engine
 from raymq.client.pop.engine import Popping
 from raymq.client.pop.receiver import Receiver
 from raymq.client.pop.requests import PopRequests, Source
 from tests.polling import poll_until
 from tests.received import message
+from tests.unit.actors.clock import FakeClock
 
 HOUR_MS = 3_600_000
 
@@ -66,6 +68,24 @@ def test_a_receiver_that_has_given_up_is_given_nothing(mq: Connection) -> None:
         assert len(popping._received(8, HOUR_MS, Receiver())) == 1, "the next one gets it"
 
     run(given_up())
+
+
+def test_what_was_popped_before_the_machine_slept_is_given_to_nobody(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given out as if no time had passed, when it was somebody else's."""
+
+    async def sleep() -> None:
+        clock = FakeClock()
+        monkeypatch.setattr(engine, "boottime", clock)
+        popping = Giving(mq)
+        await popping.pop(HOUR_MS)
+        clock.advance(HOUR_MS / 1000)
+        assert popping._received(8, HOUR_MS, Receiver()) == []
+        await popping.pop(HOUR_MS)
+        assert len(popping._received(8, HOUR_MS, Receiver())) == 1
+
+    run(sleep())
 
 
 def test_many_pops_leave_one_timer_for_what_is_late_first(mq: Connection) -> None:
