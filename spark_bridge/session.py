@@ -6,12 +6,9 @@ import atexit
 import contextlib
 import os
 import re
-import shutil
-import tempfile
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +29,7 @@ from raymq.spark_bridge.placement import Placement, place
 from raymq.spark_bridge.progress_bars import tasks_shown, terminal
 from raymq.spark_bridge.quiet import last_lines, write_log_settings
 from raymq.spark_bridge.ranges import Position, commit
+from raymq.spark_bridge.session_folder import SessionFolder
 from raymq.spark_bridge.settings import spark_settings, users_settings, with_users_settings
 from raymq.spark_bridge.sink import TopicSink, WrittenColumns
 from raymq.spark_bridge.source.register import has_data_sources, register_source
@@ -92,22 +90,23 @@ class SparkBridge(Closing):
         self._mq = mq
         self._cores = executors * cores
         self._reads: weakref.WeakKeyDictionary[DataFrame, reader.Reading] = weakref.WeakKeyDictionary()
-        self._directory = Path(tempfile.mkdtemp(prefix="raymq-spark-"))
+        self._folder: SessionFolder | None = SessionFolder()
+        directory = self._folder.path
         self._placement: Placement | None = None
         self._application: SparkApplication | None = None
         self._streams: Streams | None = None
         self._tables: Tables | None = None
-        log_settings, self.log_file = write_log_settings(self._directory)
+        log_settings, self.log_file = write_log_settings(directory)
         atexit.register(self.close)
         try:
             java = java_environment()
             # Twice the heap: RayDP asks Ray for heap and overhead.
-            self._placement = place(java, 2 * executors * memory_bytes, self._directory, start_timeout)
+            self._placement = place(java, 2 * executors * memory_bytes, directory, start_timeout)
             own_settings = spark_settings(
                 executors=executors,
                 cores=cores,
                 memory=f"{size[1]}{size[2].lower()}",
-                directory=self._directory,
+                directory=directory,
                 log_settings=log_settings,
                 placement=self._placement,
             )
@@ -456,8 +455,10 @@ class SparkBridge(Closing):
         streams, self._streams = self._streams, None
         tables, self._tables = self._tables, None
         placement, self._placement = self._placement, None
+        folder, self._folder = self._folder, None
         with contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            if folder is not None:
+                stack.callback(folder.close)
             if placement is not None:
                 stack.callback(placement.close)
             if application is not None:
