@@ -104,16 +104,25 @@ class Hosted(Generic[_Service]):
                 now = time.monotonic()
                 if self._trouble is not None and (self._stopping.is_set() or now - self._trouble[1] >= patience):
                     raise self._trouble[0]
+                if self._stopping.is_set() and not self._thread.is_alive():
+                    raise BrokerUnavailable(self._name, "it was stopped, and its process is there yet")
                 if now >= deadline:
                     raise Timeout(self._name, f"it is not up after {seconds:.0f} s")
                 until = deadline if self._trouble is None else min(deadline, self._trouble[1] + patience)
                 self._changed.wait(max(0.001, until - now))
             return self._service
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called: only another process brings the service up again."""
+        return self._stopping.is_set()
+
     def stop(self) -> None:
         """Try no more, and stop the service if it is up; a start that is under way is waited for."""
         self._stopping.set()
         self._thread.join()
+        with self._changed:
+            self._changed.notify_all()
         service, self._service = self._service, None
         try:
             if service is not None:

@@ -87,6 +87,10 @@ class Broker:
         """Flush, close the store (its abort file goes), free the port; the actor is killed next."""
         self._hosted.stop()
 
+    def is_stopped(self) -> bool:
+        """Whether it was stopped, as by `raymq cluster leave`, and its process is there yet."""
+        return self._hosted.is_stopped
+
     def restart(self) -> None:
         """Stop as `stop` does, and end the process, after which Ray starts another one: nobody else has to be there.
 

@@ -20,7 +20,7 @@ import ray
 from raymq.actors import handles
 from raymq.actors.actor_options import make_broker, make_name_server, make_scheduler
 from raymq.actors.actor_startup import PATIENCE_SECONDS
-from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
+from raymq.actors.errors import BrokerUnavailable, ConnectionLost, InvalidInput, RayMQError, Timeout
 from raymq.actors.keeper.group_state import ReplicationPolicy
 from raymq.actors.naming import (
     COORDINATOR_NAME,
@@ -217,6 +217,8 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
         for name, resource in placed.items()
     }
     for name, handle in brokers.items():
+        revive(namespace, name, handle)
+    for name, handle in brokers.items():
         await_address(name, handle)
     for name, handle in brokers.items():
         _await_registration(name, handle)
@@ -266,6 +268,29 @@ class Common:
             replication=self.settings.replication,
             min_in_sync=self.settings.min_in_sync,
         )
+
+
+def revive(namespace: str, name: str, handle: Any) -> None:
+    """Have Ray start a broker's process anew if it is one that was stopped: its machine was to go, and stays.
+
+    Raises:
+        BrokerUnavailable: no other one comes.
+    """
+    if not hasattr(handle, "is_stopped"):  # of an earlier version
+        return
+    deadline, was_killed = time.monotonic() + START_SECONDS, False
+    while True:
+        try:
+            if not handles.call(name, handle, "is_stopped", timeout=START_SECONDS):
+                return
+        except (Timeout, ConnectionLost):  # it is just being started
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if not was_killed:
+                kill_process(namespace, name)
+                was_killed = True
+        time.sleep(_POLL_SECONDS)
 
 
 def await_address(name: str, handle: Any) -> str:

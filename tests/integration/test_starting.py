@@ -22,6 +22,7 @@ from raymq.actors.naming import broker_name, name_server_name
 from raymq.actors.protocol import NameServerSpec
 from raymq.client import Admin, BrokerUnavailable, InvalidInput, Message, Producer, RayMQError, StoreLocked
 from raymq.cluster import found, launching, ray_runtime
+from raymq.cluster.leaving import leave
 from raymq.cluster.noted import name_servers_of
 from raymq.cluster.stopping import stop_actors
 from raymq.storage.errors import StoreFailed
@@ -129,6 +130,17 @@ def test_a_locked_store_names_who_has_it_and_the_rest_goes_on(tmp_path: Path) ->
         assert [broker.state for broker in Admin(healthy).cluster_info().brokers] == ["running"]
     with cluster.start(brokers=2, root=tmp_path / "data", namespace="locked") as mq:
         assert len(Admin(mq).cluster_info().brokers) == 2
+
+
+def test_brokers_of_a_machine_that_has_left_and_stays_are_opened_by_the_next_start(tmp_path: Path) -> None:
+    """It waited for two minutes for what nobody brought up any more, and failed."""
+    with cluster.start(brokers=1, root=tmp_path / "data", namespace="stays") as mq, Admin(mq) as admin:
+        admin.create_topic("t", queues=1)
+        assert [each.trouble for each in leave(mq, 20.0)] == [None]
+        poll_until(lambda: admin.cluster_info().brokers == [], 20)
+        cluster.start(brokers=1, root=tmp_path / "data", namespace="stays").close()
+        assert [each.state for each in admin.cluster_info().brokers] == ["running"]
+        assert admin.topics() == ["t"]
 
 
 def test_a_restart_outlives_a_port_that_somebody_has_for_a_while(tmp_path: Path) -> None:

@@ -57,6 +57,18 @@ def test_a_name_server_that_could_not_keep_its_address_once_comes_up_at_it(
     again.stop()
 
 
+def test_nobody_waits_for_one_that_was_stopped(tmp_path: Path) -> None:
+    """A start that met the broker of a machine that had left waited for two minutes, and failed then."""
+    spec = NameServerSpec(0, str(tmp_path), "127.0.0.1", 0)
+    hosted = Hosted("name-server", EventLoopThread("name-server"), lambda: NameServerService.start(spec))
+    hosted.wait(20.0, 5.0)
+    assert not hosted.is_stopped
+    hosted.stop()
+    assert hosted.is_stopped
+    with pytest.raises(BrokerUnavailable, match="it was stopped"):
+        hosted.wait(60.0, 5.0)
+
+
 class Listening:
     """A service that is up."""
 
