@@ -41,7 +41,7 @@ from raymq.client.produce.encoding import Sizes, encode_messages, packed_host
 from raymq.client.produce.frames import is_within
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
 from raymq.client.produce.sent_results import results_of
-from raymq.client.produce.turns import Turns
+from raymq.client.produce.turns import KeyedTurns
 
 #: A batch that holds this much is sent at once.
 BATCH_BYTES: Final = 1 << 20
@@ -100,9 +100,9 @@ class Batcher:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
-        self._turns: Turns[MessageQueue] = Turns()
+        self._turns: KeyedTurns[MessageQueue] = KeyedTurns()
         #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
-        self._choosing: Turns[str] = Turns()
+        self._choosing: KeyedTurns[str] = KeyedTurns()
 
     def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:
         """Put a message into its batch.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -137,6 +139,19 @@ class PendingResult(Future[SendResult]):
     def on_outcome(self, call: Callable[[Future[SendResult]], object]) -> None:
         """`add_done_callback` of what does not block: it runs on whichever thread settles this."""
         super().add_done_callback(call)
+
+    async def outcome(self) -> SendResult:
+        """As `result`, waited for on the caller's event loop, without a thread in between."""
+        loop = asyncio.get_running_loop()
+        known: asyncio.Future[None] = loop.create_future()
+
+        def tell(_: Future[SendResult]) -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop is gone
+                loop.call_soon_threadsafe(lambda: None if known.done() else known.set_result(None))
+
+        self.on_outcome(tell)
+        await known
+        return self.result()
 
     def done(self) -> bool:
         """Whether the outcome is known."""

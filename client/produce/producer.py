@@ -159,7 +159,7 @@ class Producer(ClientBase):
         arguments.instance("message", message, Message)
         if self._options.linger and not message.is_delayed:
             sent = self.send_async(message, **options)
-            return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else _outcome(sent))
+            return await (asyncio.wrap_future(sent) if not isinstance(sent, PendingResult) else sent.outcome())
         terms = self._terms(message, options)
         try:
             return await self._mq.arun(self._send_one(self._paths.sends, message, terms))
@@ -481,20 +481,6 @@ _BLOCKING: Final = {Producer.send.__code__, Producer.send_batch.__code__, Produc
 def _broken_off() -> OutcomeUnknown:
     """What is told of a send that had begun when the connection was closed: of its tries nobody knows any more."""
     return OutcomeUnknown("closed before an answer came")
-
-
-async def _outcome(delivery: PendingResult) -> SendResult:
-    """Wait for it on the caller's event loop, without a thread in between."""
-    loop = asyncio.get_running_loop()
-    known: asyncio.Future[None] = loop.create_future()
-
-    def tell(_: Future[SendResult]) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop is gone
-            loop.call_soon_threadsafe(lambda: None if known.done() else known.set_result(None))
-
-    delivery.on_outcome(tell)
-    await known
-    return delivery.result()
 
 
 def _result(message: Message, sent: Sent) -> SendResult:

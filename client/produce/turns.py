@@ -20,7 +20,7 @@ class _Turn:
     users: int = 0
 
 
-class Turns(Generic[_Key]):
+class KeyedTurns(Generic[_Key]):
     """Of a key that nobody has or waits for nothing is kept."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Turns by a key: in the order of asking, for as long as one waits, and nothing is kept of them."""
+"""KeyedTurns by a key: in the order of asking, for as long as one waits, and nothing is kept of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from raymq.client.produce.turns import Turns
+from raymq.client.produce.turns import KeyedTurns
 
 
 def test_turns_come_in_order_and_leave_nothing() -> None:
     """Of each queue and topic a lock was kept for ever."""
 
     async def take_them() -> None:
-        turns: Turns[str] = Turns()
+        turns: KeyedTurns[str] = KeyedTurns()
         came: list[tuple[str, int, bool]] = []
         go_on = asyncio.Event()
 
@@ -39,13 +39,13 @@ def test_turns_come_in_order_and_leave_nothing() -> None:
 
 
 def test_a_turn_is_over_whatever_its_work_raises() -> None:
-    async def fail(turns: Turns[str]) -> None:
+    async def fail(turns: KeyedTurns[str]) -> None:
         async with turns.take("a", 0.0) as in_time:
             assert in_time
             raise ZeroDivisionError
 
     async def fail_again() -> None:
-        turns: Turns[str] = Turns()
+        turns: KeyedTurns[str] = KeyedTurns()
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 await fail(turns)
