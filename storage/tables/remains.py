@@ -15,7 +15,8 @@ agree with it (`recovery`); everything else is clamped when it is opened, by thi
     idempotent producers           batches behind their queue's maximum, and those of topics that     `producer_history`
                                    were deleted since, are void; the position at most the log's end
     staged writes                  marks "is in the log" and "is about to be" behind the end are      `staging`
-                                   void; a commit drops its data when the log has it on disk
+                                   void; a commit drops its data when the log has it on disk, and
+                                   hides what comes from the queue's maximum on at the latest
     deleted topics, checkpoint     at most the log's end                                             `opening`
 
 Groups' offsets and what pop has lent say which deletions of topics they know of; where a topic was deleted later, since

@@ -311,7 +311,7 @@ class StagedRecords:
             void = [path for path in paths_in(folder) if path.suffix == ".done" and not _is_done(path, remains)]
             _remove_all_of(folder, void)
         if remains.memory_lost:
-            self._clamp_unsynced(remains.log_end)
+            self._clamp_unsynced(remains)
         for folder in folders:
             void = []
             for path in (path for path in paths_in(folder) if path.suffix == ".intent"):
@@ -323,12 +323,22 @@ class StagedRecords:
                     _write_attempts(path, kept, durable=True)
             _remove_all_of(folder, void)
 
-    def _clamp_unsynced(self, log_end: int) -> None:
-        """After a loss of power: a commit that is not through may have appended any of its chunks."""
+    def _clamp_unsynced(self, remains: Remains) -> None:
+        """After a loss of power: a commit that is not through may have appended any of its chunks.
+
+        Queues may end before where they did. What it appends from now on begins there, and is hidden from there on.
+        """
         for each in self.transactions():
             if each.commit is not None:
-                log_from = min(each.commit.log_from, log_end)
-                self.decide(each.name, replaced(each.commit, log_from=log_from, doubtful_to=log_end))
+                log_from = min(each.commit.log_from, remains.log_end)
+                ends = {
+                    (topic, queue_id): min(end, remains.max_offset(topic, queue_id))
+                    if remains.deleted_topics.get(topic, 0) <= log_from  # else it is the end of a queue that is gone
+                    else end
+                    for (topic, queue_id), end in each.commit.ends.items()
+                }
+                doubtful = replaced(each.commit, ends=ends, log_from=log_from, doubtful_to=remains.log_end)
+                self.decide(each.name, doubtful)
                 waiting = [file for file in self.listed(each.name, each.commit.parts) if not file.is_done]
                 intents = [file.path.with_suffix(".intent") for file in waiting if file.is_attempted]
                 _remove_all_of(self._directory(each.name), intents)

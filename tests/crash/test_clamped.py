@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from raymq.actors.broker.core.appending.producer_history import ProducerHistory
 from raymq.actors.broker.core.broker import BrokerCore
 from raymq.client import Message
 from raymq.storage import checkpointing as checkpointing_module
+from raymq.storage.errors import MessageNotFound
 from raymq.storage.files.file_calls import replaced
 from raymq.storage.files.json_file import load
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
@@ -195,3 +197,46 @@ def test_the_clamp_does_not_change_what_is_right(tmp_path: Path) -> None:
         with Store.open(machine.directory, CONFIG) as store:
             assert store.consumer_offsets.get("g", "t", 0) == 10
             assert store.delay_progress.get(2) == 1
+
+
+def stage(core: BrokerCore, *chunks: range) -> None:
+    for number, rows in enumerate(chunks):
+        records, sizes = encoded(*(Message("t", b"%d" % row) for row in rows))
+        core.staging.stage("tx", "p", number, ("t", 0), memoryview(records), sizes)
+
+
+def test_a_veil_stays_where_the_queue_ended_after_a_loss_of_power(tmp_path: Path) -> None:
+    """The commit said that the queue had ended at 4 before it: the next kill showed what came to 1, 2 and 3 by then."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, 0)
+        core.store._save_checkpoint()
+        send(core, 1, 2, 3)
+        stage(core, range(10, 15), range(15, 20))
+        next(iter(core.staging.commit("tx", ["p"])))
+    with machine.life() as core:
+        assert bodies(core.store, "t") == [b"0"]
+        added = core.staging.commit("tx", ["p"])
+        while not next(added):
+            pass
+        assert core.store.max_offset("t", 0, written=True) == 6
+        shutil.copytree(machine.directory, tmp_path / "killed")
+    with Store.open(tmp_path / "killed", CONFIG) as store, closing(BrokerCore("broker-a", store).timers.log):
+        assert bodies(store, "t") == [b"0"]
+
+
+def test_a_loss_of_power_moves_no_veil_of_a_topic_that_was_deleted_within_the_commit(tmp_path: Path) -> None:
+    """What the deleted topic had before the commit can be looked at by its id as before."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, 0)
+        place = 0
+        stage(core, range(10, 15))
+        next(iter(core.staging.commit("tx", ["p"])))
+        core.topics.delete("t")
+        core.store.sync_settings()
+        core.store._save_checkpoint()
+    with machine.life() as core:
+        assert core.view(place).body == b"0"
+        with pytest.raises(MessageNotFound):
+            core.view(place + core.view(place).size)
