@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from raymq.actors.errors import BrokerUnavailable
+from raymq.actors.errors import BrokerUnavailable, SequenceGap
 from raymq.actors.protocol import MessageQueue, TopicRoute
 from raymq.actors.sending.queue_turn import QueueTurn
 from raymq.actors.sending.send_plan import SendPlan
@@ -69,7 +69,7 @@ class IdempotentSender:
             tried = None if begun is None else self.plain.failed(plan, begun)
             while True:
                 if tried is not None:
-                    if not plan.in_doubt:
+                    if not plan.in_doubt and not (isinstance(tried.error, SequenceGap) and hold.begin_anew()):
                         hold.end(stored=False)
                     await asyncio.sleep(tried.wait)
                 outcome = await self.plain.attempt(plan, topic, hold.take, records, terms, sequenced=True)
@@ -139,6 +139,7 @@ class _Hold:
     _terms: Terms
     _lane: HeldLane | None = None
     _last: MessageQueue | None = None
+    _is_anew: bool = False
 
     async def take(self, route: TopicRoute) -> tuple[MessageQueue, Sizes]:
         """The queue to send to and the records' sizes with the number in them.
@@ -162,9 +163,22 @@ class _Hold:
             raise BrokerUnavailable(queue.broker, "it has left the routes, and may hold the batch")
         return queue, self._sizes
 
+    def begin_anew(self) -> bool:
+        """The broker has forgotten what was counted in the queue, so that the batch is surely not there: count anew.
+
+        False: that was done before in this queue's turn, or it has none.
+        """
+        if self._lane is None or self._is_anew:
+            return False
+        self._is_anew = True
+        self._lane.count.begin_epoch()
+        self._sizes = stamp(self._records, self._sizes, self._lane.count.sequence(len(self._sizes)))
+        return True
+
     def end(self, *, stored: bool) -> None:
         """Let others pass, if this one holds the turn: the batch is in the log, or nobody will say that it is."""
         lane, self._lane = self._lane, None
+        self._is_anew = False
         if lane is not None:
             self._last = lane.count.queue
             if stored:

@@ -19,6 +19,7 @@ from raymq.actors.errors import (
     PermissionDenied,
     RayMQError,
     SendError,
+    SequenceGap,
     ServerBusy,
     Timeout,
     TopicNotFound,
@@ -71,6 +72,8 @@ class SendPlan:
     attempts: list[Attempt] = field(default_factory=list)
     #: Brokers that may hold the message by a try of before.
     doubtful: set[str] = field(default_factory=set)
+    #: Queues whose broker does not know the producer's count any more, as it has said once.
+    _forgotten: set[MessageQueue | None] = field(default_factory=set)
     _deadline: float = 0.0
     _unknown: bool = False
 
@@ -95,7 +98,8 @@ class SendPlan:
         """Count a failed try; `queue` is None where none was chosen.
 
         A name server that has just started and says "come again", or that all brokers of the topic are away, costs time
-        of the budget, but no try; so does a broker that is not its group's master any more.
+        of the budget, but no try; so does a broker that is not its group's master any more, and one that has forgotten
+        what the producer had counted in a queue, which it then counts anew, if it shall try again at all.
 
         Returns:
             seconds to wait before the next try, None if there is none: then raise `outcome()`.
@@ -103,6 +107,10 @@ class SendPlan:
         nobody_there = queue is None and isinstance(error, ServerBusy | TopicUnavailable)
         if (nobody_there or isinstance(error, NotMaster)) and self.remaining > LOOK_AGAIN_SECONDS:
             return LOOK_AGAIN_SECONDS
+        forgot = self.retries and isinstance(error, SequenceGap) and queue not in (None, *self._forgotten)
+        if forgot and not self._unknown:
+            self._forgotten.add(queue)
+            return 0.0
         self._unknown = self._unknown or is_unknown(error)
         if queue is not None and is_unknown(error):
             self.doubtful.add(queue.broker)

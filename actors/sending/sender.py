@@ -24,6 +24,7 @@ from raymq.actors.errors import (
     ProtocolError,
     QueueNotFound,
     RayMQError,
+    SequenceGap,
     TopicNotFound,
     WriteUnknown,
 )
@@ -399,7 +400,8 @@ class Sender:
         if is_unanswered(error) or never_arrived(error):
             outcome = Outcome.SILENT
         else:
-            outcome = Outcome.REFUSED if is_refusal_by_broker(error) else Outcome.ANSWERED
+            is_at_fault = is_refusal_by_broker(error) and not isinstance(error, SequenceGap)
+            outcome = Outcome.REFUSED if is_at_fault else Outcome.ANSWERED
         self._picker.isolation.report(broker, outcome, elapsed * 1000)
         if outcome is Outcome.SILENT:
             self.prober.wake()

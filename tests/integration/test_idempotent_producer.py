@@ -187,6 +187,24 @@ def test_a_batch_in_doubt_whose_broker_has_left_the_routes_is_kept_as_one_of_unk
         assert [record.body for batch in file.batches() for record in batch.messages()] == [b"in doubt"]
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_producer_that_its_brokers_have_forgotten_begins_anew_by_itself(
+    services: Services, mq: Connection, batch: bool
+) -> None:
+    """After an hour of silence its first send was refused by one queue after the other, and then not stored."""
+    Admin(mq).create_topic("t", queues=4)
+    with Producer(mq, "p", idempotent=True, retries=1) as producer:
+        for _ in range(2):
+            sent = [
+                producer.send_batch([Message("t", b"%d" % n)] * 3)[0] if batch else producer.send(Message("t", b"x"))
+                for n in range(16)
+            ]
+            assert len({result.queue for result in sent}) == 8, "no broker is set aside for it"
+            for broker in services.brokers.values():
+                broker.core.producers.forget_topic("t")
+    assert sum(stats.max_offset for stats in Admin(mq).topic_stats("t").values()) == 32 * (3 if batch else 1)
+
+
 @pytest.fixture
 def asked(services: Services) -> list[int]:
     """The codes of what broker-a was asked to append."""

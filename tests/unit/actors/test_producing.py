@@ -16,6 +16,7 @@ from raymq.actors.errors import (
     OutcomeUnknown,
     PermissionDenied,
     RayMQError,
+    SequenceGap,
     ServerBusy,
     StoreFailed,
     Timeout,
@@ -107,6 +108,25 @@ def test_that_nobody_may_write_is_said_as_such() -> None:
     assert is_final_refusal(forbidden, tried.attempts)
     tried.failed(B, BrokerUnavailable("b"), 0.0)
     assert not is_final_refusal(forbidden, tried.attempts)
+
+
+def test_a_count_that_a_broker_has_forgotten_costs_no_try_once_in_each_queue() -> None:
+    queues = [MessageQueue("t", "a", number) for number in range(2)]
+    tried = plan(FakeClock(), timeout=3.0, retries=1)
+    gap = coded(SequenceGap("message 0 comes next"), "SYSTEM_ERROR")
+    assert [tried.failed(queue, gap, 0.0) for queue in queues] == [0.0, 0.0]
+    assert tried.attempts == []
+    assert [tried.failed(queue, gap, 0.0) for queue in queues] == [0.0, None]
+    assert type(tried.outcome()) is NotStored
+
+
+def test_a_count_that_a_broker_has_forgotten_is_a_try_of_a_batch_that_may_be_there() -> None:
+    """It must not get another number."""
+    queue = MessageQueue("t", "a", 0)
+    tried = plan(FakeClock(), timeout=3.0, retries=1)
+    assert tried.failed(queue, Timeout("a"), 0.0) == 0.0
+    assert tried.failed(queue, coded(SequenceGap("message 0 comes next"), "SYSTEM_ERROR"), 0.0) is None
+    assert type(tried.outcome()) is OutcomeUnknown
 
 
 def test_a_name_server_that_has_just_started_costs_no_try() -> None:
