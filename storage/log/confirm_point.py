@@ -44,6 +44,12 @@ class ConfirmPoint:
         """Up to where replicas have confirmed, as far as that is known; None: there is one copy."""
         return self._held
 
+    @property
+    def safe(self) -> int:
+        """Up to where the log is on disk here, and replicas have it, if there are any."""
+        flushed = self._log.flushed_offset
+        return flushed if self._held is None else min(flushed, self._held)
+
     def hold(self, confirmed: int) -> None:
         """From now on only what the replicas have is confirmed, too.
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from raymq.actors.broker.replica.process import ReplicaProcess
+from raymq.actors.broker.replication.positions import StreamPosition
 from raymq.actors.wire.commands.replication import read_replica_status, replica_status_command
 from raymq.actors.wire.connection import ConnectionPool
 
@@ -30,14 +31,19 @@ class FollowingDuties:
             await asyncio.to_thread(stream.states.sync)
 
     async def retain(self) -> None:
-        """Let old log files go, but for those that the master still has."""
+        """Let old log files go, but for those that the master still has.
+
+        Nothing in those that it has not waits any more, for a reason that is confirmed; it has to be here, too.
+        """
         member = self._member
         state, stream = member.state, member.stream
         if state is None or state.master is None or member.line is None or not member.line.is_following:
             return
         address = state.replicas[state.master].address
         answer = await self._pool.request(address, replica_status_command(), _ASK_SECONDS)
-        begin, _ = read_replica_status(answer).begin
+        status = read_replica_status(answer)
         async with self._roles:
-            if stream is not None and stream is member.stream and member.line is not None and member.line.is_following:
-                stream.retain(begin)
+            if stream is None or stream is not member.stream or member.line is None or not member.line.is_following:
+                return
+            if stream.end.covers(StreamPosition(*status.confirmed)):
+                stream.retain(status.begin[0])

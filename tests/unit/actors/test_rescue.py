@@ -231,6 +231,21 @@ def test_a_full_disk_puts_it_off(bench: TimerBench, monkeypatch: pytest.MonkeyPa
     come(bench, 30)
 
 
+def test_no_file_goes_before_the_replicas_have_what_was_stored_anew_out_of_it(bench: TimerBench) -> None:
+    """They let it go with their master, which was lost, and what only it had."""
+    bench.send(*(b"%04d" % n for n in range(50)), after=30 * HOUR)
+    fill(bench, 5)
+    before = bench.store.max_physical_offset
+    bench.store.confirmed.hold(before)
+    bench.clock.advance(2 * HOUR)
+    bench.let_go()
+    assert bench.store.max_physical_offset > before, "it was stored anew"
+    assert bench.store.min_physical_offset == 0
+    bench.store.confirmed.advance(bench.store.max_physical_offset)
+    bench.let_go()
+    assert bench.store.min_physical_offset > 0
+
+
 @pytest.mark.parametrize("luck", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["timer", "level", "delivered"])
 def test_no_file_goes_before_it_is_on_disk_why_nothing_waits_in_it(tmp_path: Path, kind: str, luck: float) -> None:

@@ -6,6 +6,7 @@ to go, in steps that look at a bounded number of records, at all hours.
 
 A file goes when it is on disk why nothing in it waits any more: what was stored anew, and what was delivered a moment
 ago. Otherwise a loss of power would take that, and the message with it, which had been on disk for as long as it waits.
+All replicas in sync have it by then, too: they let the file go when their master has, and one of them may be the next.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ class Rescue:
         self._wanted = 0
         #: Before this place of the log no message waits a delay level (any more).
         self._no_level_before = 0
-        #: Nothing waits before this place of the log, and that is on disk.
+        #: Nothing waits before this place of the log, and that is safe.
         self._clear = 0
-        #: Nothing waits before the first place; that is on disk when the log is, up to the second one.
+        #: Nothing waits before the first place; that is safe when the log is, up to the second one.
         self._clearing: tuple[int, int] | None = None
 
     def up_to(self, log_min: int) -> int:
         """Up to where nothing waits (any more), at most `log_min`: a step towards that was made, and more will be.
 
-        What a loss of power might have wait again counts as waiting, until the log is flushed. On a disk without any
-        room nothing was stored anew. What lies before it may go all the same, and makes some.
+        What a loss of power, or an election, might have wait again counts as waiting, until the log is safe. On a disk
+        without any room nothing was stored anew. What lies before it may go all the same, and makes some.
         """
         self.want(log_min)
         with contextlib.suppress(StoreFull):
@@ -72,14 +73,14 @@ class Rescue:
         return min(log_min, self._clear)
 
     def _note_clear(self) -> None:
-        """Look how far nothing waits, and whether what was seen before is on disk by now."""
-        for _ in range(2):  # where all is flushed, what is seen now counts now
+        """Look how far nothing waits, and whether what was seen before is safe by now."""
+        for _ in range(2):  # where all is safe, what is seen now counts now
             if self._clearing is None:
                 first = self._schedule.first_place()
                 reached = self._reached()
                 self._clearing = min(reached, reached if first is None else first), self._store.max_physical_offset
             clear, log_end = self._clearing
-            if log_end > self._store.flushed_offset:
+            if log_end > self._store.confirmed.safe:
                 return
             self._clear, self._clearing = clear, None
 
