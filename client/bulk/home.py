@@ -91,11 +91,12 @@ async def is_forgotten(mq: Connection, broker: str) -> bool:
         BrokerUnavailable: one of them does not answer, or does not know yet who was ever there.
     """
 
-    async def members(address: str) -> frozenset[str]:
-        answer = await mq.pool.request(address, find_home_command(_ANY, _ANY), _REQUEST_SECONDS)
-        return frozenset(read_home(answer).members)
+    async def members(there: tuple[str, str]) -> frozenset[str]:
+        name, address = there
+        command = meant_for(name, find_home_command(_ANY, _ANY))
+        return frozenset(read_home(await mq.pool.request(address, command, _REQUEST_SECONDS)).members)
 
-    told = await gather((await masters(mq)).values(), members)
+    told = await gather((await masters(mq)).items(), members)
     return not any(broker in each for each in told)
 
 

@@ -21,6 +21,7 @@ from raymq.actors.protocol import ClusterView
 from raymq.actors.wire.commands import whole_broker as whole
 from raymq.actors.wire.commands.admin import read_topic_stats, topic_stats_command
 from raymq.actors.wire.commands.controller import clean_command, read_replicas, sync_state_command
+from raymq.actors.wire.commands.meant import meant_for
 from raymq.actors.wire.commands.remains import (
     Leftovers,
     consumption_command,
@@ -135,7 +136,7 @@ class Ground:
 
     async def remains(self, group: str) -> Leftovers | None:
         """What is left on a group, as it knows itself; None: its master does not answer."""
-        answer = await self._ask(group, remains_command)
+        answer = await self._ask(group, lambda: meant_for(group, remains_command()))
         return None if answer is None else read_remains(answer)
 
     async def remains_for_all(self, group: str, others: Iterable[str]) -> Leftovers | None:
@@ -148,7 +149,7 @@ class Ground:
         remains = await self.remains(group)
         if remains is None or remains.unconsumed_messages:
             return remains
-        here = await self._ask(group, consumption_command)
+        here = await self._ask(group, partial(_consumption_of, group))
         if here is None:
             return None
         pairs: set[tuple[str, str]] = set()
@@ -156,7 +157,8 @@ class Ground:
         for broker in others:
             if broker not in masters:
                 raise BrokerUnavailable(broker, "it is away, and has to say which groups consume what")
-            pairs |= read_consumption(await fan_out.ask_broker(self.mq, masters[broker], consumption_command))
+            command = partial(_consumption_of, broker)
+            pairs |= read_consumption(await fan_out.ask_broker(self.mq, masters[broker], command))
         pairs -= read_consumption(here)
         counts: dict[str, int] = {}
         for topic in sorted({topic for _, topic in pairs}):
@@ -363,6 +365,10 @@ class Ground:
         elif isinstance(step, Spread):
             await self.spread(step)
         return ""
+
+
+def _consumption_of(group: str) -> Command:
+    return meant_for(group, consumption_command())
 
 
 def _of_users(topics: Mapping[str, dict[str, Any]], view: ClusterView) -> dict[str, dict[str, Any]]:

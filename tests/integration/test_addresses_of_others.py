@@ -18,7 +18,8 @@ from raymq.actors.wire.commands.staging import (
     stage_command,
 )
 from raymq.client import Admin, Connection
-from raymq.client.bulk.home import ask_home
+from raymq.client.bulk.home import ask_home, is_forgotten
+from raymq.cluster.elastic.ground import Ground
 from raymq.storage.records.record import encode
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -76,3 +77,19 @@ def test_what_is_meant_for_another_broker_is_refused(services: Services, mq: Con
     asked = mq.pool.request(address, meant_for("broker-a", find_home_command("series", "q/t")), 5.0)
     with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
         mq.run(asked)
+
+
+def test_another_broker_does_not_say_what_remains_on_one_that_is_drained(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """A broker that is empty would have been taken for the one that is to go."""
+    address = services.brokers["broker-b"].address
+    services.stop_broker("broker-a")
+    tell(services, "broker-a", address)
+    ground = Ground(mq, "ns")
+    assert mq.run(ground.remains("broker-a")) is None
+    with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
+        mq.run(is_forgotten(mq, "broker-z"))
+    tell(services, "broker-a", address)
+    with pytest.raises(BrokerUnavailable, match="broker-b has its address now"):
+        mq.run(ground.remains_for_all("broker-b", ["broker-a"]))

@@ -6,6 +6,7 @@ from raymq.actors.broker.context import BrokerContext
 from raymq.actors.broker.core.groups.consumption import Consumption
 from raymq.actors.broker.core.remaining import Remaining
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.commands.meant import check_meant_for
 from raymq.actors.wire.commands.remains import (
     MOST_TOLD,
     Leftovers,
@@ -25,6 +26,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
     remaining = Remaining(core, context.groups, Consumption(core, context.groups, context.statistics))
 
     def left(_: ServerConnection, request: Command) -> Steps[Command]:
+        check_meant_for(core.name, request)
         if asks_for_consumption(request):
             return consumption_answer(request, (yield from remaining.consumed()))
         on_disk: list[int] = []
