@@ -138,7 +138,8 @@ def start(
         replicas: how many copies each broker has, on as many machines; a warning says if there are fewer. The stores
             of the further ones are `<root>/broker-a.1`, ...
         root: a folder; `~` is the user's home.
-        name_servers: how many, independent of each other; `port` is the first one's, 0 = any free one, kept.
+        name_servers: how many, independent of each other, on as many machines as there are. `port` is that of the first
+            one on each machine; 0, and for a second one there: any free one, which is kept.
         config: settings, or the path of a YAML file of them; see configs/.
         hosts: how many machines the Ray cluster has to have before anything is placed; they are waited for, at most
             `hosts_timeout` seconds. More brokers than machines share them.

@@ -38,7 +38,7 @@ def cluster_commands() -> None:
 @click.option("--replicas", default=1, show_default=True, help="Copies of each broker group, the master included.")
 @click.option("--root", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
 @click.option("--name-servers", "count", default=1, show_default=True, help="How many name servers.")
-@click.option("--port", default=0, show_default="any free one", help="The first name server's port.")
+@click.option("--port", default=0, show_default="any free one", help="That of the first name server on each machine.")
 @click.option("--config", type=click.Path(exists=True, path_type=Path), help="YAML settings; see configs/.")
 @click.option("--hosts", default=1, show_default=True, help="Wait until the Ray cluster has so many machines.")
 @click.option("--hosts-timeout", default=600.0, show_default=True, help="Seconds to wait for them.")

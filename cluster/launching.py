@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from raymq.cluster import layout as noted
 from raymq.cluster.config import ClusterConfig
 from raymq.cluster.host_files import located
 from raymq.cluster.layout import LAYOUT_FILE, group_of, number_of
-from raymq.cluster.placement import place
+from raymq.cluster.placement import name_server_ports, place
 from raymq.cluster.start_lock import alone
 
 #: An actor has this long to start: a store that was killed is recovered first.
@@ -187,10 +188,11 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
     placed = place(directory, arguments["brokers"], replicas, list(by_resource), seen)
     start_id = uuid.uuid4().hex
     servers = {}
-    for index in range(arguments["name_servers"]):
-        name, (resource, _) = name_server_name(index), hosts[index % len(hosts)]
-        resource = located(name, resource, seen) or resource
-        port = arguments["port"] if index == 0 else 0
+    server_names = [name_server_name(index) for index in range(arguments["name_servers"])]
+    turns = zip(server_names, cycle(resource for resource, _ in hosts), strict=False)
+    resources = [located(name, resource, seen) or resource for name, resource in turns]
+    ports = name_server_ports(resources, arguments["port"])
+    for index, (name, resource, port) in enumerate(zip(server_names, resources, ports, strict=True)):
         spec = NameServerSpec(
             index, str(directory), by_resource[resource], port, dict(arguments), settings.tls, start_id, namespace
         )

@@ -16,7 +16,12 @@ from raymq.cluster import layout as noted
 from raymq.cluster.host_files import located
 from raymq.cluster.layout import LAYOUT_FILE, Layout, group_of, number_of
 
-__all__ = ["LAYOUT_FILE", "place", "roomiest"]
+__all__ = ["LAYOUT_FILE", "name_server_ports", "place", "roomiest"]
+
+
+def name_server_ports(resources: Sequence[str], port: int) -> list[int]:
+    """The port of each name server, on the machines with these resources: `port` for the first one on each of them."""
+    return [0 if resource in resources[:index] else port for index, resource in enumerate(resources)]
 
 
 def place(

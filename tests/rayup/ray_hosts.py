@@ -47,7 +47,7 @@ class RayHosts(LoadedCluster):
 
     @property
     def name_servers(self) -> list[str]:
-        return [f"{self.hosts.address(self.head)}:9876"]
+        return [f"{self.hosts.address(name)}:9876" for name in self.hosts.names]
 
     @property
     def reigned(self) -> list[Reigned]:

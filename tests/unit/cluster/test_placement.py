@@ -9,7 +9,7 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.cluster.bootstrap import only_name_server, shared_machines
-from raymq.cluster.placement import LAYOUT_FILE, place
+from raymq.cluster.placement import LAYOUT_FILE, name_server_ports, place
 
 
 def test_each_replica_of_a_group_is_on_a_machine_of_its_own_and_the_first_ones_are_spread(tmp_path: Path) -> None:
@@ -59,6 +59,12 @@ def test_replicas_on_machines_of_their_own_need_no_warning(replicas: int, machin
 def test_replicas_that_share_machines_are_told_of() -> None:
     assert "share 1 machine:" in str(shared_machines(2, 1))
     assert "share 2 machines:" in str(shared_machines(3, 2))
+
+
+def test_each_machine_has_a_name_server_at_the_port_that_was_asked_for() -> None:
+    assert name_server_ports(["h1", "h2", "h3"], 9876) == [9876] * 3
+    assert name_server_ports(["h1", "h2", "h1", "h3"], 9876) == [9876, 9876, 0, 9876]
+    assert name_server_ports(["h1", "h2"], 0) == [0, 0]
 
 
 def test_replicas_on_several_machines_with_one_name_server_are_told_of() -> None:

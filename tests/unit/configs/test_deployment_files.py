@@ -156,10 +156,11 @@ def test_raymq_is_started_alike_everywhere(configs: Path) -> None:
     starts["kuberay"] = raymq_start(job["spec"]["template"]["spec"]["containers"][0]["command"])
     for words in starts.values():
         options = dict(zip(words[3::2], words[4::2], strict=True))
-        assert {key: options[key] for key in ("--hosts", "--brokers", "--replicas", "--port")} == {
+        assert {key: options[key] for key in ("--hosts", "--brokers", "--replicas", "--name-servers", "--port")} == {
             "--hosts": "3",
             "--brokers": "3",
             "--replicas": "2",
+            "--name-servers": "3",
             "--port": "9876",
         }
         helped = CliRunner().invoke(main_group, [*words[1:3], "--help"]).output
