@@ -191,10 +191,11 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
     server_names = [name_server_name(index) for index in range(arguments["name_servers"])]
     turns = zip(server_names, cycle(resource for resource, _ in hosts), strict=False)
     resources = [located(name, resource, seen) or resource for name, resource in turns]
-    ports = name_server_ports(resources, arguments["port"])
-    for index, (name, resource, port) in enumerate(zip(server_names, resources, ports, strict=True)):
+    addresses = [by_resource[resource] for resource in resources]
+    ports = name_server_ports(addresses, arguments["port"])
+    for index, (name, resource) in enumerate(zip(server_names, resources, strict=True)):
         spec = NameServerSpec(
-            index, str(directory), by_resource[resource], port, dict(arguments), settings.tls, start_id, namespace
+            index, str(directory), addresses[index], ports[index], dict(arguments), settings.tls, start_id, namespace
         )
         servers[name] = make_name_server(spec, namespace, resource)
     known = None

@@ -19,9 +19,9 @@ from raymq.cluster.layout import LAYOUT_FILE, Layout, group_of, number_of
 __all__ = ["LAYOUT_FILE", "name_server_ports", "place", "roomiest"]
 
 
-def name_server_ports(resources: Sequence[str], port: int) -> list[int]:
-    """The port of each name server, on the machines with these resources: `port` for the first one on each of them."""
-    return [0 if resource in resources[:index] else port for index, resource in enumerate(resources)]
+def name_server_ports(addresses: Sequence[str], port: int) -> list[int]:
+    """The port of each name server, at these addresses: `port` for the first one at each of them."""
+    return [0 if address in addresses[:index] else port for index, address in enumerate(addresses)]
 
 
 def place(
