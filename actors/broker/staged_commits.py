@@ -71,7 +71,7 @@ class StagedCommits:
     async def _commit(self, transaction: str, parts: Mapping[str, int]) -> Appended:
         staging, added, rows = self._core.staging, 0, sum(parts.values())
         async with self._turn:
-            if staging.is_committed(transaction):
+            if staging.is_closed(transaction):
                 return Appended(0, await asyncio.to_thread(staging.missing, transaction))
             if not staging.is_here(transaction):
                 # Nothing is made of it: if a disk is away that has them, its rows come to be there with it.

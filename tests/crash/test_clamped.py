@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -12,10 +15,12 @@ import pytest
 
 from raymq.actors.broker.core.appending.producer_history import ProducerHistory
 from raymq.actors.broker.core.broker import BrokerCore
+from raymq.actors.broker.staged_commits import StagedCommits
 from raymq.client import Message
 from raymq.storage import checkpointing as checkpointing_module
-from raymq.storage.errors import MessageNotFound
-from raymq.storage.files.file_calls import replaced
+from raymq.storage.errors import MessageNotFound, StoreFailed
+from raymq.storage.files import file_calls
+from raymq.storage.files.file_calls import FileCalls, replaced
 from raymq.storage.files.json_file import load
 from raymq.storage.records.producer_sequence import ProducerSequence, stamp
 from raymq.storage.store import Store
@@ -240,3 +245,62 @@ def test_a_loss_of_power_moves_no_veil_of_a_topic_that_was_deleted_within_the_co
         assert core.view(place).body == b"0"
         with pytest.raises(MessageNotFound):
             core.view(place + core.view(place).size)
+
+
+def test_a_decision_that_did_not_come_to_disk_is_written_again_before_a_row_is_stored(tmp_path: Path) -> None:
+    """The next attempt took it for written; a loss of power showed rows of it, and the commit stored them twice."""
+    machine = Machine(tmp_path)
+    with machine.life() as core:
+        send(core, 0)
+        core.store._save_checkpoint()
+        stage(core, range(10, 15), range(15, 20))
+        disk = file_calls.current
+        assert isinstance(disk, Disk)
+        disk._fail_at = disk.syncs + 2  # the folder's, behind the file's
+        with pytest.raises(StoreFailed):
+            next(iter(core.staging.commit("tx", ["p"])))
+        core.staging.not_begun("tx")
+        assert next(iter(core.staging.commit("tx", ["p"]))) == 5
+        core.store.flush()
+    with machine.life() as core:
+        assert bodies(core.store, "t") == [b"0"]
+        assert sum(core.staging.commit("tx", ["p"])) == 5
+        core.store.flush()
+        core.staging.close("tx")
+        assert bodies(core.store, "t") == [b"0", *(b"%d" % row for row in range(10, 20))]
+
+
+class FolderOnce(FileCalls):
+    """Real calls; the first fsync of a folder that has such a file fails."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.failed = False
+
+    def fsync(self, fd: int) -> None:
+        if not self.failed and Path(f"/proc/self/fd/{fd}", self._name).exists():
+            self.failed = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().fsync(fd)
+
+
+def test_a_commit_whose_end_did_not_come_to_disk_is_ended_by_the_next_attempt(tmp_path: Path) -> None:
+    """The mark was there, so that the next attempt had nothing to do: its queues were hidden until a restart."""
+    with Store.open(tmp_path, CONFIG) as store:
+        core = BrokerCore("broker-a", store)
+        core.topics.create("t", 1)
+        stage(core, range(10, 15), range(15, 20))
+
+        async def commit() -> None:
+            commits = StagedCommits(core, None)
+            with pytest.raises(StoreFailed):
+                await commits.commit("tx", {"p": 10})
+            send(core, 20)
+            assert await commits.commit("tx", {"p": 10}) == (0, None)
+            assert await commits.commit("tx", {"p": 10}) == (0, None)
+
+        calls = FolderOnce("committed")
+        with replaced(calls), closing(core.timers.log):
+            asyncio.run(commit())
+        assert calls.failed
+        assert bodies(store, "t") == [b"%d" % row for row in range(10, 21)]

@@ -151,6 +151,10 @@ class Staging:
         """Whether all of it is in the log, on disk."""
         return self._files.is_committed(transaction)
 
+    def is_closed(self, transaction: str) -> bool:
+        """Whether that is so, all may see it, and its data are gone."""
+        return self._files.is_committed(transaction) and self._files.decided(transaction) is None
+
     def is_begun(self, transaction: str) -> bool:
         """Whether its commit was begun here: its parts are written down, and it has to come to its end."""
         return self._files.decided(transaction) is not None and not self._files.is_committed(transaction)
@@ -159,9 +163,11 @@ class Staging:
         """What `commit` has to do: a look at all files of these parts. Any thread, when nothing is staged any more.
 
         Raises:
-            StoreFailed: the files cannot be read.
+            StoreFailed: the files cannot be read. StoreFull, StoreFailed: it was begun, and that cannot be kept.
         """
         decided = self._files.decided(transaction)
+        if decided is not None:  # whoever wrote that may have failed before it was on disk
+            self._files.decide(transaction, decided)
         files = self._files.listed(transaction, parts if decided is None else decided.parts)
         if decided is not None:
             return CommitPlan(decided, files)
@@ -282,7 +288,7 @@ class Staging:
 
     def mark_committed(self, transaction: str) -> None:
         """The first part of `close`, which waits for the disk. Any thread; StoreFull, StoreFailed: it is not done."""
-        if not self._files.is_committed(transaction):
+        if not self.is_closed(transaction):  # else what says which rows are missing is gone
             self._files.close(transaction)
 
     def closed(self, transaction: str) -> None:
