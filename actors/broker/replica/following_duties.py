@@ -33,7 +33,8 @@ class FollowingDuties:
     async def retain(self) -> None:
         """Let old log files go, but for those that the master still has.
 
-        Nothing in those that it has not waits any more, for a reason that is confirmed; it has to be here, too.
+        Nothing in those that it has not waits any more, for a reason that is confirmed; it has to be here, too. One
+        that catches up gets it behind what it lacks, for which its disk may have no room until these files are gone.
         """
         member = self._member
         state, stream = member.state, member.stream
@@ -45,5 +46,6 @@ class FollowingDuties:
         async with self._roles:
             if stream is None or stream is not member.stream or member.line is None or not member.line.is_following:
                 return
-            if stream.end.covers(StreamPosition(*status.confirmed)):
+            is_late = member.number not in state.in_sync  # and is not elected, but where messages are lost anyway
+            if stream.end.covers(StreamPosition(*status.confirmed)) or (is_late and stream.is_short_of_room):
                 stream.retain(status.begin[0])

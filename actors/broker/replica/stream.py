@@ -25,6 +25,7 @@ from raymq.storage.config import StoreConfig
 from raymq.storage.errors import StoreError
 from raymq.storage.failpoints import failpoint
 from raymq.storage.files import fileutil
+from raymq.storage.log.retention import EARLY_RATIO, Disk
 from raymq.storage.log_beginning import begin_log
 from raymq.storage.paths import Paths
 from raymq.storage.state.changes import StateChange, takes_a_place
@@ -135,6 +136,11 @@ class FollowedStream:
         """So much is confirmed, and is here."""
         self.confirmed = self.confirmed.join(confirmed)
         self.store.confirmed.advance(self.confirmed.offset)
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether the disk is so full that files go as soon as they have expired."""
+        return Disk.of(self.directory).ratio >= EARLY_RATIO
 
     def retain(self, master_begin: int) -> None:
         """Let old files go, as the rules say, and none that the master still has: something in it may wait there."""

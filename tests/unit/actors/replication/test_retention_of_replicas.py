@@ -20,8 +20,9 @@ from tests.unit.actors.replication.test_replica_commands import STATUS
 class Stream:
     """What is here ends at `end`; where the log may begin by what the master has said."""
 
-    def __init__(self, end: StreamPosition) -> None:
+    def __init__(self, end: StreamPosition, *, is_short_of_room: bool = False) -> None:
         self.end = end
+        self.is_short_of_room = is_short_of_room
         self.retained: list[int] = []
 
     def retain(self, master_begin: int) -> None:
@@ -41,6 +42,20 @@ class Master:
 async def test_files_go_when_all_is_here_that_is_confirmed(end: tuple[int, int], told: list[int]) -> None:
     """Its stream waited for its disk, the files went, the master was lost, and with it what had been stored anew."""
     stream = Stream(StreamPosition(*end))
-    member = SimpleNamespace(state=mastered(), stream=stream, line=SimpleNamespace(is_following=True))
-    await FollowingDuties(cast("Any", member), cast("Any", Master()), asyncio.Lock()).retain()
+    await retained(stream, number=2)
     assert stream.retained == told
+
+
+@pytest.mark.parametrize(("number", "is_short_of_room"), [(3, False), (3, True), (2, True)])
+async def test_one_that_catches_up_makes_room_for_what_it_lacks(number: int, *, is_short_of_room: bool) -> None:
+    """It was full of files that its master had no more, took nothing, and so never came to let them go."""
+    stream = Stream(StreamPosition(100, 8), is_short_of_room=is_short_of_room)
+    await retained(stream, number=number)
+    assert bool(stream.retained) is (number == 3 and is_short_of_room)
+
+
+async def retained(stream: Stream, number: int) -> None:
+    """The duty of the replica of that number; 1, which is the master, and 2 are in sync."""
+    state = mastered(count=3).with_set([1, 2])
+    member = SimpleNamespace(number=number, state=state, stream=stream, line=SimpleNamespace(is_following=True))
+    await FollowingDuties(cast("Any", member), cast("Any", Master()), asyncio.Lock()).retain()
