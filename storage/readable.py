@@ -210,6 +210,11 @@ class Readable:
         """
         return self._kept(topic, queue_id, self._parts.epochs.cut_at_open)
 
+    def cut_before(self, log_end: int) -> None:
+        """The log was cut there before the store was opened: it is told as if the opening had done so."""
+        cut = self._parts.epochs.cut_at_open
+        self._parts.epochs.cut_at_open = log_end if cut is None else min(cut, log_end)
+
     def kept_to(self, topic: str, queue_id: int, epoch: int) -> int | None:
         """Up to which offset a queue is the one that was read under `epoch`; None: all of it.
 

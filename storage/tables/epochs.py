@@ -34,7 +34,7 @@ class Epochs:
     """The epochs of one directory. `cut` belongs to its opening; the rest may be read by any thread.
 
     Attributes:
-        cut_at_open: where this opening has cut the log, None if it did not.
+        cut_at_open: where this opening has cut the log, or the election before it, None if neither did.
         election: the newest election (its master's epoch) for which a new epoch was begun; 0: none.
     """
 
@@ -59,6 +59,11 @@ class Epochs:
     def current(self) -> int:
         """The newest epoch."""
         return self._cuts[-1][0] if self._cuts else self._first
+
+    @property
+    def newest_cut(self) -> int | None:
+        """Where the newest epoch begins; None: no log was ever cut."""
+        return self._cuts[-1][1] if self._cuts else None
 
     def cut(self, log_end: int, election: int = 0) -> None:
         """What lay behind `log_end` may be lost: a new epoch begins there, durably; StoreFull, StoreFailed.

@@ -86,6 +86,8 @@ class Office:
         #: It takes nothing more, and acknowledges what it has taken.
         self.is_retiring = False
         self.is_over = False
+        #: Where the log may be another one than readers have seen, from there on; None: it is that one.
+        self.cut: int | None = None
         #: Why the office ended by itself; the service around it looks.
         self.on_end: Callable[[], None] = lambda: None
         self._register = register
@@ -170,6 +172,8 @@ class Office:
         self._flushes = store.config.flush == "sync"
         self.recorder.log_end = lambda: store.max_physical_offset
         store.confirmed.hold(self.in_sync.confirmed.offset)
+        if self.cut is not None:
+            store.cut_before(self.cut)
 
     def serve(self, tell: Callable[..., None], commits: GroupCommit) -> Arrivals:
         """The service is there: from now on it is shipped; what is returned is told of what was appended.

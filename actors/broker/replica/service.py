@@ -366,7 +366,7 @@ class ReplicaService(ReplicaProcess):
             await office.begin()
             office.check_in_office()
             failpoint("office.before_loss")
-            await asyncio.to_thread(stream.tell_loss, end, state.loss_epoch)
+            office.cut = await asyncio.to_thread(stream.tell_loss, end, state.loss_epoch, epoch)
             failpoint("office.before_open")
             place = MasterPlace(office, self._listening, self._handlers, self.replication_address)
             self.service = await BrokerService.start(self.spec, self.node_id, place)

@@ -126,11 +126,18 @@ class FollowedStream:
             epochs.begin(first_entry(epochs.map, epoch, begin, end))
         return epochs
 
-    def tell_loss(self, end: StreamPosition, election: int) -> None:
-        """Begin a new recovery epoch at `end`, once for that election: readers may have seen more. It is closed."""
+    def tell_loss(self, end: StreamPosition, election: int, epoch: int) -> int | None:
+        """Begin a new recovery epoch at `end`, once for that election: readers may have seen more. It is closed.
+
+        Returns:
+            where it begins, if it is the master of `epoch` that does so; None: another one has, or there was no loss.
+        """
         readers = Epochs(Paths(self.directory).epochs)
         if readers.election < election:
             readers.cut(end.offset, election)
+        elif election != epoch:
+            return None
+        return readers.newest_cut
 
     def confirm(self, confirmed: StreamPosition) -> None:
         """So much is confirmed, and is here."""
