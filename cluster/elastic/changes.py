@@ -114,7 +114,8 @@ class Changes:
     ) -> BrokerChange:
         """See `Admin.drain`."""
         arguments = await self._ground.arguments()
-        scene = await self._drain_scene(arguments, group, cancel=cancel)
+        without = None if cancel else wanted.without
+        scene = await self._drain_scene(arguments, group, without)
         if not scene.actors and group not in scene.layout.under_way:
             raise BrokerGroupNotFound(f"no broker {group} runs in namespace {self._namespace}")
         names = list(scene.actors)
@@ -131,7 +132,7 @@ class Changes:
 
         async with self._alone(f".{group}"):
             look, do = (
-                partial(self._drain_scene, arguments, group, cancel=cancel),
+                partial(self._drain_scene, arguments, group, without),
                 partial(self._do, arguments, plan.did),
             )
             steps = await carried_out(look, next_step, do, told)
@@ -148,17 +149,18 @@ class Changes:
             return []
         return [in_words(scene.remains, wanted.without), stays_in_words(scene.remains)]
 
-    async def _drain_scene(self, arguments: Arguments, group: str, *, cancel: bool) -> DrainScene:
+    async def _drain_scene(self, arguments: Arguments, group: str, without: frozenset[str] | None) -> DrainScene:
+        """`without`: the consumer groups that are not waited for; None: nothing is, it is taken back."""
         ground = self._ground
         groups, layout = await ground.groups(), await ground.layout(arguments.directory)
         seen = groups.get(group)
         replicas = [] if seen is None else sorted(seen.replicas.values(), key=lambda each: each.is_master)
-        is_routed = await ground.master_address(group) is not None
+        is_routed, others = await ground.master_address(group) is not None, sorted(groups.keys() - {group})
         return DrainScene(
             layout,
             tuple(each.name for each in replicas),
             await ground.permission(group),
-            await (ground.remains(group) if cancel else ground.remains_for_all(group, sorted(groups.keys() - {group}))),
+            await (ground.remains(group) if without is None else ground.remains_for_all(group, others, without)),
             is_routed=is_routed,
             others=takers(groups, layout, group),
         )

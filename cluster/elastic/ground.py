@@ -32,6 +32,7 @@ from raymq.actors.wire.commands.remains import (
 from raymq.actors.wire.frame import Command
 from raymq.client.admin import brokers, elections
 from raymq.client.admin import cluster as admin_cluster
+from raymq.client.bulk import home
 from raymq.client.connection import Connection
 from raymq.client.requests import fan_out
 from raymq.cluster import launching, ray_runtime, stopping
@@ -139,15 +140,20 @@ class Ground:
         answer = await self._ask(group, lambda: meant_for(group, remains_command()))
         return None if answer is None else read_remains(answer)
 
-    async def remains_for_all(self, group: str, others: Iterable[str]) -> Leftovers | None:
+    async def remains_for_all(
+        self, group: str, others: Iterable[str], without: frozenset[str] = frozenset()
+    ) -> Leftovers | None:
         """What is left on a group, also for consumer groups that consume a topic on others, and have no offset here:
         they were away when the broker came, or when its first messages did. None as `remains`.
+
+        Others are only asked where nothing is left of what the group knows itself, but for those of the consumer groups
+        `without`, and none that is gone for good, as all were told.
 
         Raises:
             BrokerUnavailable: one of the other groups does not say who consumes what.
         """
         remains = await self.remains(group)
-        if remains is None or remains.unconsumed_messages:
+        if remains is None or remains.awaited(without):
             return remains
         here = await self._ask(group, partial(_consumption_of, group))
         if here is None:
@@ -156,7 +162,11 @@ class Ground:
         masters = (await self.mq.routes.cluster()).masters
         for broker in others:
             if broker not in masters:
-                raise BrokerUnavailable(broker, "it is away, and has to say which groups consume what")
+                if await self._is_forgotten(broker):  # its actor waits for a machine that does not come back
+                    continue
+                raise BrokerUnavailable(
+                    broker, "it is away, and has to say which groups consume what", remedy=home.REMEDY
+                )
             command = partial(_consumption_of, broker)
             pairs |= read_consumption(await fan_out.ask_broker(self.mq, masters[broker], command))
         pairs -= read_consumption(here)
@@ -167,7 +177,18 @@ class Ground:
                 return None
             counts[topic] = count
         waiting = {pair: counts[pair[1]] for pair in sorted(pairs) if counts[pair[1]]}
-        return replace(remains, unconsumed=waiting, unconsumed_messages=sum(waiting.values()))
+        return replace(
+            remains,
+            unconsumed={**remains.unconsumed, **waiting},
+            unconsumed_messages=remains.unconsumed_messages + sum(waiting.values()),
+        )
+
+    async def _is_forgotten(self, group: str) -> bool:
+        """Whether all that are there surely say that it is gone for good."""
+        try:
+            return await home.is_forgotten(self.mq, group)
+        except BrokerUnavailable:
+            return False
 
     async def _messages_of(self, group: str, topic: str) -> int | None:
         """How many messages of a topic a group has; None: its master does not answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -42,6 +42,11 @@ class Leftovers:
     homes: int = 0
     dead_letters: dict[str, int] = field(default_factory=dict)
     lent_to: dict[str, int] = field(default_factory=dict)
+
+    def awaited(self, without: Collection[str]) -> int:
+        """How many messages have not been consumed by other groups than these, as far as those are named."""
+        ignored = sum(count for (group, _), count in self.unconsumed.items() if group in without)
+        return self.unconsumed_messages - ignored
 
 
 def remains_command() -> Command:
