@@ -58,10 +58,14 @@ def place(
     turn = {broker_name(index): index for index in range(brokers)}
 
     def in_turn(name: str) -> str:
-        group = group_of(name)
+        group, now = group_of(name), dataclasses.replace(layout, machines={**layout.machines, **placed})
         if group in turn:
-            return resources[(turn[group] + number_of(name)) % len(resources)]
-        return roomiest(dataclasses.replace(layout, machines={**layout.machines, **placed}), group, resources)
+            its_own = resources[(turn[group] + number_of(name)) % len(resources)]
+            if its_own not in {now.machines[each] for each in now.machines if group_of(each) == group}:
+                return its_own
+        # Its group's others need not be where they would be now: they were added by hand, or a start on another machine
+        # has placed them, which has come first there.
+        return roomiest(now, group, resources)
 
     for name in layout.names(brokers, replicas):
         at = located(name, layout.machines.get(name), seen)

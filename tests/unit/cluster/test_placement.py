@@ -9,6 +9,7 @@ import pytest
 
 from raymq.actors.errors import BrokerUnavailable, InvalidInput
 from raymq.cluster.bootstrap import only_name_server, shared_machines
+from raymq.cluster.layout import Layout, save
 from raymq.cluster.placement import LAYOUT_FILE, name_server_ports, place
 
 
@@ -35,6 +36,20 @@ def test_a_replica_stays_where_its_directory_is(tmp_path: Path) -> None:
     assert place(tmp_path, 2, 3, ["h0", "h1", "h2"]).items() >= before.items()
     with pytest.raises(BrokerUnavailable, match=r"broker-a\.1.*h2"):
         place(tmp_path, 2, 3, ["h0", "h1"])
+
+
+def test_further_copies_are_on_other_machines_wherever_the_first_ones_are(tmp_path: Path) -> None:
+    """Who starts the cluster comes first among the machines: a start on another one put the second copy beside the
+    first, and the loss of that machine would have taken both.
+    """
+    assert place(tmp_path, 1, 1, ["h1", "h0"]) == {"broker-a": "h1"}
+    assert place(tmp_path, 1, 2, ["h0", "h1"]) == {"broker-a": "h1", "broker-a.1": "h0"}
+    by_hand = Layout().with_added({"broker-b": "h2", "broker-b.1": "h0"})
+    (tmp_path / "other").mkdir()
+    save(tmp_path / "other", by_hand, Layout())
+    placed = place(tmp_path / "other", 2, 3, ["h0", "h1", "h2"])
+    assert placed["broker-b.2"] == "h1"
+    assert placed["broker-a.2"] == "h2"
 
 
 def test_a_group_that_had_more_replicas_is_not_started_with_fewer(tmp_path: Path) -> None:
