@@ -95,6 +95,8 @@ class NameServerService:
         file = Path(spec.directory) / f"name-server-{spec.index}.json"
         kept_port, finished = json_file.load_as(file, _kept)
         port = spec.port or kept_port
+        if port == spec.arguments.get("port") != spec.port:  # it was the first one of another address: that one has it
+            port = 0
         bound = bind_kept(spec.host, port)
         try:
             port = int(bound.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import NotStored, ServerBusy
 from raymq.actors.names.service import NameServerService
 from raymq.actors.names.table import RouteTable
+from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, TopicRoute
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers import route as route_headers
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
+from raymq.cluster.placement import name_server_ports
 from tests.integration.conftest import Services
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until
@@ -190,3 +193,28 @@ def test_a_broker_that_comes_back_is_soon_found(services: Services, mq: Connecti
         assert mq.routes._cached["t"][1].addresses.keys() == {"broker-b"}
         services.start_broker("broker-a")
         poll_until(lambda: "broker-a" in brokers(), 10.0, "long before a route is old")
+
+
+def test_one_that_was_the_first_at_another_address_gives_the_port_back(tmp_path: Path) -> None:
+    """Of two machines with the port that was asked for one is gone: the second name server came back to the port that
+    it had kept, which is the first one's where both are now, and the cluster did not start.
+    """
+    with bind_kept("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+
+    async def addresses(*hosts: str) -> list[str]:
+        ports = name_server_ports(hosts, port)
+        started: list[NameServerService] = []
+        try:
+            for index, host in enumerate(hosts):
+                spec = NameServerSpec(index, str(tmp_path), host, ports[index], {"port": port})
+                started.append(await NameServerService.start(spec))
+            return [each.address for each in started]
+        finally:
+            for each in started:
+                await each.stop()
+
+    assert asyncio.run(addresses("127.0.0.1", "127.0.0.2")) == [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
+    first, second = asyncio.run(addresses("127.0.0.1", "127.0.0.1"))
+    assert first == f"127.0.0.1:{port}" != second
+    assert asyncio.run(addresses("127.0.0.1", "127.0.0.1")) == [first, second]
