@@ -36,8 +36,9 @@ from raymq.storage.steps import Steps, finish, mapped
 _MAX_REGISTERED_VALUES = 600_000
 #: Of so many topics is read before others have their turn.
 _TOPICS_AT_ONCE = 200
-#: So many names are written in one step.
+#: So many names are written in one step, and so many lists of all made at a time: each takes some 50 bytes a name.
 _NAMES_AT_ONCE = 2_000
+_LISTS_AT_ONCE = 2
 #: A longer registration waits until those before it are read. One that is not is read at once, as a whole, some 500
 #: topics at most: nothing that the broker says later comes between.
 _SHORT_BYTES = 25_000
@@ -228,8 +229,8 @@ def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[in
         RequestCode.GET_ROUTEINFO_BY_TOPIC: route,
         RequestCode.GET_BROKER_CLUSTER_INFO: cluster,
         RequestCode.GET_BROKER_MEMBER_GROUP: member_group,
-        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: question(topics),
-        RequestCode.GET_TOPICS_BY_CLUSTER: question(topics_of_cluster),
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: question(topics, _LISTS_AT_ONCE),
+        RequestCode.GET_TOPICS_BY_CLUSTER: question(topics_of_cluster, _LISTS_AT_ONCE),
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: system_topics,
     }
 

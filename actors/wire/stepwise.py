@@ -11,7 +11,8 @@ what its work is for:
 
 * `question`: for its answer. It ends with the last connection that waits for it, and who asks the same meanwhile waits
   for the next pass together with all others who do: of one question, however many ask it how often, one pass is under
-  way and one waits. An answer is never older than its question.
+  way and one waits. An answer is never older than its question. Of different ones few are under way at a time, for
+  each holds what it has found so far; the others wait for their turn, and until who asked reads his answers.
 * `InOrder`: a change of what the broker knows of the client. Those of one connection are made one after another as they
   came, so that an older one never overwrites a newer one, and one that is repeated while it waits is made once. A claim
   (a heartbeat, a lock) ends with its connection; what gives something back is carried out all the same.
@@ -24,10 +25,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
-from typing import TypeVar
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from raymq.actors.wire.frame import Command
@@ -38,6 +39,9 @@ T = TypeVar("T")
 #: A handler that serves a request in steps.
 Serve = Callable[[ServerConnection, Command], Steps[Command | Awaitable[Command]]]
 _Aside = Callable[[], None]
+
+#: Of different questions of one kind so many are worked on at a time.
+_PASSES: Final = 8
 
 #: Of each loop: who holds it does a step.
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -112,9 +116,9 @@ def _says(request: Command) -> object:
 # -- questions -----------------------------------------------------------------------------------------------------
 
 
-def question(serve: Serve) -> Handler:
-    """The handler of a question, which is answered in steps; see this file's first lines."""
-    questions = _Questions(serve)
+def question(serve: Serve, passes: int = _PASSES) -> Handler:
+    """The handler of a question, which is answered in steps, `passes` at a time; see this file's first lines."""
+    questions = _Questions(serve, passes)
 
     def handle(connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         return questions.ask(connection, request)
@@ -125,26 +129,32 @@ def question(serve: Serve) -> Handler:
 
 @dataclass(slots=True, eq=False)
 class _Pass:
-    """One time that a question is worked on."""
+    """One time that a question is worked on; it waits for its turn as long as it has no task."""
 
     connection: ServerConnection
     request: Command
-    askers: list[tuple[Command, asyncio.Future[Command]]] = field(default_factory=list)
+    askers: list[tuple[ServerConnection, Command, asyncio.Future[Command]]] = field(default_factory=list)
     following: _Pass | None = None
     task: asyncio.Task[None] | None = None
+    #: Those who wait for one of those who asked to read his answers; it has no turn until then.
+    watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def join(self, request: Command) -> asyncio.Future[Command]:
+    def join(self, connection: ServerConnection, request: Command) -> asyncio.Future[Command]:
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        self.askers.append((request, future))
+        self.askers.append((connection, request, future))
         future.add_done_callback(self._left)
         return future
 
     @property
     def is_wanted(self) -> bool:
-        return not all(future.done() for _, future in self.askers)
+        return not all(future.done() for _, _, future in self.askers)
+
+    @property
+    def who_waits(self) -> set[ServerConnection]:
+        return {connection for connection, _, future in self.askers if not future.done()}
 
     def end(self, answer: Command | None, error: Exception | None) -> None:
-        for request, future in self.askers:
+        for _, request, future in self.askers:
             if future.done():
                 continue
             if error is not None:
@@ -160,16 +170,25 @@ class _Pass:
 class _Questions:
     """Of one handler: what is asked at the moment. Used on one loop."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, most: int) -> None:
         self._serve = serve
+        self._most = most
+        #: Those under way, and those that wait for their turn.
         self._passes: dict[object, _Pass] = {}
+        self._under_way = 0
+        self._waiting: deque[tuple[object, _Pass]] = deque()
 
     def ask(self, connection: ServerConnection, request: Command) -> Command | Awaitable[Command]:
         known = self._passes.get(_says(request)) if self._passes else None
+        if known is not None and known.task is None:
+            answer = known.join(connection, request)
+            if known.watchers:
+                self._rest(_says(request), known, {connection})
+            return answer
         if known is not None:
             if known.following is None or not known.following.is_wanted:
                 known.following = _Pass(connection, request)
-            return known.following.join(request)
+            return known.following.join(connection, request)
         steps = self._serve(connection, request)
         try:
             aside = next(steps)
@@ -177,14 +196,20 @@ class _Questions:
             result: Command | Awaitable[Command] = end.value
             return result
         begun = _Pass(connection, request)
-        answer = begun.join(request)
-        self._begin(_says(request), begun, steps, aside)
+        answer = begun.join(connection, request)
+        if self._under_way < self._most:
+            self._begin(_says(request), begun, steps, aside)
+        else:
+            steps.close()
+            self._passes[_says(request)] = begun
+            self._waiting.append((_says(request), begun))
         return answer
 
     def _begin(
         self, key: object, begun: _Pass, steps: Steps[Command | Awaitable[Command]], aside: _Aside | None
     ) -> None:
         self._passes[key] = begun
+        self._under_way += 1
         begun.task = asyncio.get_running_loop().create_task(self._work(begun, steps, aside))
         begun.task.add_done_callback(lambda _: self._next(key, begun))
 
@@ -201,11 +226,40 @@ class _Questions:
             steps.close()
 
     def _next(self, key: object, ended: _Pass) -> None:
+        self._under_way -= 1
         following = ended.following
         if following is None or not following.is_wanted:
             del self._passes[key]
         else:
-            self._begin(key, following, self._serve(following.connection, following.request), None)
+            self._passes[key] = following
+            self._waiting.append((key, following))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting and self._under_way < self._most:
+            key, begun = self._waiting.popleft()
+            who = begun.who_waits
+            if not who:
+                del self._passes[key]
+            elif any(each.writable.is_set() for each in who):
+                self._begin(key, begun, self._serve(begun.connection, begun.request), None)
+            else:
+                self._rest(key, begun, who)
+
+    def _rest(self, key: object, begun: _Pass, who: Collection[ServerConnection]) -> None:
+        """Nobody reads what he has been answered: more answers would pile up. It waits until one of `who` does."""
+
+        async def watch(connection: ServerConnection) -> None:
+            await connection.writable.wait()  # or it is gone
+            if begun.watchers:
+                others, begun.watchers = begun.watchers - {asyncio.current_task()}, set()
+                for other in others:
+                    other.cancel()
+                self._waiting.append((key, begun))
+                self._go_on()
+
+        loop = asyncio.get_running_loop()
+        begun.watchers |= {loop.create_task(watch(each)) for each in who}
 
 
 # -- changes of one client -----------------------------------------------------------------------------------------
