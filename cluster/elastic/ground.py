@@ -147,13 +147,14 @@ class Ground:
         they were away when the broker came, or when its first messages did. None as `remains`.
 
         Others are only asked where nothing is left of what the group knows itself, but for those of the consumer groups
-        `without`, and none that is gone for good, as all were told.
+        `without`: to tell it costs them something, and a drain may wait for a timer for weeks. Nor is one asked that is
+        gone for good, as all were told.
 
         Raises:
             BrokerUnavailable: one of the other groups does not say who consumes what.
         """
         remains = await self.remains(group)
-        if remains is None or remains.awaited(without):
+        if remains is None or remains.are_awaited(without):
             return remains
         here = await self._ask(group, partial(_consumption_of, group))
         if here is None:

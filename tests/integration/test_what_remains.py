@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from raymq.actors.wire.commands.remains import Leftovers
@@ -58,6 +60,24 @@ def test_a_group_that_is_not_waited_for_hides_no_other_one(services: Services, m
         remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"], without))
         assert remains is not None
         assert in_words(remains, without) == ""
+
+
+def test_others_are_not_asked_as_long_as_something_is_waited_for_anyway(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """Each of a drain's looks, five in a second, cost all brokers a walk through all groups, for weeks where it waited
+    for a timer.
+    """
+    with Producer(mq, "tests") as producer, PullConsumer(mq, "g") as consumer:
+        producer.send(Message("t", b"x"), queue=HERE)
+        producer.send(Message("t", b"x"), queue=ELSEWHERE)
+        producer.send(Message("t", b"x", deliver_at=time.time() + 600), queue=HERE)
+        consumer.commit(ELSEWHERE, 1)
+    ground = Ground(mq, "ns")
+    services.stop_broker("broker-a")
+    remains = mq.run(ground.remains_for_all("broker-b", ["broker-a"]))
+    assert remains is not None
+    assert in_words(remains) == "1 timers"
 
 
 def test_a_broker_that_is_away_is_waited_for_since_it_may_know_of_one(

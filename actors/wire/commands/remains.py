@@ -43,10 +43,14 @@ class Leftovers:
     dead_letters: dict[str, int] = field(default_factory=dict)
     lent_to: dict[str, int] = field(default_factory=dict)
 
-    def awaited(self, without: Collection[str]) -> int:
-        """How many messages have not been consumed by other groups than these, as far as those are named."""
+    def are_awaited(self, without: Collection[str] = ()) -> bool:
+        """Whether anything is left that goes by itself, or is consumed by other groups than these, as far as those are
+        named.
+        """
         ignored = sum(count for (group, _), count in self.unconsumed.items() if group in without)
-        return self.unconsumed_messages - ignored
+        lent = self.lent - sum(self.lent_to.get(group, 0) for group in without)
+        waiting = (self.unconsumed_messages - ignored, lent, self.delayed, self.timers, self.staged, self.writes)
+        return any(count > 0 for count in waiting)
 
 
 def remains_command() -> Command:
