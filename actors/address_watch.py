@@ -82,12 +82,13 @@ class AddressWatch:
 
     def _watch(self) -> None:
         pause = threading.Event()
-        while not pause.wait(_LOOK_SECONDS):
+        while True:
             try:
                 for known_as, name in self._known().items():
                     self._look(known_as, name)
             except Exception:  # noqa: BLE001 - whatever it is, the next look may go well
                 _log.exception("it is not known whether servers have moved")
+            pause.wait(_LOOK_SECONDS)
 
     def _look(self, known_as: str, name: str) -> None:
         try:

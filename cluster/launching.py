@@ -43,8 +43,9 @@ from raymq.cluster.start_lock import alone
 START_SECONDS = 120.0
 #: How long a start that somebody else has begun may take until it is said to be broken off.
 FINISH_SECONDS = 20.0
-#: How long a broker may take to be in the routes of every name server.
-REGISTER_SECONDS = 10.0
+#: How long a broker may take to be in the routes of every name server. One whose machine has another address now is
+#: found when an attempt at the former one is over, which is given 20 s.
+REGISTER_SECONDS = 30.0
 #: What a call to an actor may take beyond the time that the actor itself was given.
 _MARGIN_SECONDS = 5.0
 _POLL_SECONDS = 0.05
