@@ -114,9 +114,7 @@ class Server:
             self._listeners.append(TlsListener(self, bound, self._tls))
             return
         # asyncio accepts as many at once as it is told may wait, before it looks at one of them.
-        self._listeners.append(
-            await self.loop.create_server(lambda: ServerConnection(self), sock=bound, backlog=_ACCEPTED_AT_ONCE)
-        )
+        self._listeners.append(await self.loop.create_server(self.accept, sock=bound, backlog=_ACCEPTED_AT_ONCE))
         bound.listen(_WAITING_CONNECTIONS)
 
     def drain(self) -> None:
@@ -162,14 +160,13 @@ class Server:
             await asyncio.sleep(0)
         self._close_listeners(0)
 
-    def has_place(self, accepted: socket.socket | None) -> bool:
-        """Whether one more connection may stay.
+    def accept(self) -> ServerConnection:
+        """The protocol of a connection that is being made."""
+        return ServerConnection(self)
 
-        The system gives the lowest free descriptor: one among the last ones says that they run out.
-        """
-        if len(self.connections) >= self.limits.connections:
-            return False
-        return accepted is None or accepted.fileno() < _files_for_connections()[0]
+    def has_place(self, accepted: socket.socket | None) -> bool:
+        """Whether one more connection may stay."""
+        return len(self.connections) < self.limits.connections and (accepted is None or has_descriptors(accepted))
 
     def left(self, connection: ServerConnection) -> None:
         """A connection is gone."""
@@ -215,6 +212,14 @@ class Server:
             if slow is not None:
                 self.room.end_turn()
             self.wake_waiting()
+
+
+def has_descriptors(accepted: socket.socket) -> bool:
+    """Whether enough are left of them, beside that of a connection that was accepted last.
+
+    The system gives the lowest free one: one among the last ones says that they run out.
+    """
+    return accepted.fileno() < _files_for_connections()[0]
 
 
 def _files_for_connections() -> tuple[float, float]:

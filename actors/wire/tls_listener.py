@@ -11,10 +11,10 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Sized
 from typing import Final, Protocol
 
-from raymq.actors.wire.host import Host
-from raymq.actors.wire.server_connection import ServerConnection
+from raymq.actors.wire.limits import ServerLimits
 
 _ACCEPTED_AT_ONCE: Final = 16
 #: Where no descriptor or memory is left, it is tried again so much later.
@@ -23,11 +23,25 @@ _AGAIN_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Greeter(Host, Protocol):
+class Greeter(Protocol):
     """What it needs of its server."""
 
+    loop: asyncio.AbstractEventLoop
+    limits: ServerLimits
+    draining: bool
+    refused_connections: int
     #: Those that make the handshake, in the order in which they came.
     greetings: dict[Greeting, None]
+
+    @property
+    def connections(self) -> Sized:
+        """Those that have made it, as far as they count."""
+
+    def has_place(self, accepted: socket.socket) -> bool:
+        """Whether one more connection may stay."""
+
+    def accept(self) -> asyncio.BaseProtocol:
+        """The protocol of a connection whose handshake is about to be made."""
 
 
 class TlsListener:
@@ -108,7 +122,7 @@ class Greeting:
         server = self._server
         try:
             await server.loop.connect_accepted_socket(
-                lambda: ServerConnection(server),
+                server.accept,
                 self._accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=server.limits.handshake_seconds,

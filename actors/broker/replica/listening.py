@@ -15,12 +15,15 @@ from raymq.actors.protocol import Tls
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.limits import ServerLimits
 from raymq.actors.wire.memory_door import InvokeDoor
-from raymq.actors.wire.server import Server
+from raymq.actors.wire.server import Server, has_descriptors
 from raymq.actors.wire.server_connection import Handler
 from raymq.actors.wire.tls import server_context
+from raymq.actors.wire.tls_listener import Greeting, TlsListener
 
 #: Who is no master has nothing under way that would be waited for.
 _LIMITS: Final = ServerLimits(drain_seconds=0.2)
+#: A group has few replicas.
+_REPLICA_LIMITS: Final = ServerLimits(handshakes=32)
 _WAITING: Final = 1024
 
 
@@ -44,7 +47,8 @@ class Listening:
         self._tls = None if tls is None else server_context(tls)
         self._server: Server | None = None
         self._door: InvokeDoor | None = None
-        self._shipping: asyncio.Server | None = None
+        self._shipping: asyncio.Server | TlsListener | None = None
+        self._port: _ReplicaPort | None = None
 
     @property
     def port(self) -> int:
@@ -67,10 +71,11 @@ class Listening:
 
     async def serve_replicas(self, accept: Callable[[], FrameStream]) -> None:
         """`accept` gives the protocol of each connection of a replica."""
-        seconds = None if self._tls is None else _LIMITS.handshake_seconds
-        self._shipping = await asyncio.get_running_loop().create_server(
-            accept, sock=self._replicas.dup(), ssl=self._tls, ssl_handshake_timeout=seconds
-        )
+        if self._tls is None:
+            self._shipping = await asyncio.get_running_loop().create_server(accept, sock=self._replicas.dup())
+        else:
+            self._port = _ReplicaPort(accept)
+            self._shipping = TlsListener(self._port, self._replicas.dup(), self._tls)
 
     async def refuse(self, handlers: Mapping[int, Handler]) -> None:
         """Answer clients so, who look for a master, until `stop_refusing`."""
@@ -98,5 +103,30 @@ class Listening:
         await self.stop_refusing()
         if self._shipping is not None:
             self._shipping.close()
+        if self._port is not None:
+            self._port.close()
         for each in (*self._clients, self._replicas):
             each.close()
+
+
+class _ReplicaPort:
+    """Counts the connections that make TLS's handshake; who has made it is counted by whoever `accept` leads to."""
+
+    def __init__(self, accept: Callable[[], FrameStream]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limits = _REPLICA_LIMITS
+        self.draining = False
+        self.refused_connections = 0
+        self.greetings: dict[Greeting, None] = {}
+        self.connections = ()
+        self.accept = accept
+
+    def has_place(self, accepted: socket.socket) -> bool:
+        """Whether one more connection may stay."""
+        return has_descriptors(accepted)
+
+    def close(self) -> None:
+        """Give up who makes his handshake yet."""
+        self.draining = True
+        for greeting in list(self.greetings):
+            greeting.give_up()

@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from raymq.actors.broker.replica.frame_stream import FrameStream
+from raymq.actors.broker.replica.listening import Listening
 from raymq.actors.protocol import Tls
 from raymq.actors.wire.connection import ConnectionPool
 from raymq.actors.wire.frame import Command
@@ -47,6 +49,26 @@ async def test_silent_connections_are_counted_and_the_oldest_give_way(tls: tuple
         for peer in silent:
             peer.close()
         await asyncio.to_thread(poll_until, lambda: not made.greetings)
+
+
+async def test_at_the_port_of_replicas_too_the_oldest_give_way(tls: tuple[Tls, Tls]) -> None:
+    server, client = tls
+    made: list[None] = []
+    listening = Listening("127.0.0.1", 0, 0, server)
+    await listening.serve_replicas(
+        lambda: FrameStream(lambda _: None, lambda _: None, on_made=lambda: made.append(None))
+    )
+    address = f"127.0.0.1:{listening.replication_port}"
+    silent = [await Peer.connect(address) for _ in range(50)]
+    assert all([await peer.closed() for peer in silent[:18]])
+    replica = await Peer.connect(address, client_context(client).now())
+    async with asyncio.timeout(10):
+        while not made:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+    await listening.close()
+    assert all([await peer.closed() for peer in silent])
+    for peer in (replica, *silent):
+        peer.close()
 
 
 async def test_connections_in_all_are_limited_whether_or_not_they_make_a_handshake(tls: tuple[Tls, Tls]) -> None:
