@@ -137,7 +137,8 @@ class NameServerService:
         return self._entries.find(ORDER_TOPICS, topic) if self._tells_order else None
 
     def _who(self, _: ServerConnection, request: Command) -> Command:
-        return request.response(ResponseCode.SUCCESS, {"address": self.address, "pid": os.getpid()})
+        told = {"address": self.address, "pid": os.getpid(), "seconds": int(self.table.seconds)}
+        return request.response(ResponseCode.SUCCESS, told)
 
 
 def _kept(raw: Mapping[str, Any]) -> tuple[int, str]:

@@ -82,6 +82,11 @@ class RouteTable:
         self._started = self.clock()
         self._away = AwayBrokers(self.clock)
 
+    @property
+    def seconds(self) -> float:
+        """How long it is there: of who left before it knows nothing."""
+        return self.clock() - self._started
+
     # -- what brokers say ------------------------------------------------------------------------------------------
 
     def register(
@@ -288,7 +293,7 @@ class RouteTable:
                 addresses[broker] = speaker.address
                 if speaker.max_body_bytes is not None:
                     limits[broker] = speaker.max_body_bytes
-        if not queues and self.clock() - self._started < LEARNING_SECONDS:
+        if not queues and self.seconds < LEARNING_SECONDS:
             raise ServerBusy("the name server has just started and has not heard from all brokers yet")
         away = self._away.of(topic)
         if not queues and (away or not self._brokers):

@@ -17,7 +17,8 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from raymq.actors.errors import BrokerUnavailable, ProtocolError, RayMQError
+from raymq.actors.errors import BrokerUnavailable, MessageNotFound, ProtocolError, RayMQError
+from raymq.actors.protocol import AWAY_SECONDS
 from raymq.actors.wire.commands.homes import (
     KnownHome,
     find_home_command,
@@ -26,6 +27,7 @@ from raymq.actors.wire.commands.homes import (
     remember_home_command,
 )
 from raymq.actors.wire.commands.meant import meant_for
+from raymq.actors.wire.commands.members import age_command, members_command, read_age, read_members
 from raymq.actors.wire.frame import Command
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import PATIENCE_SECONDS, patiently
@@ -98,6 +100,20 @@ async def is_forgotten(mq: Connection, broker: str) -> bool:
 
     told = await gather((await masters(mq)).items(), members)
     return not any(broker in each for each in told)
+
+
+async def unheard(mq: Connection) -> list[str]:
+    """The brokers of which a name server that was just started knows the names alone, since they are away: what they
+    have nobody can tell. One that is longer there tells with each route who has left it.
+    """
+    age = read_age(await mq.routes.ask(age_command()))
+    if age is None or age >= AWAY_SECONDS:
+        return []
+    try:
+        known = set(read_members(await mq.routes.ask(members_command())))
+    except MessageNotFound:
+        return []
+    return sorted(known - (await mq.routes.cluster()).masters.keys())
 
 
 async def ask_home(mq: Connection, home: str, command: Command, seconds: float) -> Command:

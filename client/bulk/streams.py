@@ -13,7 +13,7 @@ from raymq.actors.errors import BrokerUnavailable, QueueNotFound, RayMQError
 from raymq.actors.protocol import PERM_READ, MessageQueue
 from raymq.actors.wire.commands import stream_plans as wire
 from raymq.actors.wire.commands.stream_plans import PlansOfQuery, TopicBounds
-from raymq.client.bulk.home import ask_home, is_forgotten
+from raymq.client.bulk.home import REMEDY, ask_home, is_forgotten, unheard
 from raymq.client.connection import Connection
 from raymq.client.requests.asking import ask, patiently
 from raymq.client.requests.fan_out import masters
@@ -69,10 +69,13 @@ async def bounds(
 
 
 async def _bounds(mq: Connection, topics: list[str], epochs: Mapping[Origin, int]) -> dict[Origin, TopicBounds]:
+    if topics and not epochs and (brokers := await unheard(mq)):
+        reason = "it is away, and a name server that was just started does not know what it has"
+        raise BrokerUnavailable(", ".join(brokers), reason, remedy=REMEDY)
     addresses: dict[Origin, str] = {}
     away: set[Origin] = set()
     for topic in topics:
-        route = await mq.routes.get(topic)
+        route = await mq.routes.get(topic, fresh=not epochs)  # who begins knows of nobody by anything else
         addresses |= {(topic, broker): at for broker, at in route.addresses.items()}
         away |= {(topic, each.data.broker) for each in route.away if each.data.perm & PERM_READ}
     if lacking := (away | epochs.keys()) - addresses.keys():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from raymq.actors.names.service import NameServerService
+from raymq.actors.wire.commands.members import members_command, read_members
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.client.bulk.home import home_of
 from raymq.client.bulk.streams import KIND, PlanRegister, bounds, bounds_of
-from raymq.client.errors import BrokerUnavailable, InvalidInput, QueueNotFound, TopicNotFound
+from raymq.client.errors import BrokerUnavailable, InvalidInput, MessageNotFound, QueueNotFound, TopicNotFound
 from raymq.spark_bridge.ranges import plan
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -116,6 +119,35 @@ def test_a_broker_that_is_away_is_waited_for_and_its_queues_are_not_left_out(
         planning = pool.submit(plan, who, ["t"], "earliest", "latest")
         services.start_broker("broker-b")
         assert sum(each.end - each.start for each in planning.result(PATIENT)) == 2
+
+
+def test_who_is_away_when_a_name_server_starts_is_waited_for_too(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """After a start of the whole cluster, or of the machine with the name server and a broker, a read had nothing of
+    the broker that was back last: the name server did not know what it has. A stream from "latest" read all of that.
+    """
+    with Producer(mq, "tests") as producer:
+        for broker in ("broker-a", "broker-b"):
+            producer.send(Message("t", b"x"), queue=MessageQueue("t", broker, 0))
+    poll_until(lambda: set(name_servers_members(mq)) == {"broker-a", "broker-b"}, PATIENT)
+    services.stop_broker("broker-b")
+    services.loop.run(services.name_server.stop())
+    services.name_server = services.loop.run(NameServerService.start(services.name_server_spec))
+    poll_until(lambda: "broker-a" in mq.run(mq.routes.cluster()).masters, PATIENT)
+    with Connection([services.name_server.address]) as other, ThreadPoolExecutor(1) as pool:
+        with pytest.raises(BrokerUnavailable, match="broker-b"):
+            other.run(bounds(other, ["t"], {}, 1.0))
+        planning = pool.submit(plan, other, ["t"], "earliest", "latest")
+        services.start_broker("broker-b")
+        assert sum(each.end - each.start for each in planning.result(PATIENT)) == 2
+        assert set(other.run(bounds(other, ["t"], {}, PATIENT))) == {("t", "broker-a"), ("t", "broker-b")}
+
+
+def name_servers_members(mq: Connection) -> list[str]:
+    with contextlib.suppress(MessageNotFound):
+        return read_members(mq.run(mq.routes.ask(members_command())))
+    return []
 
 
 def test_a_broker_that_is_gone_for_good_is_not_waited_for(services: Services, mq: Connection, admin: Admin) -> None:
