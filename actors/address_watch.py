@@ -46,9 +46,9 @@ def names_by_address(name_servers: Sequence[str], keepers: Mapping[str, Any] | N
     known = {address: name_server_name(index) for index, address in enumerate(name_servers)}
     if keepers is None:
         return known
-    from raymq.actors.keeper.keeper_set import KeeperSet  # most clusters have none
+    from raymq.actors.keeper.serving.location import keepers_at  # most clusters have none
 
-    members = KeeperSet.from_json(keepers).members
+    members = keepers_at(keepers).members
     return known | {member.address: keeper_name(number) for number, member in members.items()}
 
 

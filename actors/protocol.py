@@ -195,6 +195,19 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
+class Etcd:
+    """The etcd cluster that a cluster's register is on, in the place of keepers.
+
+    Attributes:
+        endpoints: of its servers, such as "http://10.0.0.1:2379".
+        tls: how its servers are checked, and how we prove who we are to them; None: as the system does it.
+    """
+
+    endpoints: tuple[str, ...]
+    tls: Tls | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NameServerSpec:
     """What a name-server actor is started with; a restart gets the same.
 
@@ -218,7 +231,8 @@ class BrokerSpec:
 
     `store` holds the fields of `raymq.storage.config.StoreConfig` that differ from their defaults. What may have waited
     for longer than `append_wait_ms` to be looked at is refused with SYSTEM_BUSY. `keepers` is the cluster's set of them
-    (`KeeperSet.to_json`), with the addresses of when the cluster was started; None where each group has one copy.
+    (`KeeperSet.to_json`), with the addresses of when the cluster was started, or what says where the register is
+    in their place (`keeper.serving.location`); None where each group has one copy.
 
     Where `replicas` is more than 1, `replica` is which of them this is, from 0 on; in the register it has the number
     that is 1 more. `replication` and `min_in_sync` are what the group promises (`ReplicationPolicy`). Of replicas that
@@ -262,7 +276,7 @@ class KeeperSpec:
 class CoordinatorSpec:
     """What the coordinator actor is started with; a restart gets the same.
 
-    `keepers` is the cluster's set of them (`KeeperSet.to_json`), with the addresses of when the cluster was started.
+    `keepers` is as in `BrokerSpec`.
     `groups` are the broker groups that are to be there, `replication` and `min_in_sync` what they promise.
     """
 

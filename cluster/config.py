@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from raymq.actors.keeper.group_state import MODES, MOST_REPLICAS, ReplicationPolicy
-from raymq.actors.protocol import APPEND_WAIT_MS, Tls
+from raymq.actors.protocol import APPEND_WAIT_MS, Etcd, Tls
 from raymq.storage.config import StoreConfig
 from raymq.storage.errors import InvalidInput
 
@@ -20,6 +20,8 @@ from raymq.storage.errors import InvalidInput
 _NOT_SETTINGS = frozenset({"store_host", "flush_interval_ms", "flush_least_pages"})
 #: Settings of the sockets, by the fields of `Tls` that they are.
 _TLS_FIELDS = {f"tls_{f.name}": f for f in fields(Tls)}
+#: Settings of the way to an etcd, by the fields of `Tls` that they are.
+_ETCD_FILES = {f"etcd_{name}": name for name in ("ca_file", "cert_file", "key_file")}
 _STORE_DEFAULTS = {f.name: f.default for f in fields(StoreConfig) if f.name not in _NOT_SETTINGS}
 _PROMISE = ReplicationPolicy()
 #: Settings of what is not built yet.
@@ -58,6 +60,7 @@ class ClusterConfig:
         append_wait_ms: a broker refuses what may have waited longer to be looked at, with SYSTEM_BUSY.
         replication: what an acknowledged message is, where groups have several replicas: "async" or "sync".
         min_in_sync: with "sync", fewer replicas in sync than this take no message; the master counts.
+        etcd: the etcd that the register of masters is on where groups have several replicas; None: keepers are made.
         tls: how the sockets of name servers and brokers prove who they are; None without a `tls_cert_file`.
         store: the settings of `raymq.storage.config.StoreConfig` that differ from its defaults.
     """
@@ -67,6 +70,7 @@ class ClusterConfig:
     append_wait_ms: int = APPEND_WAIT_MS
     replication: str = _PROMISE.mode
     min_in_sync: int = _PROMISE.min_in_sync
+    etcd: Etcd | None = None
     tls: Tls | None = None
     store: dict[str, Any] = field(default_factory=dict)
 
@@ -101,6 +105,7 @@ class ClusterConfig:
             raise InvalidInput("min_in_sync", f"1..{MOST_REPLICAS}", min_in_sync)
         port = given.pop("port", 0)
         check_port(port)
+        etcd = _read_etcd({name: given.pop(name) for name in ("etcd_endpoints", *_ETCD_FILES) if name in given})
         tls = _read_tls({name: given.pop(name) for name in _TLS_FIELDS if name in given})
         for name in _NOT_YET & given.keys():
             raise InvalidInput(name, "not in this version: it is planned, and does nothing yet", given[name])
@@ -113,12 +118,17 @@ class ClusterConfig:
         except TypeError as error:
             raise InvalidInput("config", "values of the settings' types", str(error)) from error
         store = {name: value for name, value in given.items() if value != _STORE_DEFAULTS[name]}
-        return cls(port, auto_create, append_wait_ms, replication, min_in_sync, tls, store)
+        return cls(port, auto_create, append_wait_ms, replication, min_in_sync, etcd, tls, store)
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> ClusterConfig:
         """The reverse of `as_dict`."""
-        return cls(**{**told, "tls": None if told["tls"] is None else Tls(**told["tls"])})
+        etcd = told.get("etcd")
+        if etcd is not None:
+            files = None if etcd["tls"] is None else Tls(**etcd["tls"])
+            etcd = Etcd(tuple(etcd["endpoints"]), files)
+        tls = None if told["tls"] is None else Tls(**told["tls"])
+        return cls(**{**told, "etcd": etcd, "tls": tls})
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
@@ -130,19 +140,43 @@ class ClusterConfig:
             "append_wait_ms": APPEND_WAIT_MS,
             "replication": _PROMISE.mode,
             "min_in_sync": _PROMISE.min_in_sync,
+            "etcd_endpoints": None,
+            **dict.fromkeys(_ETCD_FILES),
             **tls,
             **_STORE_DEFAULTS,
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for comparing."""
-        return dataclasses.asdict(self)
+        """Plain data, for comparing; without an etcd as RayMQ 0.1 made it, which knew of none."""
+        told = dataclasses.asdict(self)
+        return {name: value for name, value in told.items() if name != "etcd" or value is not None}
 
 
 def check_port(port: object) -> None:
     """InvalidInput unless `port` is one, or 0."""
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port < 65_536:
         raise InvalidInput("port", "0..65535", port)
+
+
+def _read_etcd(given: Mapping[str, Any]) -> Etcd | None:
+    """The settings that begin with etcd_; None where no endpoints are named."""
+    told = given.get("etcd_endpoints")
+    endpoints = told.split(",") if isinstance(told, str) else told
+    files = {_ETCD_FILES[name]: value for name, value in given.items() if name in _ETCD_FILES and value is not None}
+    if endpoints is None and not files:
+        return None
+    if (
+        not isinstance(endpoints, list | tuple)
+        or not endpoints
+        or not all(isinstance(each, str) and each.strip().startswith(("http://", "https://")) for each in endpoints)
+    ):
+        raise InvalidInput("etcd_endpoints", "addresses that begin with http:// or https://", told)
+    for name, value in files.items():
+        if not isinstance(value, str):
+            raise InvalidInput(f"etcd_{name}", "a path", value)
+    if ("cert_file" in files) != ("key_file" in files):
+        raise InvalidInput("etcd_cert_file", "a certificate, and its key as etcd_key_file", files.get("cert_file"))
+    return Etcd(tuple(each.strip() for each in endpoints), Tls(**files) if files else None)
 
 
 def _read_tls(given: Mapping[str, Any]) -> Tls | None:

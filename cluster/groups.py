@@ -14,10 +14,8 @@ from raymq.actors.errors import BrokerUnavailable, RayMQError
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
-from raymq.actors.keeper.keeper_register import KeeperRegister
-from raymq.actors.keeper.keeper_set import KeeperSet
 from raymq.actors.keeper.register import Register
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.location import open_register
 from raymq.actors.naming import COORDINATOR_NAME
 from raymq.actors.protocol import BrokerInfo, CoordinatorSpec, Tls
 from raymq.actors.wire.tls import client_context
@@ -36,22 +34,24 @@ _RETRY_SECONDS: Final = 0.2
 _log = logging.getLogger(__name__)
 
 
-def found(keepers: KeeperSet, tls: Tls | None, groups: Sequence[str], policy: ReplicationPolicy) -> None:
+def found(register_at: Mapping[str, Any], tls: Tls | None, groups: Sequence[str], policy: ReplicationPolicy) -> None:
     """Put a group that the register does not know into it, without replicas: the first one comes by itself.
 
+    Args:
+        register_at: where the register is (`raymq.actors.keeper.serving.location`).
+
     Raises:
-        RegisterError: no majority of the keepers answers.
+        RegisterError: the register does not answer.
     """
     loop = EventLoopThread("groups")
 
     async def all_of_them() -> None:
-        door = SocketKeeperDoor(keepers, tls=None if tls is None else client_context(tls))
-        register = KeeperRegister(keepers, door)
+        opened = open_register(register_at, None if tls is None else client_context(tls))
         try:
             for group in groups:
-                await _found(register, group, policy)
+                await _found(opened.register, group, policy)
         finally:
-            await door.close()
+            await opened.close()
 
     try:
         loop.run(all_of_them())

@@ -30,7 +30,6 @@ from raymq.actors.naming import (
     name_server_name,
 )
 from raymq.actors.protocol import BrokerSpec, CoordinatorSpec, NameServerSpec, SchedulerSpec
-from raymq.actors.wire.commands.keeper import KEEPERS
 from raymq.cluster import host_files, machines, ray_runtime
 from raymq.cluster import layout as noted
 from raymq.cluster.config import ClusterConfig
@@ -152,6 +151,13 @@ def _with_replicas() -> ModuleType:
     return groups
 
 
+def _registers() -> ModuleType:
+    """Likewise."""
+    from raymq.cluster import registers
+
+    return registers
+
+
 def _brokers(arguments: Arguments) -> list[str]:
     """The names of the brokers' actors, as far as it is written down here what was added and taken away."""
     here = noted.Layout()
@@ -199,23 +205,21 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
             index, str(directory), addresses[index], ports[index], dict(arguments), settings.tls, start_id, namespace
         )
         servers[name] = make_name_server(spec, namespace, resource)
-    known = None
+    register_at = None
     if replicas > 1:
-        from raymq.cluster import keepers
-
-        known = keepers.make(namespace, directory, hosts, settings.tls, seen)
+        register_at = _registers().make(namespace, directory, hosts, settings, seen)
     listening = [await_address(name, server) for name, server in servers.items()]
     members: dict[str, list[str]] = {}
     for name in placed:
         members.setdefault(group_of(name), []).append(name)
-    if known is not None:
-        addresses_of = {str(number): member.address for number, member in known.members.items()}
-        for name, server in servers.items():
-            handles.call(name, server, "publish", KEEPERS, addresses_of, timeout=START_SECONDS)
+    if register_at is not None:
+        for namespace_of, entries in _registers().entries(register_at).items():
+            for name, server in servers.items():
+                handles.call(name, server, "publish", namespace_of, entries, timeout=START_SECONDS)
         _with_replicas().found(
-            known, settings.tls, list(members), ReplicationPolicy(settings.replication, settings.min_in_sync)
+            register_at, settings.tls, list(members), ReplicationPolicy(settings.replication, settings.min_in_sync)
         )
-    common = Common(namespace, directory, settings, tuple(listening), None if known is None else known.to_json())
+    common = Common(namespace, directory, settings, tuple(listening), register_at)
     brokers = {
         name: make_broker(common.spec_of(name, by_resource[resource], replicas), namespace, resource)
         for name, resource in placed.items()
@@ -226,9 +230,9 @@ def _make(namespace: str, directory: Path, settings: ClusterConfig, arguments: A
         await_address(name, handle)
     for name, handle in brokers.items():
         _await_registration(name, handle)
-    if known is not None:
+    if register_at is not None:
         coordinator = CoordinatorSpec(
-            namespace, known.to_json(), tuple(members), settings.replication, settings.min_in_sync, settings.tls
+            namespace, register_at, tuple(members), settings.replication, settings.min_in_sync, settings.tls
         )
         _with_replicas().bring_up(
             coordinator, {group: [(name, brokers[name]) for name in names] for group, names in members.items()}
@@ -245,14 +249,15 @@ class Common:
     """What all brokers of a cluster are started with.
 
     Attributes:
-        name_servers: where they listen. keepers: the set of them; None where each group has one copy.
+        name_servers: where they listen.
+        register_at: where the register is (`raymq.actors.keeper.serving.location`); None where each group has one copy.
     """
 
     namespace: str
     directory: Path
     settings: ClusterConfig
     name_servers: tuple[str, ...]
-    keepers: dict[str, Any] | None
+    register_at: dict[str, Any] | None
 
     def spec_of(self, name: str, host: str, replicas: int) -> BrokerSpec:
         """Of the replica whose actor has that name."""
@@ -266,7 +271,7 @@ class Common:
             append_wait_ms=self.settings.append_wait_ms,
             store=self.settings.store,
             tls=self.settings.tls,
-            keepers=self.keepers,
+            keepers=self.register_at,
             replica=number_of(name),
             replicas=replicas,
             replication=self.settings.replication,

@@ -14,11 +14,10 @@ from raymq.actors.coordinator.asking import ReplicaQuestions
 from raymq.actors.coordinator.watching import Change, GroupWatch, Rest, Seal
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
-from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperSet
 from raymq.actors.keeper.messages import Registered
 from raymq.actors.keeper.register import Register
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.location import OpenRegister, open_register
 from raymq.actors.protocol import CoordinatorSpec
 from raymq.actors.wire.tls import client_context
 from raymq.storage.clock import boottime
@@ -42,7 +41,7 @@ class CoordinatorService:
         self._questions = questions
         self._policies = dict(policies)
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._door: SocketKeeperDoor | None = None
+        self._opened: OpenRegister | None = None
         #: By group: what is in the way of its having a master.
         self.troubles: dict[str, str] = {}
         #: How many elections this coordinator has brought about.
@@ -52,11 +51,10 @@ class CoordinatorService:
     async def start(cls, spec: CoordinatorSpec) -> CoordinatorService:
         """Begin to watch the groups of a cluster."""
         tls = None if spec.tls is None else client_context(spec.tls)
-        keepers = KeeperSet.from_json(spec.keepers)
-        door = SocketKeeperDoor(keepers, tls=tls)
+        opened = open_register(spec.keepers, tls)
         policy = ReplicationPolicy(spec.replication, spec.min_in_sync)
-        service = cls(KeeperRegister(keepers, door), ReplicaQuestions(tls), dict.fromkeys(spec.groups, policy))
-        service._door = door
+        service = cls(opened.register, ReplicaQuestions(tls), dict.fromkeys(spec.groups, policy))
+        service._opened = opened
         service.watch()
         return service
 
@@ -86,8 +84,8 @@ class CoordinatorService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._questions.close()
-        if self._door is not None:
-            await self._door.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     def status(self) -> dict[str, Any]:
         """For operators."""

@@ -29,11 +29,11 @@ class ControllerHandlers:
     """Of one name server, on its loop. `close` it."""
 
     def __init__(
-        self, address: str, keepers: Callable[[], Mapping[str, str]], tls: RenewedContext | None = None
+        self, address: str, register_at: Callable[[], Mapping[str, str]], tls: RenewedContext | None = None
     ) -> None:
-        """`address`: the name server's own. `keepers`: where they listen, by number, as its entries say now."""
+        """As `RegisterDesk`, which is made for the first question."""
         self._address = address
-        self._keepers = keepers
+        self._register_at = register_at
         self._tls = tls
         self._desk: RegisterDesk | None = None
 
@@ -47,11 +47,11 @@ class ControllerHandlers:
             await self._desk.close()
 
     async def _ask(self, _: ServerConnection, request: Command) -> Command:
-        if not self._keepers():
+        if not self._register_at():
             remark = f" request type {request.code} not supported: no broker here has replicas"
             return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         if self._desk is None:
             from raymq.actors.names.register_desk import RegisterDesk
 
-            self._desk = RegisterDesk(self._address, self._keepers, self._tls)
+            self._desk = RegisterDesk(self._address, self._register_at, self._tls)
         return await self._desk.answer(request)

@@ -1,6 +1,6 @@
 """The register's desk: at it a name server answers what RocketMQ's tools ask a controller, and holds elections by hand.
 
-Nothing is kept but connections: where the keepers listen stands in the name server's entries, and all else in the
+Nothing is kept but connections: where the register is stands in the name server's entries, and all else in the
 register.
 """
 
@@ -17,10 +17,10 @@ from raymq.actors.coordinator.by_hand import elect_by_hand
 from raymq.actors.errors import BrokerGroupNotFound, BrokerUnavailable, ElectionFailed, InvalidInput
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.register import Register
 from raymq.actors.keeper.serving.finding import find_keepers
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.location import OpenRegister, open_register, published_location
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.frame import Command
@@ -39,16 +39,18 @@ class RegisterDesk:
     """Used on the name server's loop. `close` it."""
 
     def __init__(
-        self, address: str, keepers: Callable[[], Mapping[str, str]], tls: RenewedContext | None = None
+        self, address: str, register_at: Callable[[], Mapping[str, str]], tls: RenewedContext | None = None
     ) -> None:
-        """`address`: the name server's own. `keepers`: where they listen, by number, as its entries say now."""
+        """`address`: the name server's own.
+
+        `register_at`: as its entries say now, where keepers listen, by number, or by "etcd" where that is.
+        """
         self._address = address
-        self._keepers = keepers
+        self._register_at = register_at
         self._tls = tls
         self._questions = ReplicaQuestions(tls)
-        self._door: SocketKeeperDoor | None = None
-        self._register: KeeperRegister | None = None
-        #: Which keepers the register was made with.
+        self._opened: OpenRegister | None = None
+        #: The entries that it was opened with.
         self._known: dict[str, str] = {}
         self._finding = asyncio.Lock()
         self._served: dict[RequestCode, Callable[[Command], Awaitable[Command]]] = {
@@ -69,24 +71,30 @@ class RegisterDesk:
     async def close(self) -> None:
         """Close the connections."""
         await self._questions.close()
-        if self._door is not None:
-            await self._door.close()
+        if self._opened is not None:
+            await self._opened.close()
 
-    async def _use(self) -> KeeperRegister:
+    async def _use(self) -> Register:
         async with self._finding:
-            entries = dict(self._keepers())
-            if self._register is None or entries != self._known:
-                addresses = {int(number): address for number, address in entries.items() if number.isdecimal()}
-                found = await find_keepers(addresses, self._tls)
-                if found is None:
-                    raise BrokerUnavailable("keepers", f"none of them answers: {', '.join(entries.values())}")
-                if self._door is not None:
-                    await self._door.close()
-                self._door, self._known = SocketKeeperDoor(found, tls=self._tls), entries
-                self._register = KeeperRegister(found, self._door)
-            return self._register
+            entries = dict(self._register_at())
+            if self._opened is None or entries != self._known:
+                where = await self._look(entries)
+                if self._opened is not None:
+                    await self._opened.close()
+                self._opened, self._known = open_register(where, self._tls), entries
+            return self._opened.register
 
-    async def _state(self, group: str) -> tuple[KeeperRegister, Registered, GroupState]:
+    async def _look(self, entries: Mapping[str, str]) -> Mapping[str, Any]:
+        """Where the register is; BrokerUnavailable: no keeper says."""
+        if told := published_location(entries):
+            return told
+        addresses = {int(number): address for number, address in entries.items() if number.isdecimal()}
+        found = await find_keepers(addresses, self._tls)
+        if found is None:
+            raise BrokerUnavailable("keepers", f"none of them answers: {', '.join(entries.values())}")
+        return found.to_json()
+
+    async def _state(self, group: str) -> tuple[Register, Registered, GroupState]:
         register = await self._use()
         now = await register.read(group)
         if not isinstance(now.value, GroupState) or not now.value.replicas:

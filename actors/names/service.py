@@ -22,7 +22,7 @@ from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.server_settings import Settings, truth
 from raymq.actors.wire.codes import RequestCode, ResponseCode
-from raymq.actors.wire.commands.keeper import KEEPERS
+from raymq.actors.wire.commands.keeper import KEEPERS, REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server
 from raymq.actors.wire.server_connection import ServerConnection
@@ -50,7 +50,7 @@ class NameServerService:
             {"orderMessageEnable": ("false", self._tell_order)},
         )
         tls = None if spec.tls is None else client_context(spec.tls)
-        self._controller = ControllerHandlers(self.address, lambda: self._entries.entries(KEEPERS), tls)
+        self._controller = ControllerHandlers(self.address, self._register_at, tls)
         self._server = Server(
             {
                 **route_handlers.handlers(self.table, self._order_of),
@@ -78,6 +78,9 @@ class NameServerService:
     def publish(self, namespace: str, entries: Mapping[str, str]) -> None:
         """Have these entries, and no others, in a namespace of the configuration."""
         self._entries.replace(namespace, entries)
+
+    def _register_at(self) -> Mapping[str, str]:
+        return self._entries.entries(KEEPERS) or self._entries.entries(REGISTER)
 
     def published(self, namespace: str) -> dict[str, str]:
         """What is in a namespace of the configuration. Any thread."""

@@ -255,12 +255,11 @@ class Ground:
         """Put a group into the register."""
 
         def found() -> None:
-            from raymq.cluster import groups
-            from raymq.cluster import keepers as keepers_of
+            from raymq.cluster import groups, registers
 
             settings = arguments.settings
             policy = ReplicationPolicy(settings.replication, settings.min_in_sync)
-            groups.found(keepers_of.known(arguments.directory), settings.tls, [group], policy)
+            groups.found(registers.known(arguments.directory), settings.tls, [group], policy)
 
         await asyncio.to_thread(found)
 
@@ -309,13 +308,13 @@ class Ground:
             )
 
         def make() -> None:
-            keepers = None
+            register_at = None
             if arguments.replicas > 1:
-                from raymq.cluster import keepers as keepers_of
+                from raymq.cluster import registers
 
-                keepers = keepers_of.known(arguments.directory).to_json()
+                register_at = registers.known(arguments.directory)
             listening = tuple(launching.addresses(self.namespace))
-            common = launching.Common(self.namespace, arguments.directory, arguments.settings, listening, keepers)
+            common = launching.Common(self.namespace, arguments.directory, arguments.settings, listening, register_at)
             spec = common.spec_of(step.name, host, arguments.replicas)
             launching.await_address(step.name, make_broker(spec, self.namespace, step.machine))
 

@@ -22,6 +22,7 @@ from raymq.actors.keeper.errors import (
     RegisterUnavailable,
     RegisterUnknown,
 )
+from raymq.actors.keeper.etcd import etcd_gateway
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.leases import LEASE_SECONDS
@@ -222,6 +223,40 @@ def test_after_settling_no_change_of_unknown_outcome_is_made_any_more() -> None:
             assert isinstance(keepers.up[number].handle(accept[number]), KeeperRefused)
 
     asyncio.run(scene())
+
+
+def test_settling_changes_nothing_that_is_seen(harness: Harness) -> None:
+    async def scene() -> None:
+        register = harness.register()
+        assert await register.settle("g") == Registered()
+        assert await register.read("g") == Registered()
+        assert list(await register.groups()) == []
+        now = await register.change("g", await register.settle("g"), group())
+        assert await register.settle("g") == now == await register.read("g")
+        assert (await register.change("g", now, group().electing())).version == now.version + 1
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_etcd_makes_no_change_of_before_once_a_state_is_settled(etcd: EtcdServers, is_there: bool) -> None:
+    """One whose transaction is still under way somewhere: it compares what it had read."""
+
+    async def scene() -> None:
+        register = harness.register()
+        assert isinstance(register, EtcdRegister)
+        now = await register.change("g", Registered(), group()) if is_there else Registered()
+        key = f"{harness.prefix}/states/g"
+        _, (standing,) = await register._etcd.transact([], [etcd_gateway.get(key)], [])
+        late = [etcd_gateway.is_unchanged(key, 0 if standing is None else standing.mod_revision)]
+        assert await register.settle("g") == now
+        is_made, _ = await register._etcd.transact(late, [etcd_gateway.put(key, b"late")], [])
+        assert not is_made
+        assert await register.read("g") == now
+
+    harness = EtcdHarness(etcd)
+    asyncio.run(scene())
+    harness.end()
 
 
 def test_what_is_no_state_is_refused(harness: Harness) -> None:

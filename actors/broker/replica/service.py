@@ -38,10 +38,8 @@ from raymq.actors.broker.service import BrokerService
 from raymq.actors.errors import BrokerUnavailable, InvalidInput, RayMQError
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
-from raymq.actors.keeper.keeper_register import KeeperRegister
-from raymq.actors.keeper.keeper_set import KeeperSet
 from raymq.actors.keeper.messages import Registered
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.location import open_register
 from raymq.actors.naming import check_name
 from raymq.actors.protocol import HEARTBEAT_SECONDS, BrokerInfo, BrokerSpec, DueReport
 from raymq.actors.wire.commands.replication import (
@@ -84,9 +82,8 @@ class ReplicaService(ReplicaProcess):
         self._listening = listening
         self._states = stream.states
         self._tls = None if spec.tls is None else client_context(spec.tls)
-        keepers = KeeperSet.from_json(spec.keepers)
-        self._door = SocketKeeperDoor(keepers, tls=self._tls)
-        self._register = KeeperRegister(keepers, self._door)
+        self._opened = open_register(spec.keepers, self._tls)
+        self._register = self._opened.register
         self._pool = ConnectionPool(tls=self._tls)
         is_empty = stream.end == BEGIN and not len(stream.epochs)
         self._claiming = Claiming(
@@ -186,7 +183,7 @@ class ReplicaService(ReplicaProcess):
             finally:
                 await self._listening.close()
                 await self._pool.close()
-                await self._door.close()
+                await self._opened.close()
 
     # -- what others ask
 

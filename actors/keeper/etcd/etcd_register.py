@@ -1,11 +1,14 @@
 """`Register` on etcd: a key for each group's state, and one, which etcd deletes in time, for its master's lease.
 
-    <prefix>/states/<group>   {"change": "8f..", "state": {...}}
+    <prefix>/states/<group>   {"change": "8f..", "version": 3, "state": {...}}
     <prefix>/leases/<group>   {"replica": 1, "nonce": "91..", "epoch": 7}
 
 A change is a transaction that compares the state's mod_revision; one that takes a master away also compares that there
 is no lease key. A renewal is a new lease of etcd's, to which a transaction attaches the lease key if the state is still
 the one in which the claimant is master.
+
+What settles a state writes the same again, which gives it another mod_revision: so no transaction of before, wherever
+it waits, can hold any more. A group that is not there yet gets a state of null for that.
 
 etcd's own way to prolong a lease is not used. It is answered by the leader alone, out of its memory; one that was
 paused, and has a successor, does not know that: it prolongs leases that have ended, and has others revoked that its
@@ -46,6 +49,8 @@ from raymq.storage.errors import InvalidInput
 
 #: A renewal meets at most so many changes of the state that leave its master where he is.
 _RENEWALS: Final = 3
+#: Of a group that was settled before it had a state.
+_NO_STATE: Final = b'{"state":null}'
 
 
 class EtcdRegister:
@@ -62,6 +67,23 @@ class EtcdRegister:
     async def read(self, group: str) -> Registered:
         """As `Register.read`."""
         return _registered(await self._state(group))
+
+    async def settle(self, group: str) -> Registered:
+        """As `Register.settle`."""
+        key = self._states + group
+        standing = await self._state(group)
+        for _ in range(_RENEWALS):
+            revision, value = (0, _NO_STATE) if standing is None else (standing.mod_revision, standing.value)
+            try:
+                is_written, found = await self._etcd.transact(
+                    [is_unchanged(key, revision)], [put(key, value)], [get(key)]
+                )
+            except EtcdFailed as error:
+                raise RegisterUnavailable(f"{group}: {error}") from error
+            if is_written:
+                return _registered(standing)
+            standing = found[0]
+        raise RegisterUnavailable(f"{group}: its state keeps changing")
 
     async def change(self, group: str, before: Registered, after: GroupState) -> Registered:
         """As `Register.change`."""
@@ -92,9 +114,10 @@ class EtcdRegister:
     async def groups(self) -> Sequence[str]:
         """As `Register.groups`."""
         try:
-            return sorted(await self._etcd.keys(self._states))
+            names = sorted(await self._etcd.keys(self._states))
         except EtcdFailed as error:
             raise RegisterUnavailable(str(error)) from error
+        return [name for name in names if (await self.read(name)).value is not None]
 
     async def renew(self, group: str, claim: LeaseClaim) -> float:
         """As `Register.renew`."""
@@ -155,16 +178,18 @@ def _check(group: str, before: Registered, standing: Registered, lease: EtcdValu
 
 def _encoded(entry: Registered) -> bytes:
     assert isinstance(entry.value, GroupState)
-    return json.dumps({"change": entry.change, "state": entry.value.to_json()}, separators=(",", ":")).encode()
+    told = {"change": entry.change, "version": entry.version, "state": entry.value.to_json()}
+    return json.dumps(told, separators=(",", ":")).encode()
 
 
 def _registered(found: EtcdValue | None) -> Registered:
     """The value; RegisterUnavailable if somebody else has written there what is none."""
-    if found is None:
+    if found is None or found.value == _NO_STATE:
         return NOTHING
     try:
         raw = json.loads(found.value)
-        return Registered(found.version, str(raw["change"]), GroupState.from_json(raw["state"]))
+        version = raw.get("version", found.version)  # RayMQ 0.1 did not write it
+        return Registered(int(version), str(raw["change"]), GroupState.from_json(raw["state"]))
     except (ValueError, TypeError, LookupError, RecursionError, InvalidInput) as error:
         raise RegisterUnavailable(f"what stands in etcd is no state of a group: {error}") from error
 

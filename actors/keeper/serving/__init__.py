@@ -5,7 +5,7 @@ What is in it, in the order to read it:
     served_keeper: a keeper with its file, as it is asked by bodies; handlers: the same by the wire.
     service: a keeper with a port of its own, without Ray; the actor in `keeper_actor` wraps it.
     keeper_channel: the connection to one keeper; socket_door: the door of a `KeeperRegister` to all of them;
-    finding: which keepers there are, for who knows where some listen.
+    finding: which keepers there are, for who knows where some listen; location: where a register is, also on an etcd.
 
 The way of a question:
     the door writes it to all keepers at once, each over its channel;

@@ -17,6 +17,8 @@ from raymq.actors.wire.told import number, reader, text, told_in
 
 #: The namespace of name servers' entries that say where keepers listen; each key is a keeper's number.
 KEEPERS: Final = "RAYMQ_KEEPERS"
+#: The one that says, as JSON, where the register is if it is not on keepers; its only key.
+REGISTER: Final = "RAYMQ_REGISTER"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,13 +168,11 @@ class Staging:
         decided = self._files.decided(transaction)
         if decided is not None:  # whoever wrote that may have failed before it was on disk
             self._files.decide(transaction, decided)
-        files = self._files.listed(transaction, parts if decided is None else decided.parts)
-        if decided is not None:
-            return CommitPlan(decided, files)
+            return CommitPlan(decided, self._files.listed(transaction, decided.parts))
+        files = self._files.listed(transaction, parts)
         topic_queues: set[tuple[str, int]] = set()
         rows = 0
-        for file in files:
-            told = read_topic_queue(file.path)
+        for told in (read_topic_queue(file.path) for file in files):
             if told is not None:
                 topic_queues.add(told[0])
                 rows += told[1]

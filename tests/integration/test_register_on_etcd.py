@@ -1,0 +1,93 @@
+"""A cluster whose register is on an etcd: elections, changes by hand, a stop and a start, and no way to keepers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from raymq import cluster
+from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.client import Admin, Message, Producer, PullConsumer
+from tests.chaos.actors import await_restart, pid_of
+from tests.etcd_servers import EtcdServers, etcd_servers
+from tests.polling import poll_until
+from tests.ray_cluster import own_ray
+
+pytestmark = [pytest.mark.filterwarnings("ignore:2 replicas of each broker group share"), pytest.mark.timeout(300)]
+
+NAMESPACE = "on-etcd"
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    with etcd_servers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
+
+
+def start(root: Path, **config: Any) -> cluster.Cluster:
+    settings = {"replication": "sync", "commitlog_file_bytes": 1 << 24, "index_slots": 1_000, **config}
+    return cluster.start(1, root, NAMESPACE, replicas=2, config=settings)
+
+
+def master_of(admin: Admin) -> str | None:
+    """The actor's name of the master, with both replicas in sync."""
+    with contextlib.suppress(RayMQError):
+        for each in admin.cluster_info().brokers:
+            if each.role == "master" and each.state == "running" and len(each.in_sync or ()) == 2:
+                return "broker-a" if each.replica == 0 else f"broker-a.{each.replica}"
+    return None
+
+
+def sent(producer: Producer, body: bytes) -> bytes:
+    """Acknowledged when it returns."""
+
+    def acknowledged() -> bool:
+        with contextlib.suppress(RayMQError):
+            return bool(producer.send(Message("t", body)).message_id)
+        return False
+
+    poll_until(acknowledged, 60, "it is acknowledged")
+    return body
+
+
+def everything(mq: cluster.Cluster) -> set[bytes]:
+    """The bodies of all that is in the topic."""
+    with PullConsumer(mq, "c") as pull:
+        (queue,) = pull.queues("t")
+        begin, end = pull.offsets(queue)
+        pull.seek(queue, begin)
+        found: list[bytes] = []
+        while len(found) < end - begin:
+            found += [each.body for each in pull.poll(queue, 100, 5.0)]
+    return set(found)
+
+
+def test_a_cluster_has_its_register_on_etcd(tmp_path: Path, etcd: EtcdServers) -> None:
+    root = tmp_path / "data"
+    bodies: set[bytes] = set()
+    with own_ray():
+        for life in range(2):
+            mq = start(root, etcd_endpoints=etcd.endpoints)
+            admin = Admin(mq)
+            admin.create_topic("t", queues=1)
+            producer = Producer(mq, "p")
+            assert admin.cluster_info().keepers == []
+            bodies.add(sent(producer, b"%d before" % life))
+            former = poll_until(lambda admin=admin: master_of(admin), 60, "a master with its replica")  # type: ignore[misc]
+            before = pid_of(former, NAMESPACE)
+            ray.kill(ray.get_actor(former, namespace=NAMESPACE), no_restart=False)
+            bodies.add(sent(producer, b"%d behind an election" % life))
+            await_restart(former, NAMESPACE, before)
+            master = poll_until(lambda admin=admin: master_of(admin), 60, "both replicas are in sync again")  # type: ignore[misc]
+            admin.elect("broker-a", 0 if master != "broker-a" else 1).wait(60)
+            bodies.add(sent(producer, b"%d behind one by hand" % life))
+            assert bodies <= everything(mq)
+            producer.close()
+            mq.stop()
+        with pytest.raises(InvalidInput, match="the register is on an etcd"):
+            start(root)
