@@ -206,10 +206,13 @@ class Office:
 
     async def is_shared(self, end: StreamPosition) -> bool:
         """Whether all in sync have what ends there, with sync; it is waited for a while. Too few in sync are enough."""
+        if self.is_sync and not self.in_sync.confirmed.covers(end):
+            self._changed_here()
+            await asyncio.sleep(0)  # a master that is alone has confirmed it then
         if self.is_sync and self.in_sync.confirmed.covers(end):
             self.check_master()
             return True
-        return await self.settled(end) is SendStatus.SEND_OK
+        return await self.settled(end) is SendStatus.SEND_OK or self.in_sync.confirmed.covers(end)
 
     @property
     def answers_directly(self) -> bool:

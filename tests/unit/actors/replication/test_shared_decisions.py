@@ -1,0 +1,50 @@
+"""What others act upon is told once all in sync have it, also by a master with too few in sync: it is all there is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raymq.actors.broker.replica.office import Office
+from raymq.actors.broker.replication.positions import StreamPosition
+from raymq.actors.protocol import SendStatus
+
+END = StreamPosition(100, 7)
+
+
+class Alone:
+    """An office with too few in sync: `settled` says so after its time, and what it has is confirmed when it ships."""
+
+    is_sync = True
+
+    def __init__(self, *, ships: bool) -> None:
+        self.in_sync = SimpleNamespace(confirmed=StreamPosition(100, 6))
+        self.waited = 0
+        self._ships = ships
+
+    def check_master(self) -> None:
+        pass
+
+    def _changed_here(self) -> None:
+        if self._ships:
+            asyncio.get_running_loop().call_soon(self._confirm)
+
+    def _confirm(self) -> None:
+        self.in_sync.confirmed = END
+
+    async def settled(self, _: StreamPosition) -> SendStatus:
+        self.waited += 1
+        if not self._ships:
+            self._confirm()
+        return SendStatus.SLAVE_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("ships", [True, False])
+async def test_too_few_in_sync_are_enough_whatever_else_changes_at_the_same_time(*, ships: bool) -> None:
+    """A pop in the same turn had each such question wait for three seconds, and refused."""
+    office = Alone(ships=ships)
+    assert await Office.is_shared(cast("Any", office), END)
+    assert office.waited == (not ships)
