@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from raymq.actors.errors import InvalidInput
@@ -44,9 +44,15 @@ _LISTS_AT_ONCE = 2
 _SHORT_BYTES = 25_000
 
 
-def handlers(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
-    """What a name server serves of this family. `order_of` gives an ordered topic's configuration, if it has one."""
-    return {**_registration(table), **_permission(table), **_lookup(table, order_of)}
+def handlers(
+    table: RouteTable, order_of: Callable[[str], str | None], members: Callable[[], Iterable[str]] = tuple
+) -> dict[int, Handler]:
+    """What a name server serves of this family.
+
+    Args:
+        order_of: gives an ordered topic's configuration, if it has one. members: the brokers that were ever there.
+    """
+    return {**_registration(table), **_permission(table), **_lookup(table, order_of, members)}
 
 
 def _registration(table: RouteTable) -> dict[int, Handler]:
@@ -172,9 +178,13 @@ def _permission(table: RouteTable) -> dict[int, Handler]:
     }
 
 
-def _lookup(table: RouteTable, order_of: Callable[[str], str | None]) -> dict[int, Handler]:
+def _lookup(
+    table: RouteTable, order_of: Callable[[str], str | None], members: Callable[[], Iterable[str]]
+) -> dict[int, Handler]:
     def route(_: ServerConnection, request: Command) -> Command:
         header = GetRouteInfo.read(request)
+        if header.raymq_away:
+            table.check_heard_of(members())
         found = table.route(header.topic)
         limits = found.body_limits if header.raymq_limits else {}
         brokers = table.view().brokers

@@ -22,6 +22,7 @@ from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import NameServerSpec
 from raymq.actors.server_settings import Settings, truth
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands import members
 from raymq.actors.wire.commands.keeper import KEEPERS, REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.server import Server
@@ -53,7 +54,7 @@ class NameServerService:
         self._controller = ControllerHandlers(self.address, self._register_at, tls)
         self._server = Server(
             {
-                **route_handlers.handlers(self.table, self._order_of),
+                **route_handlers.handlers(self.table, self._order_of, lambda: self._entries.entries(members.NAMESPACE)),
                 **kv.handlers(self._entries, settings, self.table.forget_away),
                 **self._controller.handlers(),
                 RequestCode.STATUS: self._who,

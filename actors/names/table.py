@@ -10,7 +10,7 @@ there is no 0. Where two say that they are the master, the one of the larger epo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -272,6 +272,13 @@ class RouteTable:
         self._forget_those_away()
         return [broker for broker, _ in dead]
 
+    def check_heard_of(self, brokers: Iterable[str]) -> None:
+        """ServerBusy where it was just started, and has not heard of all of these yet: a route might lack queues, and a
+        sharding key would go to another one.
+        """
+        if self.seconds < LEARNING_SECONDS and not self._brokers.keys() >= set(brokers):
+            raise _just_started()
+
     # -- what clients ask ------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute:
@@ -294,7 +301,7 @@ class RouteTable:
                 if speaker.max_body_bytes is not None:
                     limits[broker] = speaker.max_body_bytes
         if not queues and self.seconds < LEARNING_SECONDS:
-            raise ServerBusy("the name server has just started and has not heard from all brokers yet")
+            raise _just_started()
         away = self._away.of(topic)
         if not queues and (away or not self._brokers):
             raise TopicUnavailable(topic, [each.data.broker for each in away])
@@ -384,6 +391,10 @@ class RouteTable:
     def _writable_topics(self, broker: str) -> int:
         speaker = _speaker(self._brokers.get(broker, {}))
         return 0 if speaker is None else sum(bool(data.perm & PERM_WRITE) for data in speaker.topics.values())
+
+
+def _just_started() -> ServerBusy:
+    return ServerBusy("the name server has just started and has not heard from all brokers yet")
 
 
 def _speaker(replicas: Mapping[int, _Registration]) -> _Registration | None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from raymq.actors.errors import ServerBusy, TopicNotFound, TopicUnavailable
+from raymq.actors.names.route_handlers import handlers
 from raymq.actors.names.table import EXPIRY_SECONDS, LEARNING_SECONDS, SUSPECT_SECONDS, RouteTable
 from raymq.actors.protocol import MessageQueue, QueueData
+from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.headers.route import GetRouteInfo
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.storage.files.json_file import DataVersion
 from tests.unit.actors.clock import FakeClock
 
@@ -67,6 +73,25 @@ def test_a_young_name_server_does_not_deny_what_it_may_not_have_heard(clock: Fak
     clock.advance(LEARNING_SECONDS)
     with pytest.raises(TopicNotFound):
         table.route("other")
+
+
+def test_a_young_name_server_tells_no_route_that_may_lack_a_broker(clock: FakeClock) -> None:
+    """A client that had no route yet sent the keys of a broker elsewhere that was not heard of again for some tenths of
+    a second, where later messages overtook what lay on it.
+    """
+    table = RouteTable(clock)
+    serve = handlers(table, lambda _: None, lambda: ("a", "b"))[RequestCode.GET_ROUTEINFO_BY_TOPIC]
+    ours, rocketmqs = GetRouteInfo("t", raymq_away=True).command(), GetRouteInfo("t").command()
+    connection = cast("ServerConnection", None)
+    register(table, "a")
+    with pytest.raises(ServerBusy):
+        serve(connection, ours)
+    assert cast("Command", serve(connection, rocketmqs)).code == ResponseCode.SUCCESS
+    register(table, "b", "h:2")
+    assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
+    table.unregister("b", 0)
+    clock.advance(LEARNING_SECONDS)  # whoever is not back by then is away for longer
+    assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
 
 
 def test_a_registration_replaces_the_one_before(table: RouteTable) -> None:
