@@ -30,6 +30,9 @@ class AwayBrokers:
     def __len__(self) -> int:
         return len(self._brokers)
 
+    def __contains__(self, broker: str) -> bool:
+        return broker in self._brokers
+
     def left(self, broker: str, cluster: str, topics: Mapping[str, QueueData], *, read_only: bool) -> None:
         """The last replica of a broker has gone; `read_only`: its write permission is wiped."""
         self.back(broker)

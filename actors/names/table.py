@@ -276,7 +276,8 @@ class RouteTable:
         """ServerBusy where it was just started, and has not heard of all of these yet: a route might lack queues, and a
         sharding key would go to another one.
         """
-        if self.seconds < LEARNING_SECONDS and not self._brokers.keys() >= set(brokers):
+        heard_of = self._brokers, self._away
+        if self.seconds < LEARNING_SECONDS and not all(any(each in those for those in heard_of) for each in brokers):
             raise _just_started()
 
     # -- what clients ask ------------------------------------------------------------------------------------------

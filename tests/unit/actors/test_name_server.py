@@ -89,9 +89,17 @@ def test_a_young_name_server_tells_no_route_that_may_lack_a_broker(clock: FakeCl
     assert cast("Command", serve(connection, rocketmqs)).code == ResponseCode.SUCCESS
     register(table, "b", "h:2")
     assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
-    table.unregister("b", 0)
-    clock.advance(LEARNING_SECONDS)  # whoever is not back by then is away for longer
+    table.unregister("b", 0)  # what it had is known now
     assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
+
+
+def test_it_waits_for_nobody_any_more_once_it_is_there_for_a_while(clock: FakeClock) -> None:
+    table = RouteTable(clock)
+    register(table, "a")
+    with pytest.raises(ServerBusy):
+        table.check_heard_of(("a", "b"))
+    clock.advance(LEARNING_SECONDS)
+    table.check_heard_of(("a", "b"))
 
 
 def test_a_registration_replaces_the_one_before(table: RouteTable) -> None:
