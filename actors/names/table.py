@@ -276,9 +276,12 @@ class RouteTable:
         """ServerBusy where it was just started, and has not heard of all of these yet: a route might lack queues, and a
         sharding key would go to another one.
         """
-        heard_of = self._brokers, self._away
-        if self.seconds < LEARNING_SECONDS and not all(any(each in those for those in heard_of) for each in brokers):
+        if self.seconds < LEARNING_SECONDS and not all(map(self._is_heard_of, brokers)):
             raise _just_started()
+
+    def _is_heard_of(self, broker: str) -> bool:
+        """A replica that follows is there, and does not say what its group has."""
+        return _speaker(self._brokers.get(broker, {})) is not None or broker in self._away
 
     # -- what clients ask ------------------------------------------------------------------------------------------
 

@@ -93,6 +93,16 @@ def test_a_young_name_server_tells_no_route_that_may_lack_a_broker(clock: FakeCl
     assert cast("Command", serve(connection, ours)).code == ResponseCode.SUCCESS
 
 
+def test_a_replica_that_follows_does_not_say_what_its_group_has(clock: FakeClock) -> None:
+    table = RouteTable(clock)
+    register(table, "a")
+    table.register("c", "b", 2, "h:3", {})
+    with pytest.raises(ServerBusy):
+        table.check_heard_of(("a", "b"))
+    register(table, "b", "h:2")
+    table.check_heard_of(("a", "b"))
+
+
 def test_it_waits_for_nobody_any_more_once_it_is_there_for_a_while(clock: FakeClock) -> None:
     table = RouteTable(clock)
     register(table, "a")
