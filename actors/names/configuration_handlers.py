@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from raymq.actors.errors import InvalidInput
 from raymq.actors.names.key_values import KeyValues
 from raymq.actors.server_settings import Settings
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire import json_body
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands import members
+from raymq.actors.wire.commands.keeper import REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers.route import DeleteKeyValue, GetKeyValue, GetKeyValues, PutKeyValue
 from raymq.actors.wire.server_connection import Handler, ServerConnection
@@ -18,8 +20,13 @@ from raymq.actors.wire.server_connection import Handler, ServerConnection
 def handlers(entries: KeyValues, settings: Settings, forget: Callable[[str], None]) -> dict[int, Handler]:
     """What a name server serves of this family. `forget` is told of brokers that are gone for good."""
 
+    def check_may_change(namespace: str) -> None:
+        if namespace == REGISTER:  # it names files that this process opens: a start alone says them
+            raise InvalidInput("namespace", "one that others than a start of the cluster may change", namespace)
+
     def put(_: ServerConnection, request: Command) -> Command:
         header = PutKeyValue.read(request)
+        check_may_change(header.namespace)
         entries.put(header.namespace, header.key, header.value)
         return request.response(ResponseCode.SUCCESS)
 
@@ -29,6 +36,7 @@ def handlers(entries: KeyValues, settings: Settings, forget: Callable[[str], Non
 
     def delete(_: ServerConnection, request: Command) -> Command:
         header = DeleteKeyValue.read(request)
+        check_may_change(header.namespace)
         entries.delete(header.namespace, header.key)
         if header.namespace == members.NAMESPACE:
             forget(header.key)

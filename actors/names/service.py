@@ -81,7 +81,8 @@ class NameServerService:
         self._entries.replace(namespace, entries)
 
     def _register_at(self) -> Mapping[str, str]:
-        return self._entries.entries(KEEPERS) or self._entries.entries(REGISTER)
+        keepers = self._entries.entries(KEEPERS)
+        return self._entries.entries(REGISTER) or {number: at for number, at in keepers.items() if number.isdecimal()}
 
     def published(self, namespace: str) -> dict[str, str]:
         """What is in a namespace of the configuration. Any thread."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,10 @@ from raymq.actors.ports import bind_kept
 from raymq.actors.protocol import BrokerSpec, NameServerSpec, TopicRoute
 from raymq.actors.wire import java_properties as properties
 from raymq.actors.wire.codes import RequestCode, ResponseCode
+from raymq.actors.wire.commands.keeper import KEEPERS, REGISTER
 from raymq.actors.wire.frame import Command
 from raymq.actors.wire.headers import route as route_headers
+from raymq.actors.wire.headers.controller import GetReplicaInfo
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer
 from raymq.cluster.placement import name_server_ports
 from tests.integration.conftest import Services
@@ -49,6 +54,19 @@ def test_entries_and_settings_of_a_name_server(services: Services, admin: Admin,
     assert settings["orderMessageEnable"] == "true"
     bad = Command(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=perhaps\n")
     assert name_server.refused(bad) == ResponseCode.INVALID_PARAMETER
+
+
+def test_nobody_names_files_that_a_name_server_opens(name_server: Foreign, tmp_path: Path) -> None:
+    """It opened those of the register's etcd, on its loop: of one that is a pipe it waited for the end, for good."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    told = {"endpoints": ["http://127.0.0.1:1"], "prefix": "/x", "tls": {"ca_file": str(pipe)}}
+    entry = route_headers.PutKeyValue(REGISTER, "etcd", json.dumps(told))
+    assert name_server.refused(entry) == ResponseCode.INVALID_PARAMETER
+    assert name_server.refused(route_headers.DeleteKeyValue(REGISTER, "etcd")) == ResponseCode.INVALID_PARAMETER
+    name_server.done(replace(entry, namespace=KEEPERS))
+    assert name_server.refused(GetReplicaInfo("broker-a")) == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    name_server.done(Command(RequestCode.STATUS))
 
 
 def test_write_permission_is_wiped_and_given_back(admin: Admin, name_server: Foreign) -> None:

@@ -52,14 +52,18 @@ class EtcdValue:
 class EtcdGateway:
     """One client of an etcd cluster. Coroutines of one event loop; `close` ends it."""
 
-    def __init__(self, endpoints: Sequence[str], tls: ssl.SSLContext | None = None) -> None:
-        """`endpoints`: such as "http://10.0.0.1:2379", all of the cluster's. InvalidInput without any."""
+    def __init__(self, endpoints: Sequence[str], tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """`endpoints`: such as "http://10.0.0.1:2379", all of the cluster's. InvalidInput without any.
+
+        `tls`: the context for the next connection, from any thread; another one when its files were replaced.
+        """
         if not endpoints or not all(each.startswith(("http://", "https://")) for each in endpoints):
             raise InvalidInput("etcd", "addresses that begin with http:// or https://", list(endpoints))
         self._endpoints = [each.rstrip("/") for each in endpoints]
         self._preferred = 0
         self._closed = False
-        self._http = urllib3.PoolManager(maxsize=_THREADS, retries=False, ssl_context=tls)
+        self._tls = tls
+        self._http = _pools(None if tls is None else tls())
         self._threads = ThreadPoolExecutor(_THREADS, "etcd")
 
     async def transact(
@@ -100,7 +104,7 @@ class EtcdGateway:
         """End it; what is under way goes on for as long as its time-out."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._http.clear()
+        self._http[0].clear()
 
     async def _post(self, call: str, asked: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _T]) -> _T:
         """What `read` makes of the answer; EtcdFailed."""
@@ -120,7 +124,8 @@ class EtcdGateway:
             endpoint = self._endpoints[self._preferred % len(self._endpoints)]
             timeout = urllib3.Timeout(total=REQUEST_SECONDS, connect=REQUEST_SECONDS / 2)
             try:
-                answer = self._http.request("POST", f"{endpoint}/v3/{call}", body=body, timeout=timeout, redirect=False)
+                pools = self._pools_now()
+                answer = pools.request("POST", f"{endpoint}/v3/{call}", body=body, timeout=timeout, redirect=False)
             except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
                 last = f"{endpoint}: {error}"  # nothing was sent
                 self._preferred += 1
@@ -130,6 +135,12 @@ class EtcdGateway:
                 raise EtcdFailed(f"{endpoint}: {error}") from error
             return self._read(endpoint, call, answer)
         raise EtcdFailed(f"no etcd is reached: {last}", may_be_done=False)
+
+    def _pools_now(self) -> urllib3.PoolManager:
+        """With the context of now. Connections of before end with the requests on them."""
+        if self._tls is not None and (context := self._tls()) is not self._http[1]:
+            self._http = _pools(context)
+        return self._http[0]
 
     def _read(self, endpoint: str, call: str, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         if len(answer.data) > _MOST_ANSWER_BYTES:
@@ -144,6 +155,10 @@ class EtcdGateway:
         self._preferred += 1
         remark = f"{endpoint}: {told.get('message') or told.get('error')}"
         raise EtcdFailed(remark, may_be_done=told.get("code") not in _NOT_DONE)
+
+
+def _pools(tls: ssl.SSLContext | None) -> tuple[urllib3.PoolManager, ssl.SSLContext | None]:
+    return urllib3.PoolManager(maxsize=_THREADS, retries=False, ssl_context=tls), tls
 
 
 def _first(found: Mapping[str, Any]) -> EtcdValue | None:

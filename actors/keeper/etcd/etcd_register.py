@@ -27,7 +27,7 @@ import json
 import math
 import secrets
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -56,8 +56,8 @@ _NO_STATE: Final = b'{"state":null}'
 class EtcdRegister:
     """`Register` on an etcd cluster. Coroutines of one event loop; `close` ends it."""
 
-    def __init__(self, endpoints: Sequence[str], prefix: str, tls: ssl.SSLContext | None = None) -> None:
-        """`endpoints`: as `EtcdGateway`. `prefix`: of all keys, such as "/raymq/<cluster>"."""
+    def __init__(self, endpoints: Sequence[str], prefix: str, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """`endpoints`, `tls`: as `EtcdGateway`. `prefix`: of all keys, such as "/raymq/<cluster>"."""
         self._etcd = EtcdGateway(endpoints, tls)
         self._states = f"{prefix}/states/"
         self._leases = f"{prefix}/leases/"

@@ -75,7 +75,7 @@ def _open_etcd(told: Mapping[str, Any]) -> OpenRegister:
     except ImportError as error:
         raise InvalidInput("etcd_endpoints", "what raymq's extra `etcd` installs", str(error)) from error
     tls = None if told["tls"] is None else client_context(Tls(**told["tls"]))
-    register = EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now())
+    register = EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now)
 
     async def close() -> None:
         register.close()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,12 @@ from raymq.actors.keeper.errors import RegisterError, RegisterUnavailable, Regis
 from raymq.actors.keeper.etcd import etcd_gateway
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.messages import LeaseClaim, Registered
+from raymq.actors.keeper.serving.location import etcd_location, open_register
+from raymq.actors.protocol import Etcd, Tls
+from raymq.actors.wire import tls as wire_tls
+from raymq.actors.wire.tls import server_context
 from raymq.storage.errors import InvalidInput
+from tests.certificates import certificates
 from tests.unit.actors.keeper.keepers_at_hand import group
 
 NOBODY = "http://127.0.0.1:1"
@@ -32,7 +40,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def answering(answers: list[Said]) -> Iterator[tuple[str, list[str]]]:
+def answering(answers: list[Said], tls: Tls | None = None) -> Iterator[tuple[str, list[str]]]:
     """A server that says these in turn, the last one again and again; its address, and what it was asked."""
     asked: list[str] = []
     end = threading.Event()
@@ -54,9 +62,11 @@ def answering(answers: list[Said]) -> Iterator[tuple[str, list[str]]]:
             pass
 
     with QuietServer(("127.0.0.1", 0), Answering) as server:
+        if tls is not None:
+            server.socket = server_context(tls).wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http{'' if tls is None else 's'}://127.0.0.1:{server.server_port}", asked
         finally:
             end.set()
             server.shutdown()
@@ -129,6 +139,30 @@ def test_a_change_without_an_answer_is_unknown_unless_it_was_refused(
     with answering([said]) as (address, _):
         assert ends_with([address], read) is RegisterUnavailable
         assert ends_with([address], renew) is RegisterUnavailable
+
+
+def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters ended with their leases when the certificate of their start had expired, for good."""
+    monkeypatch.setattr(wire_tls, "LOOK_SECONDS", 0.0)
+    (_, before), (server, renewed) = (certificates(tmp_path / name) for name in ("before", "renewed"))
+
+    def renew_files() -> None:
+        for old, new in zip(asdict(before).values(), asdict(renewed).values(), strict=True):
+            if isinstance(old, str):
+                shutil.copy(new, old)
+
+    async def run(endpoint: str) -> None:
+        opened = open_register(etcd_location(Etcd((endpoint,), before), "c"), None)
+        try:
+            with pytest.raises(RegisterUnavailable):
+                await opened.register.read("g")
+            renew_files()
+            assert (await opened.register.read("g")).value is None
+        finally:
+            await opened.close()
+
+    with answering([(200, b'{"responses": [{"response_range": {}}]}')], replace(server, client_auth=True)) as (at, _):
+        asyncio.run(run(at))
 
 
 def test_a_register_that_is_closed_is_unavailable() -> None:
