@@ -2,6 +2,7 @@
 
     <prefix>/states/<group>   {"change": "8f..", "version": 3, "state": {...}}
     <prefix>/leases/<group>   {"replica": 1, "nonce": "91..", "epoch": 7}
+    <prefix>/cluster          the cluster whose register it is, as a random text
 
 A change is a transaction that compares the state's mod_revision; one that takes a master away also compares that there
 is no lease key. A renewal is a new lease of etcd's, to which a transaction attaches the lease key if the state is still
@@ -61,6 +62,7 @@ class EtcdRegister:
         self._etcd = EtcdGateway(endpoints, tls)
         self._states = f"{prefix}/states/"
         self._leases = f"{prefix}/leases/"
+        self._cluster = f"{prefix}/cluster"
         #: The state in which a claim was found right last, by group: the claim, and the state's mod_revision.
         self._right: dict[str, tuple[LeaseClaim, int]] = {}
 
@@ -118,6 +120,22 @@ class EtcdRegister:
         except EtcdFailed as error:
             raise RegisterUnavailable(str(error)) from error
         return [name for name in names if (await self.read(name)).value is not None]
+
+    async def is_of(self, cluster: str, *, is_new: bool) -> bool:
+        """Whether it is the register of that cluster; of nobody's it becomes that of one that is new.
+
+        Raises:
+            RegisterUnavailable: etcd does not say.
+        """
+        look = [get(self._cluster)]
+        found = [put(self._cluster, cluster.encode())] if is_new else []
+        try:
+            is_nobodys, told = await self._etcd.transact([is_unchanged(self._cluster, 0)], found, look)
+        except EtcdFailed as error:
+            raise RegisterUnavailable(str(error)) from error
+        if is_nobodys:
+            return is_new
+        return told[0] is not None and told[0].value == cluster.encode()
 
     async def renew(self, group: str, claim: LeaseClaim) -> float:
         """As `Register.renew`."""

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.keeper.keeper_register import KeeperRegister
@@ -20,6 +20,9 @@ from raymq.actors.keeper.register import Register
 from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
 from raymq.actors.protocol import Etcd, Tls
 from raymq.actors.wire.tls import RenewedContext, client_context
+
+if TYPE_CHECKING:
+    from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 
 _ETCD: Final = "etcd"
 
@@ -69,15 +72,28 @@ def open_register(told: Mapping[str, Any], tls: RenewedContext | None) -> OpenRe
     return OpenRegister(KeeperRegister(keepers, door), door.close)
 
 
-def _open_etcd(told: Mapping[str, Any]) -> OpenRegister:
+async def is_of(told: Mapping[str, Any], cluster: str, *, is_new: bool) -> bool:
+    """As `EtcdRegister.is_of`, of the etcd there; InvalidInput as `open_register`."""
+    register = _etcd_register(told[_ETCD])
     try:
-        from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
-    except ImportError as error:
-        raise InvalidInput("etcd_endpoints", "what raymq's extra `etcd` installs", str(error)) from error
-    tls = None if told["tls"] is None else client_context(Tls(**told["tls"]))
-    register = EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now)
+        return await register.is_of(cluster, is_new=is_new)
+    finally:
+        register.close()
+
+
+def _open_etcd(told: Mapping[str, Any]) -> OpenRegister:
+    register = _etcd_register(told)
 
     async def close() -> None:
         register.close()
 
     return OpenRegister(register, close)
+
+
+def _etcd_register(told: Mapping[str, Any]) -> EtcdRegister:
+    try:
+        from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
+    except ImportError as error:
+        raise InvalidInput("etcd_endpoints", "what raymq's extra `etcd` installs", str(error)) from error
+    tls = None if told["tls"] is None else client_context(Tls(**told["tls"]))
+    return EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now)
