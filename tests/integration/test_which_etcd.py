@@ -1,18 +1,28 @@
-"""A start of a cluster finds the etcd that its register is on, and no other one."""
+"""A start of a cluster finds the etcd that its register is on, and no other one; and does not fill it."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import urllib3
 
 from raymq.actors.errors import InvalidInput
 from raymq.actors.keeper.errors import RegisterUnavailable
+from raymq.actors.keeper.etcd import etcd_register
+from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
+from raymq.actors.keeper.leases import claim_of
+from raymq.actors.keeper.messages import Registered
 from raymq.cluster import registers
 from raymq.cluster.config import ClusterConfig
 from tests.etcd_servers import EtcdServers, etcd_servers
+from tests.unit.actors.keeper.keepers_at_hand import mastered
 
 
 @pytest.fixture
@@ -54,3 +64,31 @@ def test_a_start_that_was_broken_off_is_repeated(
     with pytest.raises(RegisterUnavailable):
         made(tmp_path / "a", "http://127.0.0.1:1")
     made(tmp_path / "a", *etcds[0].endpoints)
+
+
+def test_what_keys_were_long_ago_is_forgotten(
+    etcds: tuple[EtcdServers, EtcdServers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took no write any more after 2 GiB of renewals, and all masters ended: of ten groups within days."""
+    monkeypatch.setattr(etcd_register, "_HISTORY_SECONDS", 0.0)
+    endpoint, key = etcds[0].endpoints[0], base64.b64encode(b"/x/leases/g").decode()
+
+    def lease(revision: int = 0) -> Any:
+        told = {"key": key, "revision": str(revision)}
+        return json.loads(urllib3.request("POST", f"{endpoint}/v3/kv/range", json=told).data)
+
+    async def run() -> None:
+        with contextlib.closing(EtcdRegister(etcds[0].endpoints, "/x")) as register:
+            claim = claim_of((await register.change("g", Registered(), mastered())).value)
+            assert claim is not None
+            await register.renew("g", claim)
+            first = int(lease()["kvs"][0]["mod_revision"])
+            assert lease(first)["kvs"]
+            for _ in range(3):
+                await register.renew("g", claim)
+                assert register._forgetting is not None
+                await register._forgetting
+            assert lease(first)["code"] == 11, "it has been compacted"
+            assert claim_of((await register.read("g")).value) == claim
+
+    asyncio.run(run())

@@ -100,6 +100,10 @@ class EtcdGateway:
         """A new lease: its id, and its seconds, which may be more than was asked for; EtcdFailed."""
         return await self._post("lease/grant", {"TTL": seconds}, lambda answer: (str(answer["ID"]), int(answer["TTL"])))
 
+    async def compact(self, revision: int) -> None:
+        """Have it forget what keys were before that revision; EtcdFailed, also where it has done so already."""
+        await self._post("kv/compaction", {"revision": str(revision)}, lambda _: None)
+
     def close(self) -> None:
         """End it; what is under way goes on for as long as its time-out."""
         self._closed = True
