@@ -71,6 +71,7 @@ async def elect_by_hand(
     deadline = clock() + seconds
     while True:
         try:
+            _check_known(group, await register.read(group))  # to settle it would make it one that the register has
             now = await register.settle(group)
             found = await _attempt(register, questions, group, now, designated, unclean=unclean)
         except RegisterHeld as held:
@@ -86,6 +87,12 @@ async def elect_by_hand(
         await asyncio.sleep(pause)
 
 
+def _check_known(group: str, now: Registered) -> GroupState:
+    if not isinstance(now.value, GroupState) or not now.value.replicas:
+        raise BrokerGroupNotFound(f"the register knows no broker group {group}")
+    return now.value
+
+
 async def _attempt(
     register: Register,
     questions: ReplicaQuestions,
@@ -95,9 +102,7 @@ async def _attempt(
     *,
     unclean: bool,
 ) -> ByHand:
-    state = now.value
-    if not isinstance(state, GroupState) or not state.replicas:
-        raise BrokerGroupNotFound(f"the register knows no broker group {group}")
+    state = _check_known(group, now)
     if designated is not None and designated not in state.replicas:
         raise InvalidInput("replica", f"one of {sorted(state.replicas)} by its number in the register", designated)
     master = state.master

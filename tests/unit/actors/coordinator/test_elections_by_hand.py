@@ -39,6 +39,11 @@ class Desk:
         return json.loads(bytes((await self.ask(Command(code, body=json.dumps(body).encode()))).body))
 
 
+def names_in(folder: Path, name: str) -> list[Path]:
+    """The files that have it."""
+    return [each for each in folder.rglob("*") if each.is_file() and name in each.read_text()]
+
+
 @contextlib.asynccontextmanager
 async def at_desk(folder: Path, *, coordinated: bool = True) -> AsyncIterator[tuple[Group, Desk]]:
     """Three replicas in sync, the first one master."""
@@ -99,6 +104,8 @@ async def test_who_is_not_in_sync_or_not_there_is_not_elected_and_nobody_is_dist
         with pytest.raises(BrokerGroupNotFound) as unknown:
             await desk.ask(elect_command("broker-z", None, unclean=False))
         assert unknown.value.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST.name
+        assert names_in(tmp_path, GROUP), "keepers' files"
+        assert not names_in(tmp_path, "broker-z"), "whoever asks for made-up ones would fill the register"
         assert await desk.elect() == (1, 1)
         assert group.master is group.replicas[1]
 
