@@ -112,8 +112,12 @@ LARGEST = {
 }
 
 
+#: What `known_work_ms` is on a quiet machine of today. Some read JSON in half of that, and parse expressions no faster.
+KNOWN_WORK_MS = 20.0
+
+
 def known_work_ms() -> float:
-    """The processor's time for something that takes 20 ms on a quiet machine of today."""
+    """The processor's time for something that takes `KNOWN_WORK_MS`, or longer where the machine is slow or busy."""
     text = json.dumps([{"topic": f"topic {n}", "queue": n} for n in range(25_000)])
     began = time.thread_time()
     json.loads(text)
@@ -125,7 +129,7 @@ def test_no_request_holds_the_loop_for_long(watched: Watched, name: str) -> None
     """The best of three, for a stop may be another's: a collection of garbage, a sweep, the store's pages."""
     assert watched.ask(groups(2_000)).code == ResponseCode.SUCCESS
     unit = max(known_work_ms() for _ in range(3))
-    assert min(watched.longest_stop_ms(LARGEST[name]) for _ in range(3)) < 3 * unit
+    assert min(watched.longest_stop_ms(LARGEST[name]) for _ in range(3)) < 3 * max(unit, KNOWN_WORK_MS)
 
 
 @pytest.mark.parametrize(
