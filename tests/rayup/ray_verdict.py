@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from raymq.client import RayMQError
-from tests.chaos.failover.final_read import stored
+from tests.chaos.failover.final_read import note_end
 from tests.chaos.failover.nemesis import Nemesis
-from tests.chaos.failover.recorded import HistoryFile, Recorded
+from tests.chaos.failover.recorded import Recorded
 from tests.chaos.failover.verdict import Verdict, judge
 from tests.rayup.breaking_ray import WEIGHTS
 from tests.rayup.ray_hosts import RayHosts
@@ -33,14 +32,7 @@ def broken_under_load(cluster: RayHosts, faults: int, seed: int) -> Verdict:
         nemesis.turn()
     nemesis.crowding.stop()
     cluster.stop_load(_DRAIN_SECONDS)
-    history = HistoryFile(cluster.folder / "nemesis.history")
-    history.write(nemesis.faults)
-    history.write(cluster.reigned)
-    try:
-        history.write(stored(cluster.name_servers))
-    except (AssertionError, RayMQError) as error:
-        nemesis.stuck.append(f"nothing can be read at the end: {error}")
-    history.close()
+    note_end(nemesis, cluster.folder / "nemesis.history")
     cluster.close()
     return judge(
         Recorded.read(cluster.history, cluster.folder / "nemesis.history"),

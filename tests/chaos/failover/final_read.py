@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from raymq.client import Connection, MessageQueue, PullConsumer, RayMQError
-from tests.chaos.failover.recorded import Place, Stored
+from tests.chaos.failover.nemesis import Nemesis
+from tests.chaos.failover.recorded import HistoryFile, Place, Stored
 from tests.chaos.failover.senders import TOPICS
 from tests.polling import poll_until
 
 _PATIENCE_SECONDS: Final = 60.0
 _AT_ONCE: Final = 2_000
+
+
+def note_end(nemesis: Nemesis, path: Path) -> None:
+    """Write down what was broken, what the register said, and what lies in the queues now."""
+    history = HistoryFile(path)
+    history.write(nemesis.faults)
+    history.write(nemesis.cluster.reigned)
+    try:
+        history.write(stored(nemesis.cluster.name_servers))
+    except (AssertionError, RayMQError) as error:
+        nemesis.stuck.append(f"nothing can be read at the end: {error}")
+    history.close()
 
 
 def stored(name_servers: Sequence[str]) -> Iterator[Stored]:

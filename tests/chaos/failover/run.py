@@ -19,14 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from raymq.client import RayMQError
 from tests.chaos.failover.breaking import Breaking
 from tests.chaos.failover.faults import ONLY_BY_NAME, WEIGHTS
-from tests.chaos.failover.final_read import stored
+from tests.chaos.failover.final_read import note_end
 from tests.chaos.failover.host_cluster import HostCluster
 from tests.chaos.failover.isolation import isolated, reason_not_to
 from tests.chaos.failover.nemesis import PAIR_SHARE, Nemesis
-from tests.chaos.failover.recorded import HistoryFile, Recorded
+from tests.chaos.failover.recorded import Recorded
 from tests.chaos.failover.replicated_cluster import ReplicatedCluster
 from tests.chaos.failover.verdict import Verdict, as_json, judge
 
@@ -86,14 +85,7 @@ def run(told: argparse.Namespace, folder: Path) -> Verdict:
     nemesis.crowding.stop()
     cluster.mend()
     cluster.stop_load(told.drain)
-    history = HistoryFile(folder / "nemesis.history")
-    history.write(nemesis.faults)
-    history.write(cluster.reigned)
-    try:
-        history.write(stored(cluster.name_servers))
-    except (AssertionError, RayMQError) as error:
-        nemesis.stuck.append(f"nothing can be read at the end: {error}")
-    history.close()
+    note_end(nemesis, folder / "nemesis.history")
     besides = [("the end", cluster.stop())]
     recorded = Recorded.read(cluster.history, folder / "nemesis.history")
     seconds = time.monotonic() - began
