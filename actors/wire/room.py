@@ -23,6 +23,7 @@ class RequestRoom:
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float]) -> None:
         self._limit = limit_bytes
+        self._limit_for_more = limit_bytes - limit_bytes // _SPARED_PART
         self._clock = clock
         #: Of requests under way.
         self.held_bytes = 0
@@ -39,10 +40,7 @@ class RequestRoom:
             for_more: of a connection that has some under way. It goes without the last part of the room, so that a
                 few of them cannot shut out everybody else.
         """
-        return self.held_bytes <= self._limit_of(for_more)
-
-    def _limit_of(self, for_more: bool) -> int:
-        return self._limit - self._limit // _SPARED_PART if for_more else self._limit
+        return self.held_bytes <= (self._limit_for_more if for_more else self._limit)
 
     def hold(self, count: int) -> None:
         """Count the bytes of a request that is under way; `give_back` is the reverse."""
@@ -62,7 +60,7 @@ class RequestRoom:
             for_more: as in `is_there`.
         """
         self._count(who, has)
-        free = self._limit_of(for_more) - self.held_bytes
+        free = (self._limit_for_more if for_more else self._limit) - self.held_bytes
         if self._turn != who and self.arriving_bytes + needs - has > free:
             if self._turn is not None or (self.held_bytes and announced > free):
                 return False

@@ -137,9 +137,9 @@ class MappedFile:
         self._allocated_to = target
 
     @property
-    def allocated_to(self) -> int:
-        """Up to where there surely are blocks behind what was allocated last."""
-        return self._allocated_to if self._writable else self.size
+    def ready_to(self) -> int:
+        """Up to where `allocate` would have nothing to do behind what was allocated last: there surely are blocks."""
+        return min(self._allocated_to, self._ask_at) if self._writable else self.size
 
     def _ask(self, end: int) -> None:
         """Have prepared what the next writes need, if they go on like those since it was asked the last time.

@@ -233,7 +233,7 @@ class CommitLog:
         file = self._room_for(length)
         at = self.max_offset - file.start
         file.allocate(at, at + length)
-        self._smooth_to = file.start + min(file.allocated_to, file.size - layout.BLANK.size)
+        self._smooth_to = file.start + min(file.ready_to, file.size - layout.BLANK.size)
         return file
 
     def _room_for(self, length: int) -> MappedFile:

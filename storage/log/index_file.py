@@ -75,7 +75,7 @@ class IndexFile:
         )
         self.count: int = max(1, count)
         self._dirty = False
-        #: The entries below that number have blocks.
+        #: The entries below that number have blocks, and nothing has to be asked for before they are written.
         self.reserved_to = 0
         #: Whether keys are put into it: then it may have descriptors that are held back.
         self.growing = False
@@ -116,7 +116,7 @@ class IndexFile:
         """Make sure that `count` more entries, at most `room`, can be written; StoreFull if not. The file, mapped."""
         file = self._mapped()
         file.allocate(0, self._entries_at + (self.count + count) * _ENTRY.size)
-        self.reserved_to = min(self._capacity, (file.allocated_to - self._entries_at) // _ENTRY.size)
+        self.reserved_to = min(self._capacity, (file.ready_to - self._entries_at) // _ENTRY.size)
         return file
 
     @property
@@ -179,8 +179,10 @@ class IndexFile:
 
     def put_few(self, hashes: list[int], physical_offset: int, timestamp_ms: int, end_physical: int) -> None:
         """The same for a few keys of one record, without NumPy."""
-        file = self.reserve(len(hashes))
-        number = self.count
+        file, number = self._file, self.count
+        if file is None or file.closed or number + len(hashes) > self.reserved_to:
+            file = self.reserve(len(hashes))
+        file.used = True
         if number == 1:
             self.begin_ms, self.begin_physical = timestamp_ms, physical_offset
         seconds = (timestamp_ms - self.begin_ms) // 1000

@@ -182,7 +182,7 @@ class KeyIndex:
         """Index the keys of one record."""
         while hashes:
             file = self._file_with_room()
-            room = file.room
+            room = self._capacity - file.count  # `IndexFile.room`, for each message
             if len(hashes) <= room:
                 file.put_few(hashes, physical_offset, timestamp_ms, physical_offset)
                 break
@@ -244,7 +244,7 @@ class KeyIndex:
 
     def _file_with_room(self) -> IndexFile:
         newest = self._files[-1] if self._files else None
-        if newest is not None and (room := newest.room) > 0:
+        if newest is not None and (room := self._capacity - newest.count) > 0:
             if room <= self._capacity // _PREPARED_WHEN_LEFT and not newest.followed and self._ahead is not None:
                 newest.followed = True
                 self._ahead.ask(partial(self._prepare_behind, newest))

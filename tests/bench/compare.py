@@ -4,7 +4,8 @@
 
 The other commit is cloned into a folder and gets an environment of its own; each bench runs once per side and round,
 another side first each time. A row's best value and its median are told of both sides, and their ratio, which is more
-than 1 where this tree is better. The rows of baselines (sockets, files) say how much of that is the machine's: they
+than 1 where this tree is better; so is the processor time that a message costs all processes together, where a bench
+tells it, which a busy machine changes less. The rows of baselines (sockets, files) say how much of that is the machine's: they
 run the same code on both sides. One row swings by a fifth from process to process here, so a few rounds say little.
 """
 
@@ -84,6 +85,9 @@ def compared(before: Iterable[list[dict[str, Any]]], now: Iterable[list[dict[str
                 if row["value"] and not str(row["unit"]).startswith("x"):
                     values[side][row["name"]].append(float(row["value"]))
                     units.setdefault(row["name"], str(row["unit"]))
+                if spent := sum(row.get("cpu_us", ())):
+                    values[side][f"{row['name']}: CPU"].append(spent)
+                    units.setdefault(f"{row['name']}: CPU", "us")
     both = [name for name in values["now"] if name in values["before"]]
     return [Compared(name, units[name], values["before"][name], values["now"][name]) for name in both]
 
@@ -145,7 +149,7 @@ def _report(ref: str, rows: Sequence[Compared]) -> None:
     table = Table("what", "unit", f"best: {ref}", "now", "times as good", f"median: {ref}", "now", "times as good")
     for row in rows:
         told = row.told()
-        best, median = ([f"{value:,.0f}" for value in told[which]] for which in ("best", "median"))
+        best, median = ([f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in told[which]] for which in ("best", "median"))
         table.add_row(row.name, row.unit, *best, f"{told['best_ratio']:.2f}", *median, f"{told['median_ratio']:.2f}")
     console().print(table)
 

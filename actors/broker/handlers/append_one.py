@@ -30,6 +30,7 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 class _AppendOne(PromptHandler):
     def __init__(self, context: BrokerContext, append: Callable[[Single, Stored | None], tuple[int, int]]) -> None:
         self._context = context
+        self._under_way = context.append_under_way
         self._append = append
         self._core = context.core
         #: Whether a record may be handed over and its sender be answered while it is being stored.
@@ -63,7 +64,7 @@ class _AppendOne(PromptHandler):
             polls.offer(single.topic_queue, queue_offset, physical_offset, size)
             answer(PLACE.pack(_SEND_OK, queue_offset, physical_offset))
 
-        with self._context.append_under_way(size):
+        with self._under_way(size):
             single = core.store.check_one(body)
             if not core.is_open(single.topic_queue):  # a topic to be made and told to the name servers, or a refusal
                 return False
@@ -74,7 +75,7 @@ class _AppendOne(PromptHandler):
     def _copied(self, body: memoryview, copies: Copies) -> PromptFuture[bytes] | Literal[False]:
         """`promptly`, where the others have to have it first."""
         core, size = self._core, len(body)
-        with self._context.append_under_way(size) as under_way:
+        with self._under_way(size) as under_way:
             single = core.store.check_one(body)
             if not core.is_open(single.topic_queue):
                 return False
