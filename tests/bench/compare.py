@@ -5,8 +5,9 @@
 The other commit is cloned into a folder and gets an environment of its own; each bench runs once per side and round,
 another side first each time. A row's best value and its median are told of both sides, and their ratio, which is more
 than 1 where this tree is better; so is the processor time that a message costs all processes together, where a bench
-tells it, which a busy machine changes less. The rows of baselines (sockets, files) say how much of that is the machine's: they
-run the same code on both sides. One row swings by a fifth from process to process here, so a few rounds say little.
+tells it, which a busy machine changes less. The rows of baselines (sockets, files) say how much of that is the
+machine's: they run the same code on both sides. One row swings by a fifth from process to process here, so a few rounds
+say little.
 """
 
 from __future__ import annotations
@@ -149,9 +150,13 @@ def _report(ref: str, rows: Sequence[Compared]) -> None:
     table = Table("what", "unit", f"best: {ref}", "now", "times as good", f"median: {ref}", "now", "times as good")
     for row in rows:
         told = row.told()
-        best, median = ([f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in told[which]] for which in ("best", "median"))
+        best, median = ([_in_digits(value) for value in told[which]] for which in ("best", "median"))
         table.add_row(row.name, row.unit, *best, f"{told['best_ratio']:.2f}", *median, f"{told['median_ratio']:.2f}")
     console().print(table)
+
+
+def _in_digits(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class RayHosts(LoadedCluster):
         self.hosts = hosts
         self.up = up
         self._why_not_whole = why_not_whole
-        known = self._keepers()
+        known = self._keepers().to_json()
         self._watches = [RegisterWatch(known, group) for group in self.groups]
 
     @property

@@ -83,6 +83,11 @@ class KillCoordinator(KillBroker):
     spares_brokers = True
 
 
+class KillEtcd(KillBroker):
+    name, what = "SIGKILL of an etcd server", "etcd"
+    spares_brokers = True
+
+
 class PauseBroker(_OfProcess):
     name = "SIGSTOP of a broker"
     holds = (1.0, 8.0)
@@ -101,6 +106,11 @@ class PauseKeeper(PauseBroker):
 
 class PauseCoordinator(PauseBroker):
     name, what = "SIGSTOP of the coordinator", "coordinator"
+    spares_brokers = True
+
+
+class PauseEtcd(PauseBroker):
+    name, what = "SIGSTOP of an etcd server", "etcd"
     spares_brokers = True
 
 
@@ -390,8 +400,10 @@ WEIGHTS: Final[dict[type[HostBreaking], float]] = {
     PauseHost: 2,
     KillNameServer: 1,
     KillKeeper: 1,
+    KillEtcd: 2,
     KillCoordinator: 1,
     PauseKeeper: 1,
+    PauseEtcd: 2,
     PauseCoordinator: 1,
     EmptyKeeper: 1,
     Isolate: 2,

@@ -95,9 +95,10 @@ class HostCluster(LoadedCluster):
 
     def tell_where(self) -> None:
         for host in self.hosts.values():
-            for process in host.up.values():
-                process.signal(signal.SIGUSR1)  # also one whose loop stands still
-                process.signal(signal.SIGUSR2)
+            for what, process in host.up.items():
+                if not host.is_program(what):
+                    process.signal(signal.SIGUSR1)  # also one whose loop stands still
+                    process.signal(signal.SIGUSR2)
 
     def mend(self) -> None:
         for sender, receiver in list(self.network.cuts):

@@ -116,6 +116,10 @@ class Host:
         """Whether such a server belongs to it."""
         return what in self._specs
 
+    def is_program(self, what: str) -> bool:
+        """Whether it is a program of others, which is killed where it is to stop."""
+        return "program" in self._specs[what]
+
     def spec(self, what: str) -> dict[str, Any]:
         """What a server of it is started with."""
         return self._specs[what]
@@ -197,7 +201,10 @@ class Host:
     def stop_all(self) -> dict[str, int]:
         """In good order, all at once; the exit codes."""
         self.go_on()
-        ended = {what: process.stop() for what, process in self.up.items()}
+        programs = [what for what in self.up if self.is_program(what)]
+        ended = {what: process.stop() for what, process in self.up.items() if what not in programs}
+        for what in programs:
+            self.kill(what)
         self.up.clear()
         return ended
 

@@ -140,6 +140,9 @@ def main(asked: socket.socket, clock: SetClock) -> None:
             try:
                 asked.close()
                 _move_in(host, fds)
+                if "program" in spec:  # not ours: it says nothing, and does not obey
+                    os.write(1, b'{"program": true}\n')
+                    os.execvp(spec["program"][0], spec["program"])
                 serving.main(what, spec, clock)
                 code = 0
             except BaseException:  # noqa: BLE001 - it is this process's last word

@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from raymq.actors.errors import RayMQError
 from raymq.actors.event_loop import EventLoopThread
@@ -15,7 +15,7 @@ from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.keeper.keeper_register import KeeperRegister
 from raymq.actors.keeper.keeper_set import KeeperMember, KeeperSet
-from raymq.actors.keeper.serving.socket_door import SocketKeeperDoor
+from raymq.actors.keeper.serving.location import OpenRegister, open_register
 from raymq.actors.wire.commands.replication import ReplicaStatus, read_replica_status, replica_status_command
 from raymq.actors.wire.connection import ConnectionPool
 from tests.chaos.failover.recorded import Reigned
@@ -34,25 +34,26 @@ class RegisterWatch:
         state: what was seen last, and when.
     """
 
-    def __init__(self, keepers: KeeperSet, group: str) -> None:
+    def __init__(self, register_at: Mapping[str, Any], group: str) -> None:
+        """`register_at`: as `raymq.actors.keeper.serving.location`."""
         self.reigned: list[Reigned] = []
         self.state: GroupState | None = None
         self.seen_at = 0.0
         self._group = group
         self._loop = EventLoopThread("register-watch")
-        self._door, self._register, self._pool = self._loop.run(self._open(keepers), 10.0)
+        self._open, self._pool = self._loop.run(self._opened(register_at), 10.0)
         self._watching = self._loop.submit(self._watch())
 
     def stop(self) -> None:
         self._watching.cancel()
-        self._loop.run(self._door.close(), 10.0)
+        self._loop.run(self._open.close(), 10.0)
         self._loop.run(self._pool.close(), 10.0)
         self._loop.stop()
 
     def settled_in_sync(self) -> frozenset[int]:
         """Who is in sync, after which no change that was asked for before can be made; empty: it cannot be said."""
         try:
-            value = self._loop.run(self._register.settle(self._group), _CHANGE_SECONDS).value
+            value = self._loop.run(self._open.register.settle(self._group), _CHANGE_SECONDS).value
         except (RegisterError, TimeoutError):
             return frozenset()
         return value.in_sync if isinstance(value, GroupState) else frozenset()
@@ -80,14 +81,13 @@ class RegisterWatch:
             return False
         return True
 
-    async def _open(self, keepers: KeeperSet) -> tuple[SocketKeeperDoor, KeeperRegister, ConnectionPool]:
-        door = SocketKeeperDoor(keepers)
-        return door, KeeperRegister(keepers, door), ConnectionPool()
+    async def _opened(self, register_at: Mapping[str, Any]) -> tuple[OpenRegister, ConnectionPool]:
+        return open_register(register_at, None), ConnectionPool()
 
     async def _watch(self) -> None:
         while True:
             with contextlib.suppress(RegisterError):
-                value = (await self._register.read(self._group)).value
+                value = (await self._open.register.read(self._group)).value
                 if isinstance(value, GroupState):
                     self._note(value)
             await asyncio.sleep(_LOOK_SECONDS)
@@ -100,12 +100,14 @@ class RegisterWatch:
         self.state, self.seen_at = state, reigned.at
 
     async def _take_in(self, number: int, address: str, begin_anew: Callable[[str], None]) -> None:
-        after = await self._register.finish_change()
+        register = self._open.register
+        assert isinstance(register, KeeperRegister)
+        after = await register.finish_change()
         if number in after.members:
-            await self._register.remove_keeper(number)
+            await register.remove_keeper(number)
         incarnation = uuid.uuid4().hex
         await asyncio.to_thread(begin_anew, incarnation)
-        await self._register.add_keeper(number, KeeperMember(address, incarnation))
+        await register.add_keeper(number, KeeperMember(address, incarnation))
 
 
 def founded(cluster: str, addresses: Mapping[int, str]) -> KeeperSet:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from raymq.actors.keeper.acceptor import KeeperState
 from raymq.actors.keeper.keeper_file import DurableKeeperFile
 from raymq.actors.keeper.keeper_record import KeeperRecord
-from raymq.actors.keeper.keeper_set import KeeperSet
 from tests.chaos.failover.host_cluster import CLUSTER, HostCluster
 from tests.chaos.failover.hosts import Host
 from tests.chaos.failover.recorded import Reigned
@@ -48,7 +47,8 @@ class ReplicatedCluster(HostCluster):
         self._policy: dict[str, Any] = {"replication": replication, "min_in_sync": min_in_sync}
         self._coordinators = coordinators
         self._flush = flush
-        self._keepers = KeeperSet()
+        #: As `raymq.actors.keeper.serving.location`.
+        self._register_at: dict[str, Any] = {}
         #: By host: its group, and its replica's number in the register.
         self._replica_of: dict[str, tuple[str, int]] = {}
         #: By group.
@@ -60,25 +60,28 @@ class ReplicatedCluster(HostCluster):
 
     def start(self) -> None:
         super().start()
-        self._watches = {group: RegisterWatch(self._keepers, group) for group in self.groups}
+        self._watches = {group: RegisterWatch(self._register_at, group) for group in self.groups}
         poll_until(self._is_whole, _BEGIN_SECONDS, "a master with all its replicas")
 
     def _place_brokers(self) -> None:
         hosts = list(self.hosts.values())
-        keepers = hosts[: 5 if len(hosts) >= 5 else 3]
-        self._keepers = founded(CLUSTER, {n: f"{host.address}:{_KEEPER_PORT}" for n, host in enumerate(keepers, 1)})
-        told = self._keepers.to_json()
-        for number, host in enumerate(keepers, 1):
-            file = DurableKeeperFile(host.disk / f"keeper-{number}.record")
-            file.save(KeeperRecord(CLUSTER, number, self._keepers.members[number].incarnation, self._keepers))
-            spec = {"number": number, "cluster": CLUSTER, "directory": str(host.disk), "host": host.address}
-            host.give("keeper", {**spec, "port": _KEEPER_PORT})
+        self._register_at = told = self._place_register(hosts[: 5 if len(hosts) >= 5 else 3])
         places = [(group, replica) for group in self.groups for replica in range(self.replicas)]
         for (group, replica), host in zip(places, hosts, strict=False):
             self._replica_of[host.name] = group, replica + 1
             host.give("broker", {**self._broker_spec(host, group, replica), "keepers": told})
         for host in hosts[-self._coordinators :]:
             host.give("coordinator", {"cluster": CLUSTER, "keepers": told, "groups": self.groups, **self._policy})
+
+    def _place_register(self, hosts: Sequence[Host]) -> dict[str, Any]:
+        """Give its servers to hosts; where it is."""
+        keepers = founded(CLUSTER, {n: f"{host.address}:{_KEEPER_PORT}" for n, host in enumerate(hosts, 1)})
+        for number, host in enumerate(hosts, 1):
+            file = DurableKeeperFile(host.disk / f"keeper-{number}.record")
+            file.save(KeeperRecord(CLUSTER, number, keepers.members[number].incarnation, keepers))
+            spec = {"number": number, "cluster": CLUSTER, "directory": str(host.disk), "host": host.address}
+            host.give("keeper", {**spec, "port": _KEEPER_PORT})
+        return keepers.to_json()
 
     def _broker_spec(self, host: Host, group: str, replica: int) -> dict[str, Any]:
         return {

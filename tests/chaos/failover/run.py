@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.chaos.failover.breaking import Breaking
+from tests.chaos.failover.etcd_cluster import EtcdCluster
 from tests.chaos.failover.faults import ONLY_BY_NAME, WEIGHTS
 from tests.chaos.failover.final_read import note_end
 from tests.chaos.failover.host_cluster import HostCluster
@@ -44,6 +45,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--replication", choices=("sync", "async"), default="sync")
     parser.add_argument("--min-in-sync", type=int, default=1)
     parser.add_argument("--flush", choices=("sync", "async"), default="async")
+    parser.add_argument("--register", choices=("keepers", "etcd"), default="keepers", help="etcd needs one in PATH")
     parser.add_argument("--pause", type=float, default=0.02, help="seconds between two sends of a thread, about")
     parser.add_argument("--pairs", type=float, default=PAIR_SHARE, help="the share of faults that come two at a time")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds that consumers have at the end, at most")
@@ -106,7 +108,7 @@ def made(told: argparse.Namespace, folder: Path) -> HostCluster:
     """The cluster that was asked for."""
     if told.replicas == 1:
         return HostCluster(folder, hosts=told.hosts, groups=2)
-    return ReplicatedCluster(
+    return (EtcdCluster if told.register == "etcd" else ReplicatedCluster)(
         folder,
         hosts=told.hosts,
         groups=told.groups,
@@ -125,6 +127,7 @@ def in_words(told: argparse.Namespace) -> str:
     return (
         f"{groups} of {told.replicas} replicas on {max(told.hosts, told.groups * told.replicas)} hosts, "
         f"{told.replication}, min_in_sync {told.min_in_sync}, flush {told.flush}"
+        f"{', the register on etcd' if told.register == 'etcd' else ''}"
     )
 
 
