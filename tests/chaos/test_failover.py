@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from tests.chaos.failover.checks import CHECKS
 from tests.chaos.failover.isolation import isolated, reason_not_to
+from tests.etcd_servers import REASON
 
 pytestmark = [
     pytest.mark.chaos,
@@ -44,6 +46,15 @@ def test_brokers_of_one_copy_are_broken_and_nothing_acknowledged_is_lost(tmp_pat
 def test_replicas_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     """With sync replication not even where a host is gone with its disk."""
     verdict = chaos(tmp_path / "run", "--seconds", "30", "--faults", "4")
+    assert verdict["good"], verdict["violations"] or verdict["stuck"]
+    assert verdict["counts"]["acknowledged"] > 100
+    assert verdict["counts"]["faults"] >= 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("etcd") is None, reason=REASON)
+def test_replicas_with_their_register_on_etcd_are_broken_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    verdict = chaos(tmp_path / "run", "--register", "etcd", "--seconds", "40", "--faults", "5")
     assert verdict["good"], verdict["violations"] or verdict["stuck"]
     assert verdict["counts"]["acknowledged"] > 100
     assert verdict["counts"]["faults"] >= 1
