@@ -66,7 +66,7 @@ def test_a_killed_broker_is_back_and_read_on_a_disk_without_a_byte(disk: Path) -
         for _ in range(2):  # the second time the ballast is gone
             filler = fill(disk)
             await_restart("broker-a", NAMESPACE, kill("broker-a", NAMESPACE))
-            poll_until(lambda: Admin(mq).cluster_info().brokers[0].state == "running", 60)
+            poll_until(lambda: [each.state for each in Admin(mq).cluster_info().brokers] == ["running"], 60)
             assert Admin(mq).cluster_info().brokers[0].address == address
             assert read(mq) == bodies
             with pytest.raises(RayMQError):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.crash
 
 PROGRAM = Path(__file__).with_name("lending_broker.py")
 ROOT = Path(__file__).parents[2]
-INVISIBLE_SECONDS = 5.0
+INVISIBLE_SECONDS = 8.0
 
 
 class Brokers:

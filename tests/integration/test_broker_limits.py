@@ -59,13 +59,14 @@ def test_what_is_too_old_is_refused(services: Services, mq: Connection, admin: A
     services.brokers["broker-a"].core.admission.limits = AdmissionLimits()
     with Producer(mq, "p", timeout=5.0) as producer:
         producer.send(Message("t", b"x"), queue=QUEUE)
+        before = refusals(admin).get("age", 0)  # it may have come a second time, on a busy machine
         services.loop.loop.call_soon_threadsafe(time.sleep, 1.0)
         with pytest.raises(NotStored) as caught:
             producer.send(Message("t", b"x"), queue=QUEUE, retries=0)
         (attempt,) = caught.value.attempts
         assert (attempt.code, attempt.broker) == ("SYSTEM_BUSY", "broker-a")
         assert "at most 0.2 s they may" in attempt.error
-        assert refusals(admin) == {"age": 1}
+        assert refusals(admin) == {"age": before + 1}
         assert producer.send(Message("t", b"x"), queue=QUEUE).queue_offset == 1
 
 
