@@ -272,7 +272,10 @@ class Pop:
                 lent = self._lent.get(queue)
             position = self._start(queue, asked.from_end) if lent is None else max(lent.next_offset, low)
             position = min(position, high)
-            if lent is None or len(lent.deliveries) < MAX_IN_FLIGHT:
+            has_ready = lent is not None and lent.has_ready
+            popped.unseen |= has_ready and not taken.offsets  # what it has looked at is done, and those behind may come
+            # In order nothing new passes what comes again and found no space, or could not be read.
+            if not (asked.ordered and has_ready) and (lent is None or len(lent.deliveries) < MAX_IN_FLIGHT):
                 position = self._take_new(asked, queue_id, position, room, space_bytes, taken, popped.scan)
                 popped.unseen |= not taken.offsets and position < high
             self._lend(queue, lent, asked, position, popped.pop_time_ms, taken)

@@ -1,0 +1,61 @@
+"""Pop in order: nothing passes what comes again, whatever keeps that from coming with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.core.pop.request import PopRequest
+from tests.stored import flip, log_file
+from tests.unit.actors.pop_bench import PopBench, bodies
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[PopBench]:
+    with closing(PopBench(tmp_path)) as made:
+        yield made
+
+
+def test_a_new_message_does_not_pass_one_that_found_no_space(bench: PopBench) -> None:
+    long = [number * 400 for number in (b"0", b"1")]
+    bench.send(*long)
+    bench.receive(2, ordered=True, invisible=10)
+    bench.send(b"2")
+    bench.clock.advance(10)
+    first = bench.receive(ordered=True, max_bytes=800)
+    assert bodies(first) == long[:1], "there is space for 2, which comes behind 1"
+    bench.ack(*first)
+    assert bodies(bench.receive(ordered=True)) == [long[1], b"2"]
+
+
+def test_a_new_message_does_not_pass_those_behind_one_that_cannot_be_read(bench: PopBench, tmp_path: Path) -> None:
+    bench.send(b"damaged", b"1", b"2", b"3")
+    bench.receive(3, ordered=True, invisible=10)
+    bench.clock.advance(10)
+    bench.kill()
+    log = log_file(tmp_path)
+    flip(log, log.read_bytes().index(b"damaged"))
+    assert bench.receive(1, ordered=True) == []
+    assert bodies(bench.receive(1, ordered=True)) == [b"1"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_who_met_only_what_cannot_be_read_looks_on_for_what_comes_again(
+    bench: PopBench, tmp_path: Path, ordered: bool
+) -> None:
+    bench.send(b"damaged", b"1")
+    bench.receive(2, ordered=ordered, invisible=10)
+    bench.clock.advance(10)
+    bench.kill()
+    log = log_file(tmp_path)
+    flip(log, log.read_bytes().index(b"damaged"))
+    asked = PopRequest("g", "t", range(1), 1, 1 << 20, 30_000, 16, ordered=ordered)
+    popped = bench.pop.receive(asked)
+    assert not popped.queues
+    assert popped.unseen, "nobody wakes a parked pop for what is ready already"
+    assert [queue.taken.offsets for queue in bench.pop.receive(asked).queues] == [[1]]
