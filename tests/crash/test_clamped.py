@@ -304,3 +304,26 @@ def test_a_commit_whose_end_did_not_come_to_disk_is_ended_by_the_next_attempt(tm
             asyncio.run(commit())
         assert calls.failed
         assert bodies(store, "t") == [b"%d" % row for row in range(10, 21)]
+
+
+def test_a_commit_of_which_it_is_not_known_whether_it_was_begun_hides_what_comes(tmp_path: Path) -> None:
+    """The next attempt hid again what readers had seen by then: a group that pops went back, and had it twice."""
+    with Store.open(tmp_path, CONFIG) as store:
+        core = BrokerCore("broker-a", store)
+        core.topics.create("t", 1)
+        stage(core, range(10, 15), range(15, 20))
+        send(core, 0)
+
+        async def commit() -> None:
+            commits = StagedCommits(core, None)
+            with pytest.raises(StoreFailed):
+                await commits.commit("tx", {"p": 10})
+            send(core, 20)
+            assert bodies(store, "t") == [b"0"]
+            assert await commits.commit("tx", {"p": 10}) == (10, None)
+
+        calls = FolderOnce("commit")
+        with replaced(calls), closing(core.timers.log):
+            asyncio.run(commit())
+        assert calls.failed
+        assert bodies(store, "t") == [b"0", b"20", *(b"%d" % row for row in range(10, 20))]

@@ -223,8 +223,8 @@ class Staging:
 
     def not_begun(self, transaction: str) -> None:
         """It could not be written down: nothing of it is in the log, and it hides nothing until it is begun again."""
-        topic_queues = self._store.veils.lift(transaction)
-        if topic_queues:
+        # What may be there all the same hides again from where it did, and readers must not have seen more meanwhile.
+        if not self.is_begun(transaction) and (topic_queues := self._store.veils.lift(transaction)):
             self._arrived(topic_queues)
 
     def missing(self, transaction: str) -> MissingRows | None:
