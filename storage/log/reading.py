@@ -154,7 +154,8 @@ class Reader:
         """The entries from `offset` on whose records are within the bounds, the first one in any case."""
         if max_bytes is None:
             return queue.entries(offset, max_messages)
-        most = min(max_messages, max(0, max_bytes) // layout.MIN_RECORD_BYTES + 1)
+        max_bytes = max(0, max_bytes)
+        most = min(max_messages, max_bytes // layout.MIN_RECORD_BYTES + 1)
         # Records of a queue are about equally long: the first one tells how many may fit, and only those are looked at.
         count = min(most, max_bytes // max(layout.MIN_RECORD_BYTES, queue.entry(offset)[1]) + 2)
         entries = queue.entries(offset, count)

@@ -227,6 +227,20 @@ def test_limits_of_one_pop(bench: PopBench) -> None:
     assert [h.offset for h in bench.receive(100)] == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_what_finds_no_space_behind_a_long_message_comes_with_the_next_pop(bench: PopBench) -> None:
+    """It counted as gone, and so as done: more was used than there was, and a read of less than nothing is empty."""
+    long = b"long" * 500
+    bench.send(long, b"done", b"a", b"b")
+    handles = bench.receive(invisible=10)
+    bench.ack(handles[1])
+    bench.clock.advance(10)
+    (first,) = bench.receive(max_bytes=500)
+    assert first.body == long
+    assert bodies(bench.receive(max_bytes=500)) == [b"a", b"b"]
+    bench.ack(first)
+    assert bench.committed() == 2
+
+
 def test_messages_of_all_queues(tmp_path: Path) -> None:
     bench = PopBench(tmp_path, queues=3)
     for queue_id in range(3):

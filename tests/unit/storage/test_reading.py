@@ -128,3 +128,10 @@ def test_the_last_message_alone(
             assert lease.queue_offsets.tolist() == [offset] * passes
             assert lease.sizes.tolist() == [len(lease.records)] * passes
             assert lease.next_offset == offset + 1
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, -91, -500, -1_000_000])
+def test_a_read_without_any_room_gives_the_first_message_all_the_same(tmp_path: Path, max_bytes: int) -> None:
+    with Store.open(tmp_path, CONFIG) as store:
+        put(store, 0, numbered(5))
+        assert bodies(store, 2, max_messages=3, max_bytes=max_bytes) == [b"%06d" % 2]
