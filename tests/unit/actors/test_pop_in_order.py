@@ -59,3 +59,19 @@ def test_who_met_only_what_cannot_be_read_looks_on_for_what_comes_again(
     assert not popped.queues
     assert popped.unseen, "nobody wakes a parked pop for what is ready already"
     assert [queue.taken.offsets for queue in bench.pop.receive(asked).queues] == [[1]]
+
+
+def test_a_handle_of_an_attempt_that_was_repeated_is_void_though_its_message_did_not_come_with_the_others(
+    bench: PopBench,
+) -> None:
+    """It ended a message that waited to be taken again: others got what was behind it, and the next pop failed."""
+    bench.send(b"0", b"1", b"2")
+    lost = bench.receive(ordered=True, attempt_id="one")
+    bench.clock.advance(1)
+    first = bench.receive(1, ordered=True, attempt_id="one")
+    assert bodies(first) == [b"0"]
+    assert bench.ack(*lost) == [False] * 3
+    assert bench.change(lost[1], 60) is None
+    assert bench.receive(ordered=True) == [], "the first one is out"
+    bench.ack(*first)
+    assert bodies(bench.receive(ordered=True)) == [b"1", b"2"]

@@ -28,6 +28,8 @@ class LentQueue:
         self._order: deque[int] = deque()
         self._expiries: list[tuple[int, int, int]] = []
         self._ready: list[int] = []
+        #: Of those what no time has ended: their handles are void.
+        self._recalled: set[int] = set()
         self._dead: deque[int] = deque()
         self.cut()
 
@@ -77,7 +79,7 @@ class LentQueue:
         delivery = self.deliveries.get(offset)
         if delivery is None or delivery.pop_time_ms != pop_time_ms or delivery.visible_at_ms <= now_ms:
             return None
-        return delivery
+        return None if offset in self._recalled else delivery
 
     def advance(self, now_ms: int, most: int) -> int:
         """Take back what ran out of time, or the first `most` of that; how many of the order it has looked at."""
@@ -98,6 +100,7 @@ class LentQueue:
         """Everything that is not dead may be taken again: the attempt that took it asks once more."""
         dead = set(self._dead)
         self._ready = [offset for offset in self.deliveries if offset not in dead]
+        self._recalled = set(self._ready)
         self._expiries = []
 
     def take_ready(self, count: int) -> list[int]:
@@ -115,6 +118,7 @@ class LentQueue:
 
     def delivered(self, offsets: Collection[int]) -> None:
         """The table has new deliveries of these."""
+        self._recalled.difference_update(offsets)
         for offset in offsets:
             delivery = self.deliveries[offset]
             heapq.heappush(self._expiries, (delivery.visible_at_ms, offset, delivery.pop_time_ms))
@@ -138,6 +142,7 @@ class LentQueue:
         self._expiries = [(each.visible_at_ms, offset, each.pop_time_ms) for offset, each in self.deliveries.items()]
         heapq.heapify(self._expiries)
         self._ready.clear()
+        self._recalled.clear()
         self._dead.clear()
 
     def validate(self) -> None:
@@ -147,6 +152,7 @@ class LentQueue:
         assert all(offset < self.next_offset for offset in living)
         assert living <= set(self._order)
         assert len(set(self._ready)) == len(self._ready)
+        assert living.issuperset(self._ready)
         timed = {offset for _, offset, pop_time in self._expiries if self._names(offset, pop_time)}
         assert {*timed, *self._ready, *(o for o in self._dead if o in living)} == living, "every delivery ends some day"
 
