@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import InvalidInput, StoreFull
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.client import Message
 from raymq.storage.timers import timer_log
+from raymq.storage.timers.timer_log import TimerLog
 from tests.unit.actors.timer_bench import DAY, HOUR, TimerBench
 
 
@@ -90,3 +91,19 @@ def test_handles() -> None:
     for text in ("", "no base64!", "djEgdA==", "djIgdCBiIDEgaw==", "djEgdCBiIHggaw=="):
         with pytest.raises(InvalidInput):
             RecallHandle.decode(text)
+
+
+def test_what_is_withdrawn_in_the_log_is_withdrawn_though_the_disk_takes_no_note_of_it(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said to be refused, so that nothing was withdrawn, and the message never came."""
+    [message] = bench.send(b"a", after=10)
+    bench.deliver()
+    with monkeypatch.context() as patched:
+        patched.setattr(TimerLog, "append", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        assert bench.recall(message) is RecallStatus.WITHDRAWN
+        bench.clock.advance(10)
+        with pytest.raises(StoreFull):
+            bench.core.deliver_due()
+    assert bench.deliver() == []
+    assert bench.recall(message) is RecallStatus.WITHDRAWN

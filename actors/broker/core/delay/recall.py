@@ -13,7 +13,7 @@ from raymq.actors.naming import TIMER_TOPIC
 from raymq.actors.protocol import RecallStatus
 from raymq.actors.recall_handle import RecallHandle
 from raymq.storage.config import split_host
-from raymq.storage.errors import InvalidInput, RayMQError
+from raymq.storage.errors import InvalidInput, RayMQError, StoreError
 from raymq.storage.log.index_file import EVER_MS
 from raymq.storage.records import property_names as names
 from raymq.storage.records.record import Record, encode, encode_properties, pack_host_bytes
@@ -76,7 +76,8 @@ class Recall:
         born_ms = self._born_ms(told)
         if len(still_waiting(told)):
             self._append(*join([self._withdrawal(handle)]), TIMER_QUEUE)
-            self._timers.absorb()
+            with contextlib.suppress(StoreError):  # the log says it, and nothing is delivered before that is heard
+                self._timers.absorb()
             return RecallStatus.WITHDRAWN, born_ms
         return (RecallStatus.WITHDRAWN if EntryKind.WITHDRAWN in kinds else RecallStatus.UNKNOWN), born_ms
 
