@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raymq.actors.broker.core.appending.staged_delays import waiting_chunk
 from raymq.actors.broker.core.copies.rewriting import encode_again
 from raymq.client import Message
 from raymq.storage.records.record import decode
+from raymq.storage.steps import finish
 from raymq.storage.store import Store
 from tests.unit.actors.bench import CONFIG, Bench, encoded
 
@@ -149,3 +151,22 @@ def test_a_store_opened_for_reading_writes_nothing_down(broker: Broker, tmp_path
     before = (tmp_path / "raymq" / "delay_levels.json").read_bytes()
     Store.open(tmp_path, replace(CONFIG, delay_levels="7s"), read_only=True).close()
     assert (tmp_path / "raymq" / "delay_levels.json").read_bytes() == before
+
+
+def test_rows_that_were_staged_for_a_level_that_the_table_has_no_more_come_when_they_are_committed(
+    tmp_path: Path,
+) -> None:
+    """Nobody looked after their queue, which was not there at the start, until the next one."""
+    broker = Broker(tmp_path / "broker-a", replace(CONFIG, delay_levels=OLD))
+    broker.core.topics.create("t", 1)
+    core = broker.core
+    records, sizes = encoded(Message("t", b"a", delay_level=4))
+    chunk = finish(waiting_chunk(core.schedule, core.timers, ("t", 0), memoryview(records), sizes))
+    core.staging.stage("write", "part", 0, *chunk, home="broker-a")
+    broker.start_again("1m", "closed")
+    for _ in broker.core.staging.commit("write", ["part"], 1):
+        pass
+    broker.store.flush()
+    broker.core.staging.close("write")
+    comes_at_its_times(broker, {"a": MINUTE})
+    broker.store.close()

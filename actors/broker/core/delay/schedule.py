@@ -74,8 +74,8 @@ class Schedule:
         self._copying = copying
         self._troubles = PartTroubles(clock)
         self._tables = store.delay_tables
-        had = [queue_id + 1 for queue_id in store.queues(SCHEDULE_TOPIC)]  # also levels that the table had once
-        self._due_times = {level: DueTimes() for level in [*range(1, self.levels + 1), *had]}
+        self._due_times = {level: DueTimes() for level in range(1, self.levels + 1)}
+        self._know_queues()
         #: Up to where levels are delivered, where that is not written down (yet).
         self._places: dict[int, int] = {}
         #: What lies behind a level's place and was delivered, as a start has found. While there is any, no place is
@@ -149,6 +149,7 @@ class Schedule:
         The levels that had no turn then have theirs first in the next pass.
         """
         self._settle()
+        self._know_queues()
         now_ms = self._now_ms()
         delivered, lateness_ms, left = 0, 0, _MAX_PER_PASS
         next_due_ms: int | None = None
@@ -177,6 +178,14 @@ class Schedule:
         if self._store.max_physical_offset - self._store.delay_progress.log_end >= _NOTE_BYTES:
             self._know_all()
         return DueReport(delivered, next_due_ms, lateness_ms)
+
+    def _know_queues(self) -> None:
+        """Look after levels that the table had once, too: also where the first rows of one were staged before, and are
+        committed now.
+        """
+        for queue_id in self._store.queues(SCHEDULE_TOPIC):
+            if queue_id + 1 not in self._due_times:
+                self._due_times[queue_id + 1] = DueTimes()
 
     def _first_due_ms(self, level: int, now_ms: int) -> int | None:
         """When the first that waits in a level's queue is due; None: nothing waits."""
