@@ -15,6 +15,7 @@ from raymq.actors.broker.core.pop.alarms import Alarms
 from raymq.actors.broker.core.pop.queue import LentQueue
 from raymq.actors.naming import dlq_topic
 from raymq.storage.files.file_calls import FileCalls, replaced
+from tests.stored import flip, log_file
 from tests.unit.actors.pop_bench import PopBench
 
 A_SWEEP = 100
@@ -161,3 +162,21 @@ def test_a_pop_takes_back_so_much_at_most_and_comes_again(bench: PopBench, monke
     bench.clock.advance(1)
     found = [handle.body for _ in range(3) for handle in bench.receive(30)]
     assert found == [b"%d" % number for number in range(30)]
+
+
+def test_what_ended_behind_a_letter_that_is_not_confirmed_yet_is_not_looked_for_again(tmp_path: Path) -> None:
+    """It was not found, so that the whole queue had its next sweeps later and later."""
+    with closing(PopBench(tmp_path)) as bench:
+        bench.send(b"a", b"damaged", b"b")
+        bench.receive(invisible=1, maximum=0)
+        log = log_file(tmp_path)
+        flip(log, log.read_bytes().index(b"damaged"))
+        bench.store.confirmed.hold(bench.store.max_physical_offset)
+        bench.clock.advance(1)
+        for _ in range(3):
+            bench.pop.sweep()
+        assert bench.committed() == 0
+        bench.store.confirmed.advance(bench.store.max_physical_offset)
+        bench.pop.sweep()
+        assert [letter.body for letter in bench.dead_letters()] == [b"a", b"b"]
+        assert bench.committed() == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection
+from itertools import islice
 
 from raymq.storage.tables.in_flight import GroupQueue, Lent, Outstanding
 
@@ -114,7 +115,8 @@ class LentQueue:
 
     def dead(self, count: int) -> list[int]:
         """At most `count` offsets that are to be moved to the dead letters; `acknowledged` ends each."""
-        return [offset for offset, _ in zip(self._dead, range(count), strict=False)]
+        # One whose letter is not confirmed yet may have others behind it that have ended.
+        return list(islice((offset for offset in self._dead if offset in self.deliveries), count))
 
     def delivered(self, offsets: Collection[int]) -> None:
         """The table has new deliveries of these."""
