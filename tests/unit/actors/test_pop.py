@@ -13,6 +13,7 @@ from raymq.actors.broker.core.pop.request import PopRequest
 from raymq.actors.filter.subscription import filter_of
 from raymq.storage.errors import StoreFull
 from raymq.storage.records.record import encode
+from raymq.storage.tables.in_flight import InFlight
 from raymq.storage.tables.topic_config import TopicConfig
 from tests.stored import append, flip, log_file, make_record
 from tests.unit.actors.pop_bench import Handle, PopBench, bodies
@@ -408,6 +409,19 @@ def test_a_pop_that_cannot_be_written_down_gives_nothing_and_hides_nothing(
         with pytest.raises(type(error)):
             bench.receive()
         bench.pop.validate()
+    assert bodies(bench.receive()) == [b"a", b"b"]
+
+
+def test_what_could_not_be_acknowledged_comes_again(bench: PopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's offset had passed it by then, so that it was done for the broker alone."""
+    bench.send(b"a", b"b")
+    handles = bench.receive(invisible=10)
+    with monkeypatch.context() as patched:
+        patched.setattr(InFlight, "acknowledge", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+        with pytest.raises(StoreFull):
+            bench.ack(handles[0])
+    assert bench.committed() == 0
+    bench.clock.advance(10)
     assert bodies(bench.receive()) == [b"a", b"b"]
 
 

@@ -394,7 +394,12 @@ class Pop:
         """These are done: acknowledged, moved, or gone."""
         # The offset first: a kill in between leaves deliveries below it, which `_current` then drops.
         self._store.consumer_offsets.commit(*lent.queue, lent.floor(without=frozenset(offsets)))
-        self._store.in_flight.acknowledge(lent.queue, offsets)
+        try:
+            self._store.in_flight.acknowledge(lent.queue, offsets)
+        except StoreError:
+            with contextlib.suppress(StoreError):  # else it is done, as the offset says, which has been written down
+                self._store.consumer_offsets.commit(*lent.queue, lent.floor())
+            raise
         lent.acknowledged()
         if not lent.deliveries:
             del self._lent[lent.queue]
