@@ -23,13 +23,17 @@ from raymq.actors.errors import (
     InvalidInput,
     NotStored,
     OutcomeUnknown,
+    ProtocolError,
     RayMQError,
     ServerBusy,
     StoreError,
     StoreFull,
     Timeout,
+    VersionMismatch,
     WriteIncomplete,
+    WriteUnknown,
 )
+from raymq.actors.sending.send_plan import is_unanswered
 from raymq.actors.wire.commands import staging as wire
 from raymq.actors.wire.commands.homes import SERIES, WRITE, find_home_command
 from raymq.actors.wire.commands.staged_parts import check_count
@@ -98,6 +102,7 @@ class StagedWrite:
         Raises:
             OutcomeUnknown: it is committed and not all of it is visible yet, or it is not known whether it is.
             NotStored: it was aborted meanwhile. StoreFull: its home has no room; nothing is visible, nor will be.
+            TooFewInSync: its home has too few replicas; likewise.
             WriteIncomplete: it is committed, and some of what was staged is not there any more.
             InvalidInput: these are more parts than a write may have; likewise.
         """
@@ -216,9 +221,23 @@ def _new_name(home: str, stem: str = "") -> str:
 async def _decide(
     mq: Connection, transaction: str, home: str, wish: WriteWish, parts: Mapping[str, Mapping[str, int]] | None = None
 ) -> WriteFate:
+    """What the home says to a wish. WriteUnknown: it may have carried it out, by an answer that was lost or makes no
+    sense, and refuses now.
+    """
+    unanswered = False
+
     async def ask() -> WriteFate:
+        nonlocal unanswered
         command = wire.decide_write_command(transaction, wish, parts)
-        return wire.read_fate(await ask_home(mq, home, command, _HOME_SECONDS))
+        try:
+            return wire.read_fate(await ask_home(mq, home, command, _HOME_SECONDS))
+        except (BrokerUnavailable, StoreError) as error:
+            unanswered = unanswered or is_unanswered(error)
+            raise
+        except RayMQError as error:
+            if unanswered or (isinstance(error, ProtocolError) and not isinstance(error, VersionMismatch)):
+                raise WriteUnknown(f"{home}: {error}") from error
+            raise
 
     return await patiently(ask)
 
@@ -226,11 +245,11 @@ async def _decide(
 async def _commit(mq: Connection, transaction: str, home: str, parts: Mapping[str, Mapping[str, int]]) -> Written:
     try:
         fate = await _decide(mq, transaction, home, WriteWish.COMMIT, parts)
-    except StoreFull:  # it has decided nothing
-        with contextlib.suppress(RayMQError):
-            await _abort(mq, transaction, home, parts)
-        raise
-    except (BrokerUnavailable, StoreError) as error:
+    except RayMQError as error:
+        if isinstance(error, StoreFull) or not isinstance(error, BrokerUnavailable | StoreError):  # nothing is decided
+            with contextlib.suppress(RayMQError):
+                await _abort(mq, transaction, home, parts)
+            raise
         while len(_undecided) >= _MOST_UNDECIDED:
             _undecided.pop(next(iter(_undecided)), None)
         _undecided[transaction] = parts

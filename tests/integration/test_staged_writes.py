@@ -11,11 +11,13 @@ import pytest
 
 from raymq.actors.broker.core.writes.deciding import ABANDONED_SECONDS
 from raymq.actors.wire.codes import RequestCode
+from raymq.actors.wire.frame import Command
+from raymq.actors.wire.server_connection import ServerConnection
 from raymq.client import Admin, Connection, Message, MessageQueue, Producer, PullConsumer
 from raymq.client.bulk import committing
 from raymq.client.bulk.committing import StagedWrite, Written
 from raymq.client.bulk.staging import StagedWriter
-from raymq.client.errors import BrokerUnavailable, InvalidInput, NotStored, OutcomeUnknown
+from raymq.client.errors import BrokerUnavailable, InvalidInput, NotStored, OutcomeUnknown, TooFewInSync
 from raymq.storage.records.record import encode, encode_properties
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -240,3 +242,30 @@ def test_a_write_of_more_tasks_than_may_be_is_given_up(services: Services, mq: C
     with pytest.raises(NotStored):
         committing.finish(mq, write.transaction)
     assert there(services) == 0
+
+
+def test_a_refusal_behind_a_lost_answer_says_nothing_of_what_was_decided(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """The home has decided, lost a replica, and refuses whatever comes: who took that for its answer wrote it twice."""
+    write = opened(mq)
+    parts = stage(mq, write)
+    broker, asked = services.brokers[write.home], 0
+    handlers = broker._server.handlers
+
+    async def decide(connection: ServerConnection, request: Command) -> Command | None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise TooFewInSync("2 have to be in sync: [1] are")
+        await handlers[RequestCode.DECIDE_WRITE](connection, request)
+        connection.close()
+        return None
+
+    broker._server.handlers = {**handlers, RequestCode.DECIDE_WRITE: decide}
+    with pytest.raises(OutcomeUnknown, match="do not repeat") as caught:
+        write.commit(parts)
+    assert (caught.value.transaction, caught.value.retriable) == (write.transaction, False)
+    broker._server.handlers = handlers
+    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert there(services) == 20
