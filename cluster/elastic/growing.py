@@ -94,11 +94,12 @@ class Growing:
             return Make(name, machine)
         trouble = f"{wanted.name} is not in the routes" if scene.group is None else scene.group.trouble
         if trouble or scene.lacks is None:
+            trouble = trouble or "its topics are not known yet"
             if self._patience.is_over(trouble):
                 raise BrokerUnavailable(
                     wanted.name, f"{trouble}, for too long", remedy="ask for the same again when that is right"
                 )
-            return Wait(trouble or "its topics are not known yet")
+            return Wait(trouble)
         if scene.lacks or not self.is_spread:
             return Spread(wanted.name, scene.lacks)
         return WriteDown(layout.with_change(wanted.name, None), f"{wanted.name} is there")

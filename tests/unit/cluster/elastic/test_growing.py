@@ -77,6 +77,14 @@ def test_one_that_does_not_come_up_ends_it() -> None:
         plan.next(made)
 
 
+def test_a_look_that_brings_no_topics_is_waited_for_whatever_the_clock_says() -> None:
+    """A machine that has been up for long, and a group that is there at once."""
+    plan = Growing(WANTED, lambda: 10 * PATIENCE_SECONDS)
+    assert plan.next(replace(noted(), actors={"broker-c", "broker-c.1"}, group=whole())) == Wait(
+        "its topics are not known yet"
+    )
+
+
 def test_names_of_new_groups() -> None:
     layout = Layout({"broker-a": "h1", "broker-b": "h2"}).without("broker-b")
     assert planned(layout, 2, None, ["broker-a"]) == "broker-c"
