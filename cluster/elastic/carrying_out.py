@@ -51,7 +51,9 @@ async def carried_out(
         if step is None:
             return done
         told(str(step))
-        if not isinstance(step, Wait):
+        if isinstance(step, Wait):
+            patience.rest()  # who was away is there: what is waited for now is known
+        else:
             try:
                 said = await do(step)
             except BrokerUnavailable as error:

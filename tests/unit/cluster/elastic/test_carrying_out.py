@@ -70,3 +70,19 @@ def test_what_does_not_end_and_what_is_no_matter_of_time_ends_it() -> None:
     wrong = Cluster(None, InvalidInput("broker", "another one", "x"))
     with pytest.raises(InvalidInput):
         wrong.run()
+
+
+def test_two_moments_far_from_each_other_are_not_one_long_time() -> None:
+    """A drain waits for a timer for days, and meets two restarts of the same name server."""
+    away, days = BrokerUnavailable("name-server-0", "away"), [None] * int(2 * PATIENCE_SECONDS)
+    cluster = Cluster(away, *days, away)
+    doing = carried_out(
+        cluster.look,
+        lambda _: Wait("broker-a has 1 timers") if cluster.now < len(days) + 5 else None,
+        cluster.do,
+        cluster.said.append,
+        clock=lambda: cluster.now,
+        pause_seconds=0.0,
+    )
+    assert asyncio.run(doing) == []
+    assert cluster.said.count(str(Wait(str(away)))) == 2
