@@ -98,7 +98,8 @@ class Batcher:
         self._gathered: set[MessageBatch] = set()
         self._taken_bytes = 0
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: Those that it sends.
+        self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
         #: Batches of one queue are sent one after the other: order of sending is order of delivery.
         self._turns: KeyedTurns[MessageQueue] = KeyedTurns()
         #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
@@ -152,11 +153,16 @@ class Batcher:
         return batch
 
     def flush(self, timeout: float) -> bool:
-        """Send what was gathered and wait for the answers; False if they are not all there after `timeout` seconds."""
+        """Send what was gathered and wait for the answers; False if they are not all there after `timeout` seconds.
+
+        What other threads send from now on is not waited for.
+        """
         with self._lock:
-            for batch in list(self._gathered):
+            gathered = list(self._gathered)
+            for batch in gathered:
                 self._take(batch)
-            return self._answered.wait_for(lambda: not self._taken_bytes, timeout)
+            pending = [*gathered, *list(self._sending)]  # first the former: none is in neither as it goes over
+            return self._answered.wait_for(lambda: all(batch.done for batch in pending), timeout)
 
     def begin_close(self) -> None:
         """Take nothing more; what was gathered is sent at once."""
@@ -220,9 +226,8 @@ class Batcher:
     def _start(self, batch: MessageBatch) -> None:
         if batch not in self._gathered:
             return
+        task = self._sending[batch] = self._mq.loop.create_task(self._send(batch))
         self._gathered.discard(batch)
-        task = self._mq.loop.create_task(self._send(batch))
-        self._tasks.add(task)
         task.add_done_callback(partial(self._ended, batch))
 
     async def _send(self, batch: MessageBatch) -> None:
@@ -241,8 +246,8 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of the batch
             batch.fail(error)
 
-    def _ended(self, batch: MessageBatch, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _ended(self, batch: MessageBatch, _: asyncio.Task[None]) -> None:
+        del self._sending[batch]
         if not batch.done:  # it was cancelled before it began
             batch.fail(ClientClosed("closed before it was sent"))
         with self._lock:

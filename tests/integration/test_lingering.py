@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from inspect import isawaitable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,39 @@ def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connec
         futures = [producer.send_async(Message("t", bytes(2_000))) for _ in range(20)]
         assert release.is_set()
         assert all(future.result(10) for future in futures)
+
+
+def test_a_flush_does_not_wait_for_what_is_sent_behind_it(services: Services, mq: Connection, admin: Admin) -> None:
+    """Else it waits for ever beside threads that send on: some batch of theirs is always on its way."""
+    broker = services.brokers["broker-a"]
+    append = broker._server.handlers[RequestCode.APPEND_RECORDS]
+
+    async def slowly(connection: ServerConnection, request: Command) -> Any:
+        await asyncio.sleep(0.3)
+        answer = append(connection, request)
+        return await answer if isawaitable(answer) else answer
+
+    broker._server.handlers = {**broker._server.handlers, RequestCode.APPEND_RECORDS: slowly}
+    queues = [MessageQueue("t", "broker-a", number) for number in range(4)]
+    stopping = threading.Event()
+
+    def send(producer: Producer) -> None:
+        for queue in cycle(queues):
+            producer.send_async(Message("t", b"others"), queue=queue, timeout=10.0)
+            if stopping.wait(0.1):
+                return
+
+    with Producer(mq, "p", linger=0.01) as producer:
+        sending = threading.Thread(target=send, args=(producer,))
+        sending.start()
+        try:
+            for _ in range(3):
+                mine = producer.send_async(Message("t", b"mine"), queue=MessageQueue("t", "broker-b", 0))
+                assert producer.flush(5.0)
+                assert mine.done()
+        finally:
+            stopping.set()
+            sending.join()
 
 
 def test_closing_sends_what_was_gathered(mq: Connection, admin: Admin) -> None:
