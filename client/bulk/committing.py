@@ -20,6 +20,7 @@ from typing import Final
 from raymq.actors.backoff import Backoff
 from raymq.actors.errors import (
     BrokerUnavailable,
+    ClientClosed,
     InvalidInput,
     NotStored,
     OutcomeUnknown,
@@ -115,7 +116,12 @@ class StagedWrite:
             with contextlib.suppress(RayMQError):
                 self.abort(by_broker)
             raise
-        return self.mq.run(_commit(self.mq, self.transaction, self.home, by_broker))
+        self.mq.check_open()
+        try:
+            return self.mq.run(_commit(self.mq, self.transaction, self.home, by_broker))
+        except ClientClosed as error:  # meanwhile, by another thread
+            _remember_undecided(self.transaction, by_broker)
+            raise _not_known(self.transaction, self.home, error) from error
 
     def abort(self, brokers: Collection[str] = ()) -> None:
         """Give it up. These brokers are told to forget its rows at once; all others do so by themselves.
@@ -250,14 +256,18 @@ async def _commit(mq: Connection, transaction: str, home: str, parts: Mapping[st
             with contextlib.suppress(RayMQError):
                 await _abort(mq, transaction, home, parts)
             raise
-        while len(_undecided) >= _MOST_UNDECIDED:
-            _undecided.pop(next(iter(_undecided)), None)
-        _undecided[transaction] = parts
+        _remember_undecided(transaction, parts)
         raise _not_known(transaction, home, error) from error
     _undecided.pop(transaction, None)
     if fate.instead:
         return await _standing(mq, home, fate, fate.instead_number)
     return await _settle(mq, transaction, fate)
+
+
+def _remember_undecided(transaction: str, parts: Mapping[str, Mapping[str, int]]) -> None:
+    while len(_undecided) >= _MOST_UNDECIDED:
+        _undecided.pop(next(iter(_undecided)), None)
+    _undecided[transaction] = parts
 
 
 async def _standing(mq: Connection, home: str, fate: WriteFate, number: int) -> Written:

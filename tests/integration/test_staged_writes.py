@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +19,7 @@ from raymq.client import Admin, Connection, Message, MessageQueue, Producer, Pul
 from raymq.client.bulk import committing
 from raymq.client.bulk.committing import StagedWrite, Written
 from raymq.client.bulk.staging import StagedWriter
-from raymq.client.errors import BrokerUnavailable, InvalidInput, NotStored, OutcomeUnknown, TooFewInSync
+from raymq.client.errors import BrokerUnavailable, ClientClosed, InvalidInput, NotStored, OutcomeUnknown, TooFewInSync
 from raymq.storage.records.record import encode, encode_properties
 from tests.integration.conftest import Services
 from tests.polling import poll_until
@@ -267,5 +269,35 @@ def test_a_refusal_behind_a_lost_answer_says_nothing_of_what_was_decided(
         write.commit(parts)
     assert (caught.value.transaction, caught.value.retriable) == (write.transaction, False)
     broker._server.handlers = handlers
+    assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
+    assert there(services) == 20
+
+
+def test_a_connection_that_is_closed_amid_a_commit_does_not_say_what_was_decided(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    broker, decided = services.brokers["broker-a"], threading.Event()
+    handlers = broker._server.handlers
+
+    async def decide(connection: ServerConnection, request: Command) -> Command:
+        answer = await handlers[RequestCode.DECIDE_WRITE](connection, request)
+        decided.set()
+        await asyncio.sleep(2.0)
+        return answer
+
+    closing = Connection([services.name_server.address])
+    write = StagedWrite.open(closing, "t", {"broker-a"})
+    assert isinstance(write, StagedWrite)
+    parts = stage(mq, write)
+    broker._server.handlers = {**handlers, RequestCode.DECIDE_WRITE: decide}
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(write.commit, parts)
+        assert decided.wait(10.0)
+        closing.close()
+        with pytest.raises(OutcomeUnknown, match="do not repeat"):
+            under_way.result(10.0)
+    broker._server.handlers = handlers
+    with pytest.raises(ClientClosed):
+        write.commit(parts)
     assert committing.finish(mq, write.transaction) == Written(write.transaction, 20)
     assert there(services) == 20
