@@ -5,7 +5,7 @@ What is in it, in the order to read it:
     an actor.
     encoding, message_batch: messages as records, and their futures; batcher: gathering them; body_limits: how long
     they may be.
-    turns: batches of one queue, one after the other; frames: which calls other threads are in.
+    turns, queue_lines: what goes to one queue, one after the other; frames: which calls other threads are in.
     sent_results: what brokers answered; recalling: calling back.
     outbox, outbox_file: what no broker took.
 """

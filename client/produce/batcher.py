@@ -37,9 +37,10 @@ from raymq.actors.sending.topic_creation import make_topic
 from raymq.client.connection import Connection
 from raymq.client.message import Message, key_numbers
 from raymq.client.produce.body_limits import BodyLimits, too_long_ones
-from raymq.client.produce.encoding import Sizes, encode_messages, packed_host
+from raymq.client.produce.encoding import encode_messages, packed_host
 from raymq.client.produce.frames import is_within
 from raymq.client.produce.message_batch import MakeOutcomes, MessageBatch, Outcome, PendingResult
+from raymq.client.produce.queue_lines import Encoded, QueueLines
 from raymq.client.produce.sent_results import results_of
 from raymq.client.produce.turns import KeyedTurns
 
@@ -47,14 +48,10 @@ from raymq.client.produce.turns import KeyedTurns
 BATCH_BYTES: Final = 1 << 20
 #: What a record has beside its body, roughly; only for the bounds.
 _OVERHEAD_BYTES: Final = 192
-#: A send that has so much of its budget has not waited.
-_UNTOUCHED: Final = 0.99
 
 _Key = str | tuple[str, Terms]
 #: Puts batches of a topic where they are sent from later, each on its terms, and says so in the error of their send.
 Keep = Callable[[str, Sequence[tuple[bytearray, Terms]], RayMQError], Awaitable[None]]
-#: The messages' key numbers, records and sizes.
-_Encoded = tuple[Sequence[str | int], bytearray, Sizes]
 
 
 class Batcher:
@@ -100,8 +97,8 @@ class Batcher:
         self._closed = False
         #: Those that it sends.
         self._sending: dict[MessageBatch, asyncio.Task[None]] = {}
-        #: Batches of one queue are sent one after the other: order of sending is order of delivery.
-        self._turns: KeyedTurns[MessageQueue] = KeyedTurns()
+        #: What goes to one queue goes one after the other: order of sending is order of delivery.
+        self._lines = QueueLines(self._store, BATCH_BYTES)
         #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
         self._choosing: KeyedTurns[str] = KeyedTurns()
 
@@ -261,21 +258,15 @@ class Batcher:
             deadline: where `terms` fix a queue: the monotonic time until which they may wait and be sent.
         """
         encoded = self._encode(messages)
-        queue = terms.queue
-        if queue is None:
+        if terms.queue is None:
             return await self._store(messages, encoded, terms)
-        # Where it has not come at the deadline nothing can be sent any more, either.
-        async with self._turns.take(queue, deadline - time.monotonic()):
-            left = max(0.0, deadline - time.monotonic())
-            if left < _UNTOUCHED * terms.timeout:  # else they stay equal to others', which travel together
-                terms = replace(terms, timeout=left)
-            return await self._store(messages, encoded, terms)
+        return await self._lines.send(terms.queue, messages, encoded, terms, deadline)
 
-    def _encode(self, messages: Sequence[Message]) -> _Encoded:
+    def _encode(self, messages: Sequence[Message]) -> Encoded:
         numbers = key_numbers(messages)
         return numbers, *encode_messages(messages, numbers, packed_host(self._mq.pool.local_host))
 
-    async def _store(self, messages: Sequence[Message], encoded: _Encoded, terms: Terms) -> MakeOutcomes:
+    async def _store(self, messages: Sequence[Message], encoded: Encoded, terms: Terms) -> MakeOutcomes:
         """`_send_together` when it is their turn. Bodies that are too long for the brokers fail alone."""
         numbers, records, sizes = encoded
         topic, queue = messages[0].topic, terms.queue

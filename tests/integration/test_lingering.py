@@ -274,15 +274,7 @@ def test_a_full_buffer_blocks_until_there_is_room(services: Services, mq: Connec
 
 def test_a_flush_does_not_wait_for_what_is_sent_behind_it(services: Services, mq: Connection, admin: Admin) -> None:
     """Else it waits for ever beside threads that send on: some batch of theirs is always on its way."""
-    broker = services.brokers["broker-a"]
-    append = broker._server.handlers[RequestCode.APPEND_RECORDS]
-
-    async def slowly(connection: ServerConnection, request: Command) -> Any:
-        await asyncio.sleep(0.3)
-        answer = append(connection, request)
-        return await answer if isawaitable(answer) else answer
-
-    broker._server.handlers = {**broker._server.handlers, RequestCode.APPEND_RECORDS: slowly}
+    slow_down(services, 0.3)
     queues = [MessageQueue("t", "broker-a", number) for number in range(4)]
     stopping = threading.Event()
 
@@ -495,6 +487,33 @@ def test_nothing_is_taken_that_nobody_sends_any_more(services: Services, admin: 
         with pytest.raises(ClientClosed):  # of a thread that had found the producer open
             producer._paths.batcher.add(Message("t", b"x"))
     assert not wait(taken, 10).not_done
+
+
+def slow_down(services: Services, seconds: float) -> None:
+    """Have every append of a producer that gathers take so long."""
+    for broker in services.brokers.values():
+        append = broker._server.handlers[RequestCode.APPEND_RECORDS]
+
+        async def slowly(connection: ServerConnection, request: Command, append: Any = append) -> Any:
+            await asyncio.sleep(seconds)
+            answer = append(connection, request)
+            return await answer if isawaitable(answer) else answer
+
+        broker._server.handlers = {**broker._server.handlers, RequestCode.APPEND_RECORDS: slowly}
+
+
+def test_keys_come_as_often_as_they_are_sent_however_long_an_answer_takes(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """More batches than a queue has answers: one after the other each waited longer, until none was sent in time."""
+    del admin
+    slow_down(services, 0.05)
+    with Producer(mq, "p", linger=0.001, timeout=2.0) as producer:
+        futures = []
+        for number in range(1_000):
+            futures.append(producer.send_async(Message("t", b"%d" % number), sharding_key="k"))
+            time.sleep(0.004)
+        assert [future.result(10).queue_offset for future in futures] == list(range(1_000))
 
 
 @pytest.mark.parametrize("by", ["queue", "sharding_key"])

@@ -1,0 +1,148 @@
+"""Sends of one queue: one after the other, in their order, and together where they have waited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from raymq.actors.errors import InvalidInput, NotStored
+from raymq.actors.protocol import MessageQueue
+from raymq.actors.sending.sender import Terms
+from raymq.client import Message
+from raymq.client.produce.message_batch import MakeOutcomes
+from raymq.client.produce.queue_lines import Encoded, QueueLines
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+
+
+@dataclass
+class Broker:
+    """Takes what it is given when `go_on` is set; `sent` is what came, one list for each send."""
+
+    sent: list[list[bytes]] = field(default_factory=list)
+    terms: list[Terms] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    refuses: bytes = b""
+
+    async def store(self, messages: Sequence[Message], encoded: Encoded, terms: Terms) -> MakeOutcomes:
+        numbers, records, sizes = encoded
+        bodies = [message.body for message in messages]
+        assert bytes(records) == b"".join(bodies)
+        assert sizes.tolist() == list(map(len, bodies))
+        assert list(numbers) == [body.decode() for body in bodies]
+        terms.check_time()
+        self.sent.append(bodies)
+        self.terms.append(terms)
+        await self.go_on.wait()
+        if self.refuses in bodies:
+            raise InvalidInput("body", "another one", self.refuses)
+        return lambda: bodies  # type: ignore[return-value]
+
+
+async def send(lines: QueueLines, bodies: str, timeout: float = 60.0, retries: int = 2) -> Sequence[object]:
+    messages = [Message("t", body.encode()) for body in bodies.split()]
+    encoded = (
+        [message.body.decode() for message in messages],
+        bytearray().join(message.body for message in messages),
+        np.array([len(message.body) for message in messages], np.int32),
+    )
+    terms = Terms(timeout, retries, QUEUE)
+    return (await lines.send(QUEUE, messages, encoded, terms, time.monotonic() + timeout))()
+
+
+def run(most_bytes: int, work: Callable[[QueueLines, Broker], Awaitable[None]]) -> Broker:
+    async def all_of_it() -> Broker:
+        broker = Broker()
+        lines = QueueLines(broker.store, most_bytes)
+        await work(lines, broker)
+        assert len(lines) == len(lines._turns) == 0
+        return broker
+
+    return asyncio.run(all_of_it())
+
+
+async def begun(lines: QueueLines, *sends: tuple[object, ...]) -> list[asyncio.Task[Sequence[object]]]:
+    tasks = [asyncio.create_task(send(lines, *each)) for each in sends]  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+def test_who_waits_goes_along_with_the_first_of_them_and_gets_its_own_outcomes() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        tasks = await begun(lines, ("1",), ("2 3",), ("4",), ("5 6 7",))
+        broker.go_on.set()
+        assert await asyncio.gather(*tasks) == [[b"1"], [b"2", b"3"], [b"4"], [b"5", b"6", b"7"]]
+
+    assert run(1_000, work).sent == [[b"1"], [b"2", b"3", b"4", b"5", b"6", b"7"]]
+
+
+def test_no_more_goes_along_than_there_is_room_for_and_nobody_overtakes() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        tasks = await begun(lines, ("1",), ("22 22",), ("333",), ("4",), ("55555555",), ("6",))
+        broker.go_on.set()
+        await asyncio.gather(*tasks)
+
+    assert run(7, work).sent == [[b"1"], [b"22", b"22", b"333"], [b"4"], [b"55555555"], [b"6"]]
+
+
+def test_only_those_on_the_same_terms_go_along_and_with_time_of_about_the_same_length() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        tasks = await begun(lines, ("1",), ("2",), ("3", 60.0, 0), ("4", 60.0, 0), ("5", 600.0, 0))
+        broker.go_on.set()
+        await asyncio.gather(*tasks)
+
+    assert run(1_000, work).sent == [[b"1"], [b"2"], [b"3", b"4"], [b"5"]]
+
+
+def test_the_fault_of_one_is_not_that_of_the_others() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        broker.refuses = b"3"
+        tasks = await begun(lines, ("1",), ("2",), ("3",), ("4",))
+        broker.go_on.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [list, list, InvalidInput, list]
+
+    assert run(1_000, work).sent == [[b"1"], [b"2", b"3", b"4"], [b"2"], [b"3"], [b"4"]]
+
+
+def test_whose_time_is_over_before_its_turn_is_not_sent_and_holds_nobody_up() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        tasks = await begun(lines, ("1",), ("2", 0.05), ("3",))
+        with pytest.raises(NotStored):
+            await tasks[1]
+        broker.go_on.set()
+        await asyncio.gather(tasks[0], tasks[2])
+
+    assert run(1_000, work).sent == [[b"1"], [b"3"]]
+
+
+def test_the_time_of_who_has_waited_is_what_is_left_of_it() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        tasks = await begun(lines, ("1", 10.0), ("2", 10.0), ("3", 10.0))
+        await asyncio.sleep(0.3)
+        broker.go_on.set()
+        await asyncio.gather(*tasks)
+
+    first, second = run(1_000, work).terms
+    assert first.timeout == 10.0
+    assert second.timeout < 9.8
+
+
+def test_what_nobody_expected_is_told_to_all_of_them() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        async def fail(*_: object) -> MakeOutcomes:
+            await broker.go_on.wait()
+            raise MemoryError
+
+        lines._store = fail
+        tasks = await begun(lines, ("1",), ("2",), ("3",))
+        broker.go_on.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [MemoryError] * 3
+
+    run(1_000, work)
