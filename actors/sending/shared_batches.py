@@ -1,4 +1,5 @@
-"""Batches of many callers joined into one: what the shared producer does for thousands of short tasks.
+"""Batches of many callers joined into one: what the shared producer does for thousands of short tasks, and an
+idempotent one for what it gathers, since each queue takes one numbered batch at a time.
 
 While an append is under way, what arrives for the same topic on the same terms is gathered; the next append takes all
 of it, up to a part's size. So nobody waits longer than for the appends before his own, and a single caller waits for
@@ -11,17 +12,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from raymq.actors.errors import InvalidInput, RayMQError
+from raymq.actors.errors import InvalidInput
 from raymq.actors.protocol import Placed
 from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
 
-#: Appends of one topic and terms that are under way together where no queue is fixed.
+#: One on the wire, one in the broker.
 _LANES: Final = 2
 
 
@@ -36,8 +38,10 @@ class _Entry:
 class PooledSends:
     """As the `Sends` that it is wrapped around, on their event loop."""
 
-    def __init__(self, sends: Sends) -> None:
+    def __init__(self, sends: Sends, lanes: int = _LANES) -> None:
+        """`lanes`: appends of one topic and terms that are under way together where no queue is fixed."""
         self._sends = sends
+        self._lanes = lanes
         self._waiting: dict[tuple[str, Terms], deque[_Entry]] = {}
         self._running: dict[tuple[str, Terms], int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -49,7 +53,7 @@ class PooledSends:
         entry = _Entry(records, sizes, time.monotonic() + terms.timeout, loop.create_future())
         self._waiting.setdefault(key, deque()).append(entry)
         fixed = terms.queue is not None or terms.sharding_key is not None
-        if self._running.get(key, 0) < (1 if fixed else _LANES):
+        if self._running.get(key, 0) < (1 if fixed else self._lanes):
             self._running[key] = self._running.get(key, 0) + 1
             task = loop.create_task(self._work(key))
             self._tasks.add(task)
@@ -72,7 +76,9 @@ class PooledSends:
                     if size > PART_BYTES or count > MAX_MESSAGES or waiting[0].deadline > until:
                         break
                     entries.append(waiting.popleft())
-                await self._send_together(topic, entries, terms)
+                # Who has given up perhaps sends it elsewhere: his goes with none that was not begun by then.
+                if wanted := [entry for entry in entries if not entry.done.done()]:
+                    await self._send_together(topic, wanted, terms)
         finally:
             self._running[key] -= 1
             if not self._running[key]:
@@ -81,11 +87,11 @@ class PooledSends:
 
     async def _send_together(self, topic: str, entries: list[_Entry], terms: Terms) -> None:
         left = min(entry.deadline for entry in entries) - time.monotonic()
-        records = bytearray().join(entry.records for entry in entries)
         try:
             replace(terms, timeout=left).check_time()
+            records = bytearray().join(entry.records for entry in entries)
             sizes = np.concatenate([entry.sizes for entry in entries])
-            sent = await self._sends.send(topic, records, sizes, replace(terms, timeout=left))
+            sent = await _wanted(entries, self._sends.send(topic, records, sizes, replace(terms, timeout=left)))
         except InvalidInput as error:
             if len(entries) == 1:
                 _fail(entries, error)
@@ -93,10 +99,13 @@ class PooledSends:
                 for entry in entries:
                     await self._send_together(topic, [entry], terms)
             return
-        except RayMQError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of these, and others wait behind them
             _fail(entries, error)
             return
-        except BaseException:
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if all(entry.done.cancelled() for entry in entries) and (me is None or not me.cancelling()):
+                return  # it was ended for that
             for entry in entries:
                 entry.done.cancel()
             raise
@@ -112,7 +121,20 @@ class PooledSends:
                 entry.done.set_result(sent._replace(placed=places))
 
 
-def _fail(entries: list[_Entry], error: RayMQError) -> None:
+async def _wanted(entries: list[_Entry], send: Coroutine[Any, Any, Sent]) -> Sent:
+    """What the send comes to, which is ended when all of its callers have given up: they perhaps send it elsewhere."""
+    sending = asyncio.ensure_future(send)
+
+    def given_up(_: asyncio.Future[Sent]) -> None:
+        if all(entry.done.cancelled() for entry in entries):
+            sending.cancel()
+
+    for entry in entries:
+        entry.done.add_done_callback(given_up)
+    return await sending
+
+
+def _fail(entries: list[_Entry], error: Exception) -> None:
     for entry in entries:
         if not entry.done.done():
             entry.done.set_exception(error)

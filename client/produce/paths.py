@@ -14,6 +14,7 @@ from raymq.actors.sending.direct_idempotent import DirectIdempotentSender
 from raymq.actors.sending.idempotent import IdempotentSender
 from raymq.actors.sending.isolation import STRATEGIES
 from raymq.actors.sending.sender import Sends, make_sender
+from raymq.actors.sending.shared_batches import PooledSends
 from raymq.client import arguments
 from raymq.client.connection import Connection
 from raymq.client.produce.batcher import Batcher
@@ -21,6 +22,8 @@ from raymq.client.produce.options import NO_OPTIONS, SendDefaults
 from raymq.client.produce.outbox import OutboxSends
 from raymq.client.produce.outbox_file import OutboxFile
 
+#: Numbered batches of a topic that are under way together: enough for many threads, and few for those who wait.
+_LANES: Final = 8
 #: What a producer that is closed may take to write into its outbox.
 OUTBOX_SECONDS: Final = 5.0
 
@@ -88,6 +91,8 @@ class SendPaths:
             quick = DirectSender(sender, mq.routes, mq.channels, mq.run)
             if options.idempotent:
                 sends = numbering = IdempotentSender(sender)
+                if options.linger:  # more batches may come than the queues have turns: those that would wait are joined
+                    sends = PooledSends(numbering, _LANES)
                 one_by_one = DirectIdempotentSender(numbering, quick, mq.channels, mq.run)
             else:
                 direct = one_by_one = quick

@@ -516,6 +516,21 @@ def test_keys_come_as_often_as_they_are_sent_however_long_an_answer_takes(
         assert [future.result(10).queue_offset for future in futures] == list(range(1_000))
 
 
+def test_numbered_batches_come_as_often_as_they_are_sent_however_long_an_answer_takes(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """Of an idempotent producer each queue takes one batch at a time, without any key, too."""
+    del admin
+    slow_down(services, 0.05)
+    with Producer(mq, "p", linger=0.001, timeout=2.0, idempotent=True) as producer:
+        futures = []
+        for number in range(1_500):
+            futures.append(producer.send_async(Message("t", b"%d" % number)))
+            time.sleep(0.004)
+        assert [future.exception(10) for future in futures] == [None] * 1_500
+    assert len(everything(mq)) == 1_500
+
+
 @pytest.mark.parametrize("by", ["queue", "sharding_key"])
 def test_waiting_for_what_is_sent_to_the_same_queue_counts_for_the_budget(
     services: Services, mq: Connection, admin: Admin, by: str

@@ -56,6 +56,66 @@ async def gather(recorder: Recorder, *bodies: bytes, terms: Terms = TERMS) -> li
     return outcomes
 
 
+def test_what_nobody_expected_of_one_append_holds_up_no_other() -> None:
+    """The next callers waited for ever."""
+
+    async def send() -> None:
+        class Failing(Recorder):
+            async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+                await super().send(topic, records, sizes, terms)
+                raise OSError("nobody expected that")
+
+        outcomes = await asyncio.wait_for(gather(Failing(), b"1", b"2", b"3", terms=FIXED), 5)
+        assert [type(each) for each in outcomes] == [OSError] * 3
+
+    asyncio.run(send())
+
+
+def test_what_its_caller_has_given_up_before_it_was_sent_is_not_sent() -> None:
+    """An outbox that is closed keeps it, and sends it later."""
+
+    async def send() -> list[bytes]:
+        recorder = Recorder()
+        pool = PooledSends(recorder)
+        sizes = np.array([1], np.int32)
+        sends = []
+        for body in (b"1", b"2", b"3"):
+            sends.append(asyncio.ensure_future(pool.send("t", bytearray(body), sizes, FIXED)))
+            await asyncio.sleep(0.01)
+        sends[1].cancel()
+        recorder.may_go_on.set()
+        await asyncio.gather(*sends, return_exceptions=True)
+        return [records for records, _ in recorder.appends]
+
+    assert asyncio.run(send()) == [b"1", b"3"]
+
+
+def test_an_append_that_all_its_callers_have_given_up_is_ended_and_the_next_one_follows() -> None:
+    async def send() -> list[bytes]:
+        recorder, ended = Recorder(), list[bytes]()
+
+        class Ended(Recorder):
+            async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+                try:
+                    return await recorder.send(topic, records, sizes, terms)
+                except asyncio.CancelledError:
+                    ended.append(bytes(records))
+                    raise
+
+        pool = PooledSends(Ended())
+        sends = []
+        for body in (b"1", b"2"):
+            sends.append(asyncio.ensure_future(pool.send("t", bytearray(body), np.array([1], np.int32), FIXED)))
+            await asyncio.sleep(0.01)
+        sends[0].cancel()
+        await asyncio.sleep(0.01)
+        recorder.may_go_on.set()
+        assert offsets([await asyncio.wait_for(sends[1], 5)]) == [0]
+        return ended
+
+    assert asyncio.run(send()) == [b"1"]
+
+
 def offsets(outcomes: list[Sent | BaseException]) -> list[int]:
     return [int(sent.placed.queue_offsets[0]) for sent in outcomes if isinstance(sent, Sent)]
 
