@@ -57,8 +57,10 @@ async def update(
     check_change(topic, read_queues=read_queues, write_queues=write_queues, permission=permission, ordered=ordered)
     known = await asking.ask_brokers_of(mq, topic, partial(wire_admin.topic_config_command, topic))
     route = await mq.routes.get(topic)
-    addresses = route.addresses
+    addresses = route.addresses  # one that has left meanwhile is not told, and that is said below
     for broker, answer in known.items() if not dry_run else ():
+        if broker not in addresses:
+            continue
         command = partial(
             wire_admin.update_topic_command,
             wire_admin.read_topic_config(answer),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from raymq.client import Admin, Connection, Message, Producer, PullConsumer
 from raymq.client.errors import BrokerUnavailable, TopicNotFound
+from raymq.client.requests import fan_out
 from tests.integration.conftest import Services
 from tests.polling import poll_until
 
@@ -66,3 +69,20 @@ def test_a_topic_is_not_called_deleted_while_a_broker_that_has_it_is_away(
     with pytest.raises(TopicNotFound):
         admin.delete_topic("t")
     assert "t" not in admin.topics()
+
+
+def test_a_broker_that_leaves_amid_a_change_is_told_as_one_that_is_away(
+    services: Services, mq: Connection, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = fan_out.ask_each
+
+    async def asked_before_it_leaves(*arguments: Any) -> Any:
+        answers = await ask(*arguments)
+        if "broker-b" in services.brokers:
+            await asyncio.to_thread(leave, services, mq, "broker-b")
+        return answers
+
+    monkeypatch.setattr(fan_out, "ask_each", asked_before_it_leaves)
+    with pytest.raises(BrokerUnavailable, match="broker-b"):
+        admin.update_topic("t", queues=3)
+    assert services.brokers["broker-a"].core.topic("t").write_queues == 3
