@@ -146,3 +146,19 @@ def test_what_nobody_expected_is_told_to_all_of_them() -> None:
         assert [type(each) for each in outcomes] == [MemoryError] * 3
 
     run(1_000, work)
+
+
+def test_who_is_ended_on_the_way_takes_nothing_from_the_others() -> None:
+    async def work(lines: QueueLines, broker: Broker) -> None:
+        first = await begun(lines, ("1",))
+        others = await begun(lines, ("2",), ("3",), ("4",))
+        broker.go_on.set()
+        await first[0]
+        broker.go_on.clear()
+        await asyncio.sleep(0.01)
+        others[1].cancel()
+        await asyncio.sleep(0.01)
+        broker.go_on.set()
+        assert await asyncio.wait_for(asyncio.gather(others[0], others[2]), 10) == [[b"2"], [b"4"]]
+
+    assert run(1_000, work).sent == [[b"1"], [b"2", b"3", b"4"]]
