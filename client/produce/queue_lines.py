@@ -100,9 +100,10 @@ class QueueLines:
                 for part in parts:
                     await self._send([part])
                 return
-            _fail(parts, error)
+            parts[0].outcomes.set_exception(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what became of all of them
-            _fail(parts, error)
+            for part in parts:
+                part.outcomes.set_exception(error)
         except BaseException:
             for part in parts:
                 part.outcomes.cancel()
@@ -137,12 +138,6 @@ def _as_one(encoded: Sequence[Encoded]) -> Encoded:
     return numbers, records, np.concatenate([each for _, _, each in encoded])
 
 
-def _fail(parts: Sequence[_Part], error: Exception) -> None:
-    for part in parts:
-        if not part.outcomes.done():  # who waited for it was ended
-            part.outcomes.set_exception(error)
-
-
 def _share(made: MakeOutcomes, parts: Sequence[_Part]) -> None:
     first = 0
     for part in parts:
@@ -152,5 +147,4 @@ def _share(made: MakeOutcomes, parts: Sequence[_Part]) -> None:
         def outcomes(mine: slice = mine) -> Sequence[Outcome]:
             return made()[mine]
 
-        if not part.outcomes.done():
-            part.outcomes.set_result(made if len(parts) == 1 else outcomes)
+        part.outcomes.set_result(made if len(parts) == 1 else outcomes)
