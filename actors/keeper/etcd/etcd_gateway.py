@@ -27,6 +27,8 @@ _THREADS: Final = 8
 #: FAILED_PRECONDITION, UNIMPLEMENTED, UNAUTHENTICATED.
 _NOT_DONE: Final = frozenset({3, 5, 7, 9, 12, 16})
 _MOST_ANSWER_BYTES: Final = 16 << 20
+#: What reading ends with where something else was written than is read.
+OTHER_FORM: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _T = TypeVar("_T")
 
 
@@ -80,8 +82,12 @@ class EtcdGateway:
         asked = {"compare": list(compare), "success": list(then), "failure": list(otherwise)}
 
         def read(answer: Mapping[str, Any]) -> tuple[bool, list[EtcdValue | None]]:
+            holds = bool(answer.get("succeeded")) or not compare
             found = [each["response_range"] for each in answer.get("responses", ()) if "response_range" in each]
-            return bool(answer.get("succeeded")), [_first(each) for each in found]
+            wanted = sum("request_range" in each for each in (then if holds else otherwise))
+            if len(found) < wanted:
+                raise ValueError(f"{len(found)} ranges of {wanted}")
+            return holds, [_first(each) for each in found[:wanted]]
 
         return await self._post("kv/txn", asked, read)
 
@@ -117,28 +123,38 @@ class EtcdGateway:
             raise EtcdFailed("the register is closed", may_be_done=False)
         try:
             post = self._post_somewhere
-            return read(await asyncio.get_running_loop().run_in_executor(self._threads, post, call, body))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, post, call, body, read)
+        except OTHER_FORM as error:
             raise EtcdFailed(f"etcd's answer to {call} is of another form: {error!r}") from error
 
-    def _post_somewhere(self, call: str, body: bytes) -> dict[str, Any]:
+    def _post_somewhere(self, call: str, body: bytes, read: Callable[[Mapping[str, Any]], _T]) -> _T:
         """On a thread: at the endpoint that answered last, and as long as none was reached, at the others."""
         last = ""
         for _ in self._endpoints:
-            endpoint = self._endpoints[self._preferred % len(self._endpoints)]
+            number = self._preferred
+            endpoint = self._endpoints[number]
             timeout = urllib3.Timeout(total=REQUEST_SECONDS, connect=REQUEST_SECONDS / 2)
             try:
                 pools = self._pools_now()
                 answer = pools.request("POST", f"{endpoint}/v3/{call}", body=body, timeout=timeout, redirect=False)
             except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
                 last = f"{endpoint}: {error}"  # nothing was sent
-                self._preferred += 1
+                self._leave(number)
                 continue
             except (urllib3.exceptions.HTTPError, OSError) as error:
-                self._preferred += 1
+                self._leave(number)
                 raise EtcdFailed(f"{endpoint}: {error}") from error
-            return self._read(endpoint, call, answer)
+            try:
+                return read(self._told(endpoint, call, answer))
+            except (EtcdFailed, *OTHER_FORM):
+                self._leave(number)
+                raise
         raise EtcdFailed(f"no etcd is reached: {last}", may_be_done=False)
+
+    def _leave(self, number: int) -> None:
+        """Ask the next endpoint from now on: once, however many requests have failed at this one together."""
+        if self._preferred == number:
+            self._preferred = (number + 1) % len(self._endpoints)
 
     def _pools_now(self) -> urllib3.PoolManager:
         """With the context of now. Connections of before end with the requests on them."""
@@ -146,7 +162,7 @@ class EtcdGateway:
             self._http = _pools(context)
         return self._http[0]
 
-    def _read(self, endpoint: str, call: str, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+    def _told(self, endpoint: str, call: str, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         if len(answer.data) > _MOST_ANSWER_BYTES:
             raise EtcdFailed(f"{endpoint}: an answer of {len(answer.data)} B to {call}")
         if answer.status == 404 and not answer.data.startswith(b"{"):
@@ -156,7 +172,6 @@ class EtcdGateway:
             raise TypeError(type(told).__name__)
         if answer.status == 200:
             return told
-        self._preferred += 1
         remark = f"{endpoint}: {told.get('message') or told.get('error')}"
         raise EtcdFailed(remark, may_be_done=told.get("code") not in _NOT_DONE)
 

@@ -141,6 +141,40 @@ def test_a_change_without_an_answer_is_unknown_unless_it_was_refused(
         assert ends_with([address], renew) is RegisterUnavailable
 
 
+ONE = (200, b'{"responses": [{"response_range": {}}]}')
+
+
+def test_a_server_that_hangs_is_left_by_all_who_ask_it_together() -> None:
+    """Each of three requests went one server further: all three came back to the one that hung, again and again. A
+    coordinator of three groups elected nobody for as long as one server of three was stopped.
+    """
+
+    async def run(endpoints: list[str]) -> None:
+        with contextlib.closing(EtcdRegister(endpoints, "/test")) as register:
+            for failed in (3, 0):
+                told = await asyncio.gather(*(register.read(f"g{each}") for each in range(3)), return_exceptions=True)
+                assert [isinstance(each, RegisterUnavailable) for each in told] == [failed > 0] * 3
+
+    with answering([HUNG]) as (hung, _), answering([ONE]) as (second, _), answering([ONE]) as (third, _):
+        asyncio.run(run([hung, second, third]))
+
+
+@pytest.mark.parametrize(
+    "said", [(404, b"Not Found"), (502, b"<html>"), (200, b"[]"), (200, b"{}"), (200, b"[" * 9999)]
+)
+def test_who_is_no_etcd_is_not_asked_again_and_again(said: Said) -> None:
+    """What else listens at that address now, or a balancer with nobody behind it, was asked for ever."""
+
+    async def run(endpoints: list[str]) -> None:
+        with contextlib.closing(EtcdRegister(endpoints, "/test")) as register:
+            with pytest.raises(RegisterUnavailable):
+                await register.read("g")
+            assert (await register.read("g")).value is None
+
+    with answering([said]) as (other, _), answering([ONE]) as (address, _):
+        asyncio.run(run([other, address]))
+
+
 def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masters ended with their leases when the certificate of their start had expired, for good."""
     monkeypatch.setattr(wire_tls, "LOOK_SECONDS", 0.0)
@@ -161,7 +195,7 @@ def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: py
         finally:
             await opened.close()
 
-    with answering([(200, b'{"responses": [{"response_range": {}}]}')], replace(server, client_auth=True)) as (at, _):
+    with answering([ONE], replace(server, client_auth=True)) as (at, _):
         asyncio.run(run(at))
 
 
