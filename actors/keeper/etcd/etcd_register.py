@@ -39,6 +39,7 @@ from typing import Final
 
 from raymq.actors.keeper.errors import RegisterConflict, RegisterHeld, RegisterUnavailable, RegisterUnknown
 from raymq.actors.keeper.etcd.etcd_gateway import (
+    OTHER_FORM,
     EtcdFailed,
     EtcdGateway,
     EtcdValue,
@@ -230,7 +231,7 @@ def _registered(found: EtcdValue | None) -> Registered:
         raw = json.loads(found.value)
         version = raw.get("version", found.version)  # RayMQ 0.1 did not write it
         return Registered(int(version), str(raw["change"]), GroupState.from_json(raw["state"]))
-    except (ValueError, TypeError, LookupError, RecursionError, InvalidInput) as error:
+    except (*OTHER_FORM, InvalidInput) as error:
         raise RegisterUnavailable(f"what stands in etcd is no state of a group: {error}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import shutil
@@ -173,6 +174,16 @@ def test_who_is_no_etcd_is_not_asked_again_and_again(said: Said) -> None:
 
     with answering([said]) as (other, _), answering([ONE]) as (address, _):
         asyncio.run(run([other, address]))
+
+
+@pytest.mark.parametrize("value", [b"[]", b"1", b"null", b"no JSON", b"\xff", b'{"version": Infinity}'])
+def test_what_somebody_else_has_written_is_no_state(value: bytes) -> None:
+    """A broker's loops ended with an AttributeError, and did not go on when the state was there again."""
+    found = {"kvs": [{"value": base64.b64encode(value).decode(), "mod_revision": "3", "version": "1"}]}
+    said = 200, json.dumps({"responses": [{"response_range": found}]}).encode()
+    with answering([said]) as (address, _):
+        for act in (read, renew):
+            assert ends_with([address], act) is RegisterUnavailable
 
 
 def test_certificates_that_were_renewed_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
