@@ -16,7 +16,7 @@ from typing import Any, Final
 from raymq.actors.errors import InvalidInput
 from raymq.actors.event_loop import EventLoopThread
 from raymq.actors.keeper.errors import RegisterError
-from raymq.actors.keeper.serving.location import etcd_location, is_of, keepers_at, published
+from raymq.actors.keeper.serving.location import etcd_location, founded_location, is_of, keepers_at, published
 from raymq.actors.wire.commands.keeper import KEEPERS, REGISTER
 from raymq.cluster import keepers
 from raymq.cluster.config import ClusterConfig
@@ -70,8 +70,9 @@ def _make_etcd(file: Path, location: dict[str, Any]) -> dict[str, Any]:
             f"{where}, which has {whose}",
             remedy="name the etcd of the starts before; the keys there of a cluster that is gone for good have to go",
         )
-    json_file.save(file, {**location, "cluster": cluster, "founded": True}, dict)
-    return location
+    founded = founded_location(location, cluster)
+    json_file.save(file, {**founded, "cluster": cluster, "founded": True}, dict)
+    return founded
 
 
 def _is_of(location: Mapping[str, Any], cluster: str, *, is_new: bool) -> bool:

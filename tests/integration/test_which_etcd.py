@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import pytest
 import urllib3
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.keeper.errors import RegisterUnavailable
+from raymq.actors.keeper.errors import RegisterError, RegisterUnavailable
 from raymq.actors.keeper.etcd import etcd_register
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.leases import claim_of
 from raymq.actors.keeper.messages import Registered
+from raymq.actors.keeper.register import Register
+from raymq.actors.keeper.serving.location import open_register
 from raymq.cluster import registers
 from raymq.cluster.config import ClusterConfig
 from tests.etcd_servers import EtcdServers, etcd_servers
@@ -35,7 +37,7 @@ def etcds(tmp_path: Path) -> Iterator[tuple[EtcdServers, EtcdServers]]:
         yield first, second
 
 
-def made(root: Path, *endpoints: str) -> object:
+def made(root: Path, *endpoints: str) -> dict[str, Any]:
     root.mkdir(exist_ok=True)
     return registers.make("x", root, [], ClusterConfig.load({"etcd_endpoints": list(endpoints)}), {})
 
@@ -55,6 +57,46 @@ def test_a_start_with_another_etcd_is_refused(tmp_path: Path, etcds: tuple[EtcdS
     made(tmp_path / "b", *other.endpoints)
     with pytest.raises(InvalidInput, match="no register of this cluster"):
         made(tmp_path / "b", *right.endpoints)
+
+
+def test_an_etcd_that_was_emptied_is_no_register_of_a_cluster_that_runs(
+    tmp_path: Path, etcds: tuple[EtcdServers, EtcdServers]
+) -> None:
+    """The coordinator founded its groups there, and all brokers took themselves for copies of others, for good: also
+    when the right one was back.
+    """
+    location = made(tmp_path / "a", *etcds[0].endpoints)
+    emptied = {"etcd": {**location["etcd"], "endpoints": etcds[1].endpoints}}
+
+    async def ends_with(told: dict[str, Any], act: Callable[[Register], Awaitable[object]]) -> type | None:
+        opened = open_register(told, None)
+        try:
+            await act(opened.register)
+        except RegisterError as error:
+            return type(error)
+        finally:
+            await opened.close()
+        return None
+
+    async def run() -> None:
+        state = mastered()
+        claim = claim_of(state)
+        assert claim is not None
+        acts: list[Callable[[Register], Awaitable[object]]] = [
+            lambda register: register.read("g"),
+            lambda register: register.settle("g"),
+            lambda register: register.groups(),
+            lambda register: register.change("g", Registered(), state),
+            lambda register: register.renew("g", claim),
+        ]
+        for act in acts:
+            assert await ends_with(emptied, act) is RegisterUnavailable
+            assert await ends_with(location, act) is None
+        assert await ends_with(emptied, lambda register: register.release("g", claim)) is None
+
+    asyncio.run(run())
+    unchecked = {"etcd": {**emptied["etcd"], "cluster": None}}
+    assert asyncio.run(ends_with(unchecked, lambda register: register.read("g"))) is None, "it is there, and empty"
 
 
 def test_a_start_that_was_broken_off_is_repeated(

@@ -2,7 +2,7 @@
 
     <prefix>/states/<group>   {"change": "8f..", "version": 3, "state": {...}}
     <prefix>/leases/<group>   {"replica": 1, "nonce": "91..", "epoch": 7}
-    <prefix>/cluster          the cluster whose register it is, as a random text
+    <prefix>/cluster          the cluster whose register it is, as a random text, which each transaction compares
 
 A change is a transaction that compares the state's mod_revision; one that takes a master away also compares that there
 is no lease key. A renewal is a new lease of etcd's, to which a transaction attaches the lease key if the state is still
@@ -33,9 +33,9 @@ import math
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from raymq.actors.keeper.errors import RegisterConflict, RegisterHeld, RegisterUnavailable, RegisterUnknown
 from raymq.actors.keeper.etcd.etcd_gateway import (
@@ -65,12 +65,22 @@ _NO_STATE: Final = b'{"state":null}'
 class EtcdRegister:
     """`Register` on an etcd cluster. Coroutines of one event loop; `close` ends it."""
 
-    def __init__(self, endpoints: Sequence[str], prefix: str, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """`endpoints`, `tls`: as `EtcdGateway`. `prefix`: of all keys, such as "/raymq/<cluster>"."""
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        prefix: str,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """`endpoints`, `tls`: as `EtcdGateway`. `prefix`: of all keys, such as "/raymq/<cluster>".
+
+        `cluster`: whose register it has to be (`is_of`), at each call; None: whosever it is.
+        """
         self._etcd = EtcdGateway(endpoints, tls)
         self._states = f"{prefix}/states/"
         self._leases = f"{prefix}/leases/"
         self._cluster = f"{prefix}/cluster"
+        self._whose = None if cluster is None else cluster.encode()
         #: The state in which a claim was found right last, by group: the claim, and the state's mod_revision.
         self._right: dict[str, tuple[LeaseClaim, int]] = {}
         #: A revision that is as old as the history that is kept; 0: none is known.
@@ -89,9 +99,7 @@ class EtcdRegister:
         for _ in range(_RENEWALS):
             revision, value = (0, _NO_STATE) if standing is None else (standing.mod_revision, standing.value)
             try:
-                is_written, found = await self._etcd.transact(
-                    [is_unchanged(key, revision)], [put(key, value)], [get(key)]
-                )
+                is_written, found = await self._transact([is_unchanged(key, revision)], [put(key, value)], [get(key)])
             except EtcdFailed as error:
                 raise RegisterUnavailable(f"{group}: {error}") from error
             if is_written:
@@ -106,7 +114,7 @@ class EtcdRegister:
         moves = claim_of(before.value) != claim_of(after)
         look = [get(state_key), get(lease_key)]
         try:
-            _, (standing, lease) = await self._etcd.transact([], look, [])
+            _, (standing, lease) = await self._transact([], look, [])
         except EtcdFailed as error:
             raise RegisterUnavailable(f"{group}: {error}") from error
         _check(group, before, _registered(standing), lease if moves else None)
@@ -114,7 +122,7 @@ class EtcdRegister:
         compare = [is_unchanged(state_key, 0 if standing is None else standing.mod_revision)]
         compare += [is_unchanged(lease_key, 0)] if moves else []
         try:
-            is_made, found = await self._etcd.transact(compare, [put(state_key, _encoded(made))], look)
+            is_made, found = await self._transact(compare, [put(state_key, _encoded(made))], look)
         except EtcdFailed as error:
             failed = RegisterUnknown if error.may_be_done else RegisterUnavailable
             raise failed(f"{group}: {error}") from error
@@ -128,6 +136,7 @@ class EtcdRegister:
     async def groups(self) -> Sequence[str]:
         """As `Register.groups`."""
         try:
+            await self._transact([], [get(self._cluster)], [])
             names = sorted(await self._etcd.keys(self._states))
         except EtcdFailed as error:
             raise RegisterUnavailable(str(error)) from error
@@ -164,11 +173,11 @@ class EtcdRegister:
         """As `Register.release`."""
         key = self._leases + group
         with contextlib.suppress(EtcdFailed):
-            await self._etcd.transact([is_value(key, _claimed(claim))], [delete(key)], [])
+            await self._transact([is_value(key, _claimed(claim))], [delete(key)], [])
 
     async def _forget_history(self, group: str) -> None:
         with contextlib.suppress(EtcdFailed):  # another master may have done so
-            _, (lease,) = await self._etcd.transact([], [get(self._leases + group)], [])
+            _, (lease,) = await self._transact([], [get(self._leases + group)], [])
             old, self._old_revision = self._old_revision, 0 if lease is None else lease.mod_revision
             if old:
                 await self._etcd.compact(old)
@@ -176,6 +185,21 @@ class EtcdRegister:
     def close(self) -> None:
         """End the connections."""
         self._etcd.close()
+
+    async def _transact(
+        self,
+        compare: Sequence[Mapping[str, Any]],
+        then: Sequence[Mapping[str, Any]],
+        otherwise: Sequence[Mapping[str, Any]],
+    ) -> tuple[bool, list[EtcdValue | None]]:
+        """As `EtcdGateway.transact`, where it is the register of this cluster. EtcdFailed also where it is not."""
+        if self._whose is None:
+            return await self._etcd.transact(compare, then, otherwise)
+        is_ours, owner = is_value(self._cluster, self._whose), get(self._cluster)
+        holds, found = await self._etcd.transact([is_ours, *compare], then, [*otherwise, owner])
+        if not holds and ((told := found.pop()) is None or told.value != self._whose):
+            raise EtcdFailed("the etcd that answers has no register of this cluster", may_be_done=False)
+        return holds, found
 
     async def _renew(self, group: str, claim: LeaseClaim) -> float:
         state_key = self._states + group
@@ -187,7 +211,7 @@ class EtcdRegister:
         lease, seconds = await self._etcd.grant(math.ceil(LEASE_SECONDS))
         for _ in range(_RENEWALS):
             attach = put(self._leases + group, _claimed(claim), lease)
-            is_given, found = await self._etcd.transact([is_unchanged(state_key, revision)], [attach], [get(state_key)])
+            is_given, found = await self._transact([is_unchanged(state_key, revision)], [attach], [get(state_key)])
             if is_given:
                 self._right[group] = claim, revision
                 return min(float(seconds), LEASE_SECONDS)
@@ -203,7 +227,7 @@ class EtcdRegister:
 
     async def _state(self, group: str) -> EtcdValue | None:
         try:
-            _, (standing,) = await self._etcd.transact([], [get(self._states + group)], [])
+            _, (standing,) = await self._transact([], [get(self._states + group)], [])
         except EtcdFailed as error:
             raise RegisterUnavailable(f"{group}: {error}") from error
         return standing

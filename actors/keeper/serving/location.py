@@ -2,7 +2,7 @@
 
 Keepers are told as `KeeperSet.to_json` says, an etcd as
 
-    {"etcd": {"endpoints": ["http://10.0.0.1:2379", ...], "prefix": "/raymq/<cluster>", "tls": null}}
+    {"etcd": {"endpoints": ["http://10.0.0.1:2379", ...], "prefix": "/raymq/<cluster>", "tls": null, "cluster": "5f.."}}
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def etcd_location(etcd: Etcd, cluster: str) -> dict[str, Any]:
     """What actors are told where the register is on an etcd."""
     tls = None if etcd.tls is None else dataclasses.asdict(etcd.tls)
     return {_ETCD: {"endpoints": list(etcd.endpoints), "prefix": f"/raymq/{cluster}", "tls": tls}}
+
+
+def founded_location(told: Mapping[str, Any], cluster: str) -> dict[str, Any]:
+    """The same, once it is the register of that cluster (`is_of`): where it is not, nothing is read there any more."""
+    return {_ETCD: {**told[_ETCD], "cluster": cluster}}
 
 
 def published(told: Mapping[str, Any]) -> dict[str, str]:
@@ -96,4 +101,4 @@ def _etcd_register(told: Mapping[str, Any]) -> EtcdRegister:
     except ImportError as error:
         raise InvalidInput("etcd_endpoints", "what raymq's extra `etcd` installs", str(error)) from error
     tls = None if told["tls"] is None else client_context(Tls(**told["tls"]))
-    return EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now)
+    return EtcdRegister(told["endpoints"], told["prefix"], None if tls is None else tls.now, told.get("cluster"))
