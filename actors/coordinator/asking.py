@@ -53,6 +53,12 @@ class ReplicaQuestions:
         sealed = await self._ask(replicas, lambda: seal_command(epoch), read_sealed, seconds)
         return {number: sealed_state(each) for number, each in sealed.items()}
 
+    async def seal_and_status(
+        self, replicas: Mapping[int, ReplicaRecord], epoch: int, seconds: float = SEAL_SECONDS
+    ) -> tuple[dict[int, SealedState], dict[int, ReplicaStatus]]:
+        """As `seal`, and beside it how those do that answer: also who is sealed to a later epoch, and refuses."""
+        return await asyncio.gather(self.seal(replicas, epoch, seconds), self.status(replicas))
+
     async def close(self) -> None:
         """Close all connections."""
         for channel in self._channels.values():

@@ -15,6 +15,7 @@ from typing import Final
 
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
 from raymq.actors.coordinator.asking import ReplicaQuestions
+from raymq.actors.coordinator.watching import Change, later_epoch
 from raymq.actors.errors import BrokerGroupNotFound, ElectionFailed, InvalidInput
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld
 from raymq.actors.keeper.group_state import GroupState
@@ -121,7 +122,14 @@ async def _attempt(
         if not handed_over:
             # Nobody knows what it does: nothing of its epoch may change any more before the others are asked.
             now = await register.change(group, now, after)
-    sealed = await questions.seal(state.replicas, after.epoch, _SEAL_SECONDS)
+    sealed, heard = await questions.seal_and_status(state.replicas, after.epoch, _SEAL_SECONDS)
+    later = later_epoch(after, sealed, heard, unclean=unclean)
+    if isinstance(later, Change):
+        now = await register.change(group, now, later.after)
+        after = later.after
+        sealed = await questions.seal(state.replicas, after.epoch, _SEAL_SECONDS)
+    elif later is not None:
+        raise ElectionFailed(f"{group}: {later.trouble}")
     winner, refusal = _choose(after, sealed, designated, unclean=unclean)
     if isinstance(winner, NoWinner):
         if after != now.value:

@@ -123,7 +123,7 @@ class CoordinatorService:
             step: Rest | Change | Seal = watch.next(state, await self._questions.status(asked))
             if isinstance(step, Seal):
                 assert isinstance(state, GroupState)
-                step = watch.elect(state, await self._questions.seal(state.replicas, state.epoch))
+                step = watch.elect(state, *await self._questions.seal_and_status(state.replicas, state.epoch))
             if isinstance(step, Rest):
                 self.troubles.pop(group, None)
                 if step.trouble:

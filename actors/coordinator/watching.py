@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
@@ -92,8 +93,16 @@ class GroupWatch:
         self._gone = state.master
         return Change(state.electing(), f"its master {state.master} of epoch {state.epoch} {gone}")
 
-    def elect(self, state: GroupState, sealed: Mapping[int, SealedState]) -> Rest | Change:
-        """Who becomes master, by what the replicas answered to `Seal`."""
+    def elect(
+        self,
+        state: GroupState,
+        sealed: Mapping[int, SealedState],
+        heard: Mapping[int, ReplicaStatus] = MappingProxyType({}),
+    ) -> Rest | Change:
+        """Who becomes master, by what the replicas answered to `Seal`; `heard`: how replicas do."""
+        later = later_epoch(state, sealed, heard)
+        if later is not None:
+            return later
         now = self._clock()
         if self._electing != state.epoch:
             self._electing, self._electing_since = state.epoch, now
@@ -145,3 +154,40 @@ class GroupWatch:
 def _is_about_to_serve(status: ReplicaStatus, epoch: int) -> bool:
     """Whether it has not begun its epoch yet, or opens its store."""
     return status.epoch < epoch or (status.epoch == epoch and status.role == "opening")
+
+
+def later_epoch(
+    state: GroupState,
+    sealed: Mapping[int, SealedState],
+    heard: Mapping[int, ReplicaStatus],
+    *,
+    unclean: bool = False,
+) -> Rest | Change | None:
+    """What has to be done before the election of `state` where replicas know of later epochs; None: they do not.
+
+    Nobody is master in an epoch that has begun before, and who is sealed to a later one answers no election. Where one
+    has begun, or two were to, the register is older than that, such as an etcd that was restored from a backup: nobody
+    knows who is in sync, and only the longest log of all replicas surely has what was acknowledged. To the next one
+    alone anybody may seal a replica.
+
+    Args:
+        unclean: the operator takes the loss of what nobody who was reached has.
+    """
+    told: dict[int, ReplicaStatus | SealedState] = {**heard, **sealed}
+    known = {
+        number: (each.epoch, each.end, each.sealed)
+        for number, each in told.items()
+        if number in state.replicas and each.identity == state.replicas[number].identity
+    }
+    epoch = max((max(begun + 1, sealed_to) for begun, _, sealed_to in known.values()), default=0)
+    if epoch <= state.epoch:
+        return None
+    after = replace(state, epoch=epoch)
+    if all(begun < state.epoch and sealed_to <= state.epoch + 1 for begun, _, sealed_to in known.values()):
+        return Change(after, f"elects in epoch {epoch}, to which a replica is sealed")
+    missing = sorted(state.replicas.keys() - known.keys())
+    if missing and not unclean:
+        return Rest(f"the register is older than what replicas {sorted(known)} know; missing: {missing}")
+    longest = max(known, key=lambda number: known[number][:2])
+    after = replace(after, in_sync=frozenset({longest}), set_epoch=state.set_epoch + 1)
+    return Change(after, f"elects in epoch {epoch}: the register is older than what its replicas know, {longest} most")

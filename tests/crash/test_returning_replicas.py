@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import shutil
 import struct
@@ -11,11 +13,14 @@ import pytest
 from raymq.actors.errors import (
     InvalidInput,
 )
+from raymq.actors.keeper.errors import RegisterError
+from raymq.actors.keeper.group_state import GroupState
 from raymq.actors.protocol import MessageQueue, SendStatus
 from raymq.actors.wire.codes import RequestCode
 from raymq.actors.wire.commands.append import read_appended
 from raymq.actors.wire.commands.replication import seal_command
 from raymq.actors.wire.frame import Command
+from tests.crash.coordinator_process import CoordinatorProcess
 from tests.polling import poll_until
 from tests.replica_clients import QUEUES, Clients, ask, commits, numbered, records
 from tests.replica_group import GROUP, ReplicaGroup
@@ -177,3 +182,56 @@ def test_a_replica_that_was_replaced_while_it_hung_leaves_its_place_in_the_route
         finally:
             other.kill()
             other.communicate()
+
+
+def test_who_was_sealed_to_the_next_epoch_is_elected_in_it(group: ReplicaGroup, clients: Clients) -> None:
+    """Two frames, of anybody, and the group had no master any more: each seal of its election was refused."""
+    clients.send(*numbered(0, 10))
+    group.await_in_sync(1, 2)
+    group.pause(1)
+    poll_until(lambda: is_put(group, group.state.electing()), 20)
+    epoch = group.state.epoch
+    group.run(group.pool.request(group.addresses[2], seal_command(epoch + 1), 5.0))
+    with pytest.raises(InvalidInput):
+        group.run(group.pool.request(group.addresses[2], seal_command(epoch), 5.0))
+    coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
+    try:
+        group.await_serving(2)
+        assert group.state.epoch == epoch + 1
+        assert set(clients.bodies()) == set(numbered(0, 10))
+    finally:
+        coordinator.stop()
+
+
+def test_with_a_register_that_is_older_than_the_group_nothing_acknowledged_is_lost(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    """Of an etcd that was restored from a backup: who was in sync by then was elected with what it had, in an epoch
+    that another one had begun.
+    """
+    clients.send(*numbered(0, 10))
+    group.await_in_sync(1, 2)
+    old = group.state
+    group.kill(1)
+    assert group.elect() == 2
+    clients.send(*numbered(10, 30))
+    group.pause(2)
+    poll_until(lambda: is_put(group, dataclasses.replace(old, in_sync=frozenset({1}))), 20)
+    coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
+    try:
+        group.start(1)
+        group.await_claimed(1)
+        group.go_on(2)
+        group.await_in_sync(1, 2)
+        clients.send(*numbered(30, 40))
+        assert set(clients.bodies()) == set(numbered(0, 40))
+        assert group.state.epoch > 2
+    finally:
+        coordinator.stop()
+
+
+def is_put(group: ReplicaGroup, state: GroupState) -> bool:
+    """Whether the register has it by now: a lease may be in the way."""
+    with contextlib.suppress(RegisterError):
+        return group.run(group.register.change(GROUP, group.read(), state)).version > 0
+    return False

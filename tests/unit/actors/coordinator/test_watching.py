@@ -17,6 +17,7 @@ from raymq.actors.coordinator.watching import (
     GroupWatch,
     Rest,
     Seal,
+    later_epoch,
 )
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
 from raymq.actors.wire.commands.replication import ReplicaStatus
@@ -248,3 +249,32 @@ def test_without_anybody_in_sync_there_is_no_master_and_it_is_said_why(watch: Gr
     step = watch.elect(state, {3: sealed(3, state)})
     assert isinstance(step, Rest)
     assert "[1, 2]" in step.trouble
+
+
+def test_an_election_is_of_the_epoch_to_which_replicas_are_sealed(watch: GroupWatch) -> None:
+    """Who was sealed to the next one answers no election of this one: the group had no master any more."""
+    state = dataclasses.replace(STATE, master=None, epoch=7)
+    step = watch.elect(state, {1: sealed(1, state)}, {2: status(2, epoch=6, sealed=8)})
+    assert isinstance(step, Change)
+    assert step.after == dataclasses.replace(state, epoch=8)
+    assert watch.elect(state, {1: sealed(1, state)}, {2: status(2, epoch=6, sealed=8, identity="another")}) != step
+
+
+@pytest.mark.parametrize("more", [{"epoch": 7}, {"epoch": 8, "sealed": 8}, {"epoch": 6, "sealed": 9}])
+def test_with_a_register_that_is_older_than_its_replicas_the_longest_log_of_all_counts(
+    watch: GroupWatch, more: dict[str, int]
+) -> None:
+    """Of an etcd that was restored: whom it has in sync may lack what was acknowledged since."""
+    state = dataclasses.replace(STATE, master=None, epoch=7, in_sync=frozenset({1}))
+    knows = {2: status(2, **{"epoch": 6, "end": (200, 0), **more})}
+    waits = watch.elect(state, {1: sealed(1, state)}, knows)
+    assert isinstance(waits, Rest)
+    assert "missing: [3]" in waits.trouble
+    by_hand = later_epoch(state, {1: sealed(1, state)}, knows, unclean=True)
+    step = watch.elect(state, {1: sealed(1, state), 3: sealed(3, state)}, knows)
+    assert step == by_hand
+    assert isinstance(step, Change)
+    assert (step.after.master, step.after.in_sync) == (None, {2})
+    assert step.after.epoch == max(8, more.get("epoch", 0) + 1, more.get("sealed", 0))
+    step.after.validate()
+    assert later_epoch(step.after, {}, knows) is None
