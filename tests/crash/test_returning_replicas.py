@@ -230,6 +230,25 @@ def test_with_a_register_that_is_older_than_the_group_nothing_acknowledged_is_lo
         coordinator.stop()
 
 
+def test_nobody_is_master_again_in_an_epoch_that_another_one_has_followed(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    """By a register that was restored it was: it had tried that epoch before."""
+    clients.send(*numbered(0, 10))
+    group.await_in_sync(1, 2)
+    old = group.state
+    group.pause(1)
+    assert group.elect(asked=[2]) == 2
+    group.go_on(1)
+    group.await_in_sync(1, 2)
+    clients.send(*numbered(10, 20))
+    group.await_end(1, of=2)
+    group.pause(2)
+    poll_until(lambda: is_put(group, old), 20)
+    poll_until(lambda: "has begun before" in group.status(1).trouble, 20)
+    assert (group.status(1).role, group.status(1).epoch) == ("replica", 2)
+
+
 def is_put(group: ReplicaGroup, state: GroupState) -> bool:
     """Whether the register has it by now: a lease may be in the way."""
     with contextlib.suppress(RegisterError):

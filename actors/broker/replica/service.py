@@ -326,7 +326,8 @@ class ReplicaService(ReplicaProcess):
         if epoch <= self._left_epoch:
             self.trouble = f"it has left the office of epoch {epoch}: another one is to be elected"
             return
-        if stream is None or (epoch <= stream.epochs.last_epoch and epoch != self._tried_epoch):
+        began = 0 if stream is None else stream.epochs.last_epoch
+        if stream is None or epoch < began or (epoch == began and epoch != self._tried_epoch):
             self.trouble = f"epoch {epoch} has begun before this process did"
             return
         if not self.is_left:
