@@ -450,8 +450,6 @@ class Office:
         if not isinstance(state, GroupState) or (state.master, state.epoch) != (self.number, self.epoch):
             self._end()
             return
-        if now.version < self.registered.version:
-            return
         self.registered, self.state = now, state
         self.rule = self._settled.rule = AckRule(state.policy, self.in_sync, self.lease, self.number)
         nonces = {number: record.nonce for number, record in state.replicas.items()}
@@ -462,5 +460,9 @@ class Office:
 
     def take_registered(self, now: Registered) -> None:
         """What the role loop has read: other policies and replicas are heard of; changes of ours are not touched."""
-        if not self._is_changing and now.version > self.registered.version:
+        if self._is_changing or now == self.registered:
+            return
+        if now.version > self.registered.version:
             self._take(now)
+        else:  # read before a change of ours was made; or the register was restored, and has others in sync
+            self.learn()
