@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from raymq.actors.errors import InvalidInput
-from raymq.actors.keeper.errors import RegisterError, RegisterUnavailable
+from raymq.actors.keeper.errors import RegisterError, RegisterHeld, RegisterUnavailable
 from raymq.actors.keeper.etcd import etcd_register
 from raymq.actors.keeper.etcd.etcd_register import EtcdRegister
 from raymq.actors.keeper.leases import claim_of
@@ -132,5 +132,27 @@ def test_what_keys_were_long_ago_is_forgotten(
                 await register._forgetting
             assert lease(first)["code"] == 11, "it has been compacted"
             assert claim_of((await register.read("g")).value) == claim
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_was_copied_from_another_etcd_is_none(etcds: tuple[EtcdServers, EtcdServers]) -> None:
+    """Such a copy, as `etcdctl make-mirror` makes one, has no end: the group had no master any more."""
+    key, value = (base64.b64encode(each).decode() for each in (b"/x/leases/g", b"{}"))
+
+    def copy() -> None:
+        urllib3.request("POST", f"{etcds[0].endpoints[0]}/v3/kv/put", json={"key": key, "value": value})
+
+    async def run() -> None:
+        with contextlib.closing(EtcdRegister(etcds[0].endpoints, "/x")) as register:
+            now = await register.change("g", Registered(), mastered())
+            claim = claim_of(now.value)
+            assert claim is not None
+            copy()
+            await register.renew("g", claim)
+            with pytest.raises(RegisterHeld):
+                await register.change("g", now, mastered().electing())
+            copy()
+            assert (await register.change("g", now, mastered().electing())).value == mastered().electing()
 
     asyncio.run(run())

@@ -44,11 +44,15 @@ class EtcdFailed(RegisterError):
 
 @dataclass(frozen=True, slots=True)
 class EtcdValue:
-    """A key's value, and when it was written: `mod_revision` is another one after each write, `version` counts them."""
+    """A key's value, and when it was written: `mod_revision` is another one after each write, `version` counts them.
+
+    `ends`: it hangs on a lease, with which it goes.
+    """
 
     value: bytes
     mod_revision: int
     version: int
+    ends: bool = False
 
 
 class EtcdGateway:
@@ -182,7 +186,8 @@ def _pools(tls: ssl.SSLContext | None) -> tuple[urllib3.PoolManager, ssl.SSLCont
 
 def _first(found: Mapping[str, Any]) -> EtcdValue | None:
     for each in found.get("kvs", ()):
-        return EtcdValue(b64decode(each.get("value", "")), int(each["mod_revision"]), int(each["version"]))
+        ends = int(each.get("lease", 0)) != 0
+        return EtcdValue(b64decode(each.get("value", "")), int(each["mod_revision"]), int(each["version"]), ends)
     return None
 
 

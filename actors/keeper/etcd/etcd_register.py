@@ -17,6 +17,8 @@ successor has prolonged (etcd's issue 15247, repaired at the end of 2023; Debian
 attaching are decided by a majority, and a lease that nobody prolongs ends no earlier than its time after it was
 granted, whichever server looks. Three writes a renewal is what that costs: fine for some hundred groups.
 
+A lease key that hangs on no lease is a copy, of who has moved the keys from another etcd: nobody has that lease.
+
 etcd keeps what each key was before until it is told to forget that, which by default nobody does, and takes no write
 any more once it has 2 GiB: a group's renewals are 25 MB a day. So masters have it forget what is older than an hour.
 
@@ -120,7 +122,7 @@ class EtcdRegister:
         _check(group, before, _registered(standing), lease if moves else None)
         made = Registered(before.version + 1, f"{secrets.randbelow(1 << 62):x}", after)
         compare = [is_unchanged(state_key, 0 if standing is None else standing.mod_revision)]
-        compare += [is_unchanged(lease_key, 0)] if moves else []
+        compare += [is_unchanged(lease_key, 0 if lease is None else lease.mod_revision)] if moves else []
         try:
             is_made, found = await self._transact(compare, [put(state_key, _encoded(made))], look)
         except EtcdFailed as error:
@@ -237,7 +239,7 @@ def _check(group: str, before: Registered, standing: Registered, lease: EtcdValu
     """Raise what forbids a change from `before`."""
     if (standing.version, standing.change) != (before.version, before.change):
         raise RegisterConflict(f"{group}: version {standing.version} stands, not {before.version}")
-    if lease is not None:
+    if lease is not None and lease.ends:
         raise RegisterHeld(f"{group}: the master's lease has not ended", RENEWAL_SECONDS)
 
 
