@@ -122,14 +122,7 @@ async def _attempt(
         if not handed_over:
             # Nobody knows what it does: nothing of its epoch may change any more before the others are asked.
             now = await register.change(group, now, after)
-    sealed, heard = await questions.seal_and_status(state.replicas, after.epoch, _SEAL_SECONDS)
-    later = later_epoch(after, sealed, heard, unclean=unclean)
-    if isinstance(later, Change):
-        now = await register.change(group, now, later.after)
-        after = later.after
-        sealed = await questions.seal(state.replicas, after.epoch, _SEAL_SECONDS)
-    elif later is not None:
-        raise ElectionFailed(f"{group}: {later.trouble}")
+    now, after, sealed = await _sealed(register, questions, group, now, after, unclean=unclean)
     winner, refusal = _choose(after, sealed, designated, unclean=unclean)
     if isinstance(winner, NoWinner):
         if after != now.value:
@@ -141,6 +134,22 @@ async def _attempt(
     if refusal is not None:
         raise ElectionFailed(f"{group}: {refusal}; replica {winner.replica} is master of epoch {after.epoch}")
     return ByHand(elected.value, winner.warning)
+
+
+async def _sealed(
+    register: Register, questions: ReplicaQuestions, group: str, now: Registered, after: GroupState, *, unclean: bool
+) -> tuple[Registered, GroupState, Mapping[int, SealedState]]:
+    """The register's value, the state that the election is of, and what replicas have that are sealed for it."""
+    sealed, heard = await questions.seal_and_status(after.replicas, after.epoch, _SEAL_SECONDS)
+    later = later_epoch(after, sealed, heard, unclean=unclean)
+    if later is None:
+        return now, after, sealed
+    if isinstance(later, Change):
+        changed = await register.change(group, now, later.after)
+        return changed, later.after, await questions.seal(after.replicas, later.after.epoch, _SEAL_SECONDS)
+    if await register.read(group) != now:
+        raise RegisterConflict(f"{group}: somebody else was faster")
+    raise ElectionFailed(f"{group}: {later.trouble}")
 
 
 async def _until_it_serves(questions: ReplicaQuestions, state: GroupState, master: int) -> None:

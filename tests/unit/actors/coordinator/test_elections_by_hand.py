@@ -178,3 +178,15 @@ async def test_a_cluster_without_keepers_serves_none_of_it(tmp_path: Path) -> No
     finally:
         await pool.close()
         await server.stop()
+
+
+async def test_with_an_older_register_all_replicas_are_asked_or_the_operator_takes_the_loss(tmp_path: Path) -> None:
+    """It elected whom the register had in sync, without a word."""
+    async with at_desk(tmp_path, coordinated=False) as (group, desk):
+        await group.replicas[1].kill()
+        group.replicas[2].sealed = 5
+        group.replicas[2].end = 100
+        with pytest.raises(ElectionFailed, match="the register is older"):
+            await desk.elect()
+        assert await desk.elect(unclean=True) == (2, 5)
+        assert (await group.state()).in_sync == {2}
