@@ -299,6 +299,8 @@ def revive(namespace: str, name: str, handle: Any) -> None:
             if not was_killed:
                 kill_process(namespace, name)
                 was_killed = True
+            elif time.monotonic() > deadline:
+                raise BrokerUnavailable(name, f"it was stopped, and no other process came in {START_SECONDS:.0f} s")
         time.sleep(_POLL_SECONDS)
 
 
