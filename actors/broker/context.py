@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol, TypeVar
 
 from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
@@ -60,11 +59,10 @@ class BrokerContext:
     askers: Askers = field(default_factory=Askers)
     #: What clients change of their membership and their locks.
     in_order: InOrder = field(default_factory=InOrder)
-    #: What an append of so many bytes is stored within.
-    append_under_way: Callable[[int], AppendUnderWay] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.append_under_way = partial(AppendUnderWay, self.core.store, self.core.admission, self.statistics)
+    def append_under_way(self, size: int) -> AppendUnderWay:
+        """What an append of so many bytes is stored within."""
+        return AppendUnderWay(self.core.store, self.core.admission, self.statistics, size)
 
     def copies(self) -> Copies | None:
         """Those that have to have what is appended; None: there are none, or others have a say in the answer."""

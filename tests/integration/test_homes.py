@@ -48,6 +48,7 @@ def test_a_home_that_is_away_is_known_and_nobody_makes_a_second_one(services: Se
 
 
 def test_while_a_broker_does_not_answer_no_home_is_made(services: Services, mq: Connection) -> None:
+    poll_until(lambda: all(each.core.homes._has_looked for each in services.brokers.values()))
     handlers = services.brokers["broker-b"]._server.handlers
     silent = dict(handlers)
     silent[RequestCode.FIND_HOME] = lambda connection, _: connection.close()

@@ -84,6 +84,7 @@ def test_a_broker_that_is_away_is_waited_for_since_it_may_know_of_one(
     services: Services, mq: Connection, admin: Admin
 ) -> None:
     ground = Ground(mq, "ns")
+    poll_until(lambda: "broker-a" in services.brokers["broker-b"].core.homes.members)
     services.stop_broker("broker-a")
 
     def left() -> Leftovers | str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, Literal
 
 from raymq.actors.broker.context import BrokerContext, Copies
+from raymq.actors.broker.core.appending.append_under_way import AppendUnderWay
 from raymq.actors.protocol import SendStatus
 from raymq.actors.wire.codes import RequestCode, ResponseCode
 from raymq.actors.wire.commands.append_one import PLACE, STATUSES
@@ -30,7 +32,8 @@ def handlers(context: BrokerContext) -> dict[int, Handler]:
 class _AppendOne(PromptHandler):
     def __init__(self, context: BrokerContext, append: Callable[[Single, Stored | None], tuple[int, int]]) -> None:
         self._context = context
-        self._under_way = context.append_under_way
+        #: As `BrokerContext.append_under_way`, without a call in between.
+        self._under_way = partial(AppendUnderWay, context.core.store, context.core.admission, context.statistics)
         self._append = append
         self._core = context.core
         #: Whether a record may be handed over and its sender be answered while it is being stored.
