@@ -1,10 +1,11 @@
-"""A delivery that pop gave up ends when its dead letter is confirmed: a loss of power takes both, or none."""
+"""A delivery that pop gave up ends when its dead letter is on disk, whatever the flush: power takes both, or none."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -30,9 +31,10 @@ ASKED = PopRequest("g", "t", range(1), 8, 1 << 20, 5_000, 0)
 class Bench:
     """A core that pops, and a message of which the only try is over."""
 
-    def __init__(self, directory: Path, clock: FakeClock) -> None:
+    def __init__(self, directory: Path, clock: FakeClock, flush: Literal["sync", "async"] = "sync") -> None:
         self.clock = clock
-        self.store = Store.open(directory, CONFIG, now_ms=lambda: int(clock.now * 1000))
+        config = replace(CONFIG, flush=flush)
+        self.store = Store.open(directory, config, now_ms=lambda: int(clock.now * 1000))
         self.core = BrokerCore("broker-a", self.store, clock=clock)
 
     def sent(self, count: int) -> None:
@@ -63,13 +65,16 @@ class Bench:
 
 
 @pytest.mark.parametrize("luck", [0.0, 1.0])
-def test_a_message_is_not_done_before_its_dead_letter_is_on_disk(tmp_path: Path, luck: float) -> None:
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_message_is_not_done_before_its_dead_letter_is_on_disk(
+    tmp_path: Path, luck: float, flush: Literal["sync", "async"]
+) -> None:
     """The group was behind it, on disk, and its letter was not: it was nowhere."""
     clock = FakeClock(1_700_000_000.0)
     (tmp_path / "0").mkdir()
     disk = Disk(tmp_path / "0")
     with replaced(disk):
-        bench = Bench(tmp_path / "0", clock)
+        bench = Bench(tmp_path / "0", clock, flush)
         bench.sent(3)
         bench.store._save_checkpoint()
         bench.died()
@@ -80,7 +85,7 @@ def test_a_message_is_not_done_before_its_dead_letter_is_on_disk(tmp_path: Path,
         disk.after_power_loss(tmp_path / "1", random.Random(luck), luck)
         bench.leave()
     disk.close()
-    again = Bench(tmp_path / "1", clock)
+    again = Bench(tmp_path / "1", clock, flush)
     clock.advance(60)
     for _ in range(2):
         again.sweep()

@@ -137,6 +137,8 @@ def test_after_the_maximum_a_message_is_a_dead_letter(bench: PopBench) -> None:
     assert (dead.body, dead.reconsume_times) == (b"bad", 3)
     assert dead.properties["RETRY_TOPIC"] == "t"
     assert dead.properties["RAYMQ_DLQ_REASON"] == "failed 3 times"
+    bench.store.flush()
+    bench.pop.sweep()
     assert bench.committed() == 2
 
 
@@ -170,7 +172,9 @@ def test_a_death_whose_end_was_not_written_down_is_buried_once(
     with monkeypatch.context() as patch:
         patch.setattr(bench.store.consumer_offsets, "commit", refused)
         bench.pop.sweep()
-    assert [record.body for record in bench.dead_letters()] == [b"first"]
+        bench.store.flush()
+        bench.pop.sweep()
+    assert bench.committed() == 0
     if killed:
         bench.kill()
     bench.pop.sweep()

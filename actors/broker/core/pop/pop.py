@@ -207,9 +207,10 @@ class Pop:
             try:
                 expired -= self._advance(lent, expired)
                 if left > 0 and lent.has_dead and self._current(queue) is lent:
-                    for offset in lent.dead(each):
-                        left -= 1
-                        self._bury_one(lent, offset)
+                    done = 0
+                    for offset in lent.dead(each + len(self._buried)):
+                        done += done < each and self._bury_one(lent, offset)
+                    left -= done
                 if lent.has_dead:
                     self._waiting[queue] = None
             except StoreError as error:  # they wait for the next sweep
@@ -406,13 +407,15 @@ class Pop:
         if lent.ordered and not lent.is_blocked:
             self.on_ready(*lent.queue)
 
-    def _bury_one(self, lent: LentQueue, offset: int) -> None:
-        """Put a dead message into the dead letters, if it is not there, and end its delivery once that is confirmed."""
+    def _bury_one(self, lent: LentQueue, offset: int) -> bool:
+        """Put a dead message into the dead letters, if it is not there, and end its delivery once that is safe; whether
+        anything was done, else its letter waits for that.
+        """
         group, topic, queue_id = lent.queue
         delivery = lent.deliveries[offset]
         death = death_of(lent.queue, offset, delivery.pop_time_ms)
         buried = group, death
-        if buried not in self._buried:
+        if is_new := buried not in self._buried:
             times = retry.counted(delivery.reconsume_times) + 1
             duty, topic_queue = Duty(DEAD_LETTER, group), (topic, queue_id)
             try:
@@ -426,10 +429,12 @@ class Pop:
                 reason = reason_of(error)
                 self._store.check_ready()
                 self._copying.refuse(duty, [self._copying.place(topic_queue, offset)], reason)
-        # What might yet take the letter back leaves a journal that says that the message is done.
-        if self._buried.get(buried, 0) <= self._store.confirmed.offset:
+        # What might yet take the letter back, as a loss of power, leaves a journal that says that the message is done.
+        if self._buried.get(buried, 0) <= self._store.confirmed.safe:
             self._finish(lent, [offset])
             self._buried.pop(buried, None)
+            return True
+        return is_new
 
     def _current(self, queue: GroupQueue) -> LentQueue | None:
         """What is out of a queue, once the group's offset, which others may have moved, has had its say."""
