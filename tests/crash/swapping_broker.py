@@ -1,0 +1,355 @@
+"""A group of two whose master and replica change places, each keeping its directory; what its clients know of it.
+
+A life is one master's: it begins its epoch where its stream ends, is alone for a while or not, and then has the other
+one as a replica, which was the master before. That one has a tail that is cut, state that is replaced, or just goes
+on. The master dies in the middle of a call, or between two, or leaves office in good order; the replica may die while
+it connects. The steps are those that brokers do (`Feeder`, `Follower`, `FollowedStream`), without connections.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from raymq.actors.broker.replica.replica_file import ReplicaFile
+from raymq.actors.broker.replica.stream import FollowedStream
+from raymq.actors.broker.replication.feeding import Feeder, ShipLog
+from raymq.actors.broker.replication.following import (
+    BeginEpoch,
+    BeginSnapshot,
+    CutStream,
+    EndSnapshot,
+    Follower,
+    LoadTables,
+    Step,
+    WriteLog,
+    WriteStates,
+)
+from raymq.actors.broker.replication.frame_bodies import Hello, read_hello
+from raymq.actors.broker.replication.frames import FrameKind, ReplicationFrame
+from raymq.actors.broker.replication.positions import BEGIN, StreamPosition
+from raymq.actors.broker.replication.reconciling import GoOn, StreamExtent, TakeSnapshot
+from raymq.storage.files.file_calls import replaced
+from raymq.storage.state import recording
+from raymq.storage.state.recorder import StateRecorder
+from raymq.storage.state.replica import StateReplica
+from raymq.storage.store import Store
+from tests.crash.killing_calls import Killed, KillingCalls
+from tests.crash.powerless_broker import CONFIG, PowerlessBroker
+from tests.replicas import log_content
+from tests.state_copies import state_of
+
+#: A replica is told to go on after so many HELLOs at most: a cut and a snapshot come before.
+_MOST_HELLOS = 8
+
+
+class Line:
+    """The replica's connection to its master, both ends of it."""
+
+    def __init__(self, broker: SwappingBroker, stream: FollowedStream) -> None:
+        self._broker, self._stream = broker, stream
+        self._tables_at: int | None = None
+        self._feeder = Feeder(broker.epoch, self._extent, broker.recorder.after, lambda: BEGIN)
+        self._follower = Follower(broker.epoch, stream.extent, stream.confirmed)
+
+    def connect(self) -> None:
+        """From HELLO until it is told to go on."""
+        stream, follower, feeder = self._stream, self._follower, self._feeder
+        stream.begin_connection()
+        for _ in range(_MOST_HELLOS):
+            follower.end, self._tables_at = stream.end, None
+            told = Hello("c", "g", 2, "identity", "nonce", stream.extent.begin, stream.epochs)
+            hello = follower.hello(told)
+            verdict, answer = feeder.welcome(read_hello(hello.body), hello.position)
+            self._broker.verdicts.append(type(verdict))
+            if isinstance(verdict, TakeSnapshot):
+                self._take_snapshot(hello)
+                continue
+            self._do(answer)
+            if isinstance(verdict, GoOn):
+                return
+        raise AssertionError(f"it is never told to go on: {self._broker.verdicts[-_MOST_HELLOS:]}")
+
+    def _take_snapshot(self, hello: ReplicationFrame) -> None:
+        snapshot = self._broker.recorder.snapshot()
+        try:
+            self._tables_at = snapshot.sequence
+            self._do(self._feeder.welcome(read_hello(hello.body), hello.position)[1])
+            for part in snapshot.parts():
+                self._broker.send()  # changes go on meanwhile
+                self._do(ReplicationFrame(FrameKind.TABLES, self._broker.epoch, BEGIN, BEGIN, part))
+            self._do(ReplicationFrame(FrameKind.SNAPSHOT_END, self._broker.epoch))
+        finally:
+            snapshot.close()
+
+    @property
+    def store(self) -> Store:
+        """The replica's."""
+        return self._stream.store
+
+    def step(self, most_bytes: int = 1 << 20) -> bool:
+        """Ship something; False: the replica has all."""
+        shipment = self._feeder.next_shipment(most_bytes)
+        if isinstance(shipment, ShipLog):
+            with self._broker.store.log_bytes(shipment.start, shipment.end) as found:
+                self._do(self._feeder.frame_of(shipment, bytes(found.view)))
+        elif shipment is not None:
+            self._do(self._feeder.frame_of(shipment))
+        return shipment is not None
+
+    def all(self) -> None:
+        """Until the replica has all."""
+        while self.step():
+            pass
+
+    def some(self, random_: random.Random) -> None:
+        """Some more of it."""
+        for _ in range(random_.choice((0, 1, 5, 40))):
+            self.step(random_.choice((200, 5_000, 20_000)))
+
+    def _extent(self) -> StreamExtent:
+        broker, begin = self._broker, self._tables_at
+        folded = broker.recorder.folded if begin is None else begin
+        end = StreamPosition(broker.store.max_physical_offset, broker.recorder.last)
+        return StreamExtent(broker.epochs.map, StreamPosition(broker.store.min_physical_offset, folded), end)
+
+    def _do(self, frame: ReplicationFrame) -> None:
+        for step in self._follower.receive(frame, 0):
+            self._do_one(step)
+
+    def _do_one(self, step: Step) -> None:
+        stream = self._stream
+        if isinstance(step, WriteLog):
+            stream.write_log(step.offset, step.content, lambda: None)
+        elif isinstance(step, WriteStates):
+            stream.write_states(step.frames)
+        elif isinstance(step, BeginEpoch):
+            stream.begin_epoch(step.entry)
+        elif isinstance(step, CutStream):
+            stream.cut(step.position, step.epoch)
+        elif isinstance(step, BeginSnapshot):
+            self._epochs, self._sequence = step.epochs, step.position.sequence
+            stream.begin_snapshot(step.position, keeps_log=step.keeps_log)
+        elif isinstance(step, LoadTables):
+            stream.load(step.content)
+        elif isinstance(step, EndSnapshot):
+            stream.end_snapshot(self._sequence, self._epochs)
+
+
+class SwappingBroker(PowerlessBroker):
+    """`flush` and `checkpoint` ship all, and what is acknowledged counts from then on.
+
+    Attributes:
+        verdicts: the kinds of what returning replicas were told.
+        kills: how many processes died in the middle of something.
+        compared: how often the files of a replica were looked at, and were its master's.
+    """
+
+    def __init__(self, root: Path, random_: random.Random, *, sync: bool) -> None:
+        super().__init__(root, random_, sync=sync)
+        self.directory.rmdir()
+        self.verdicts: list[type] = []
+        self.kills = self.compared = 0
+        self.epoch = 0
+        self._directories = root / "a", root / "b"
+        self._calls = KillingCalls()
+        #: By directory: what goes on with it in this process.
+        self._left: dict[int, FollowedStream | StateRecorder] = {}
+        self._line: Line | None = None
+        #: When the newest numbered batch was sent first.
+        self._numbered_at = 0.0
+
+    def live(self, works: int) -> None:
+        """Five lives of so many works, and a last one of which all that is acknowledged has to come."""
+        with replaced(self._calls):
+            for _ in range(5):
+                with self.life():
+                    for _ in range(works):
+                        self.some_work()
+            with self.life(is_last=True):
+                for work in (self.send, self.delay, self.set_timer, self.send_numbered, self.send):
+                    work()
+                    work()
+                self.flush()
+                self.settle()
+                self.check()
+
+    @contextmanager
+    def life(self, *, is_last: bool = False) -> Iterator[None]:
+        """One master's. It may end in the middle of what is done in it."""
+        master, other = self.epoch % 2, (self.epoch + 1) % 2
+        self.epoch += 1
+        self._begin_office(master)
+        if self._random.random() < 0.5:
+            for _ in range(self._random.choice((1, 5))):
+                self._random.choice((self.send, self.delay, self.set_timer, self.save_producers))()
+        if not is_last and self._random.random() < 0.5:
+            self._calls.arm(self._directories[other], self._random.choice((1, 5, 20, 60, 150)))
+        stream = self._connected(other)
+        self._calls.disarm()
+        self._compare_sometimes(0.3)
+        if not is_last and self._random.random() < 0.5:
+            self._calls.arm(self.directory, self._random.choice((5, 30, 100, 300, 1_000)))
+        with suppress(Killed):
+            yield
+        is_killed = self._calls.is_dead
+        self._end_office(master, is_killed=is_killed)
+        self._left[other] = stream
+
+    def close(self) -> None:
+        """Let go of what the last life has left."""
+        for each in self._left.values():
+            if isinstance(each, FollowedStream):
+                _abandon(each.store)
+                each.states.close()
+            else:
+                each.stop()
+
+    def _begin_office(self, master: int) -> None:
+        former = self._left.get(master)
+        if isinstance(former, FollowedStream) and self._random.random() < 0.4:  # its process is another one by now
+            _abandon(former.store)
+            former.states.close()
+            del self._left[master]
+        stream = self._stream_of(master)
+        end = stream.end
+        self.recorder = stream.stop_following(lambda: None)
+        self.recorder.log_end = lambda: end.offset
+        self.epochs = stream.begin_epoch_at(end, self.epoch)
+        self.directory, self._line = self._directories[master], None
+        self.known.acknowledged = [body for body in self.known.acknowledged if body in self.known.durable]
+        self._open()
+        self.recorder.log_end = lambda: self.store.max_physical_offset
+
+    def _connected(self, number: int) -> FollowedStream:
+        """The other one, once it has all."""
+        while True:
+            stream = None
+            try:
+                stream = self._stream_of(number)
+                line = Line(self, stream)
+                line.connect()
+                line.all()
+            except Killed:
+                if stream is not None:
+                    _abandon(stream.store)
+                    with suppress(Killed):
+                        stream.states.close()
+                elif (recorder := recording.recorder_of(self._directories[number])) is not None:
+                    recording.uninstall(recorder)
+                self._be_killed(number)
+            else:
+                self._line = line
+                return stream
+
+    def _stream_of(self, number: int) -> FollowedStream:
+        former, directory = self._left.pop(number, None), self._directories[number]
+        if isinstance(former, FollowedStream):
+            return former
+        directory.mkdir(exist_ok=True)
+        states = StateReplica(directory, continues=former)
+        return FollowedStream.open(directory, CONFIG, ReplicaFile(directory), states)
+
+    def _end_office(self, master: int, *, is_killed: bool) -> None:
+        assert self._line is not None
+        if not is_killed:
+            self._calls.disarm()
+        self.store._parts.progress._wait()
+        self.store._parts.in_flight._wait()
+        if not is_killed:
+            self._compare_sometimes(0.3)
+        self._line.some(self._random)
+        if not is_killed and self._random.random() < 0.4:
+            self._producers.close()
+            self.core.timers.close()
+            self.store.close()
+            self._left[master] = self.recorder
+            return
+        with suppress(Killed):
+            self.recorder.stop()
+        self._producers.close()
+        self.core.timers.log.close()
+        _abandon(self.store)
+        if is_killed:
+            self._be_killed(master)
+
+    def _be_killed(self, number: int) -> None:
+        self.kills += 1
+        self._calls.take_place()
+        self._left.pop(number, None)
+
+    def _compare_sometimes(self, share: float) -> None:
+        assert self._line is not None
+        if self._random.random() < share and self.store.max_physical_offset:
+            self._line.all()
+            for store in (self.store, self._line.store):
+                store.wait_for_removals()
+            first, second = (state_of(directory) for directory in self._directories)
+            assert first == second
+            logs = [log_content(directory) for directory in self._directories]
+            assert logs[0] == logs[1]
+            self.compared += 1
+
+    # -- what clients do -----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """All that is acknowledged is on the replica."""
+        self.store.flush()
+        if self._line is not None:
+            self._line.all()
+            self.known.durable.update(self.known.acknowledged)
+
+    def checkpoint(self) -> None:
+        """The store's."""
+        self.store._save_checkpoint()
+        self.flush()
+
+    def stage(self) -> None:
+        """What is staged is on the replica before its client goes on; else nobody commits it."""
+        before = set(self._staged)
+        try:
+            super().stage()
+            self.flush()
+        except Killed:
+            for name in self._staged.keys() - before:
+                del self._staged[name]
+            raise
+
+    def delete_and_make_again(self) -> None:
+        """Whoever dies meanwhile may have deleted it."""
+        before = {body for body in self.known.acknowledged if body.startswith(b"v ")}
+        try:
+            super().delete_and_make_again()
+        except Killed:
+            self.known.void.update(before)
+            raise
+
+    def send_numbered(self) -> None:
+        """A broker forgets who is silent for an hour: nobody asks for an answer as long."""
+        if self._unanswered is None:
+            self._numbered_at = self.clock.now
+        elif self.clock.now - self._numbered_at > 2_000:
+            self._epoch, self._next, self._unanswered = self._epoch + 1, 0, None
+            self._numbered_at = self.clock.now
+        super().send_numbered()
+
+    def _append_numbered(self, bodies: list[bytes]) -> None:
+        try:
+            super()._append_numbered(bodies)
+        except Killed:
+            self._unanswered = bodies
+            raise
+
+    def _acknowledged(self, bodies: list[bytes], *, durable: bool = False) -> None:
+        self.known.acknowledged += bodies
+        if self._sync or durable:
+            self.flush()
+
+
+def _abandon(store: Store) -> None:
+    """What a SIGKILL leaves."""
+    store._flusher.stop()
+    with suppress(Killed):
+        store._abandon()

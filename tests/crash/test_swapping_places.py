@@ -1,0 +1,49 @@
+"""Master and replica change places again and again, and die in the middle of it: nothing is lost.
+
+See swapping_broker.py.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from raymq.actors.broker.replication.reconciling import CutTo, GoOn, TakeSnapshot
+from raymq.storage.tables import in_flight, progress
+from raymq.storage.timers import timer_log
+from tests.crash.swapping_broker import SwappingBroker
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(autouse=True)
+def rewritten_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_FOLD_BYTES", 800)
+    monkeypatch.setattr(in_flight, "_REWRITE_BYTES", 400)
+    monkeypatch.setattr(timer_log, "FOLD_ENTRIES", 5)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # threads die with their process
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_nothing_is_lost_where_master_and_replica_change_places(tmp_path: Path, sync: bool) -> None:
+    kills = compared = 0
+    verdicts = set[type]()
+    for seed in range(6):
+        random.seed(seed)  # pop takes queues in any order
+        root = tmp_path / str(seed)
+        root.mkdir()
+        broker = SwappingBroker(root, random.Random(seed), sync=sync)
+        try:
+            broker.live(works=40)
+        finally:
+            broker.close()
+        kills, compared = kills + broker.kills, compared + broker.compared
+        verdicts.update(broker.verdicts)
+    assert kills >= 6
+    assert compared >= 3
+    assert verdicts >= {GoOn, TakeSnapshot}
+    assert verdicts <= {GoOn, TakeSnapshot, CutTo}
