@@ -15,7 +15,7 @@ from typing import Final
 
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
 from raymq.actors.coordinator.asking import ReplicaQuestions
-from raymq.actors.coordinator.watching import Change, later_epoch
+from raymq.actors.coordinator.watching import WAS_OLDER, Change, later_epoch
 from raymq.actors.errors import BrokerGroupNotFound, ElectionFailed, InvalidInput
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld
 from raymq.actors.keeper.group_state import GroupState
@@ -133,7 +133,8 @@ async def _attempt(
     await _until_it_serves(questions, elected.value, winner.replica)
     if refusal is not None:
         raise ElectionFailed(f"{group}: {refusal}; replica {winner.replica} is master of epoch {after.epoch}")
-    return ByHand(elected.value, winner.warning)
+    was_older = f"{WAS_OLDER}: what nobody who was reached has is lost" if after.loss_epoch == after.epoch else ""
+    return ByHand(elected.value, winner.warning or was_older)
 
 
 async def _sealed(

@@ -22,6 +22,8 @@ BECOMING_SECONDS: Final = 30.0
 MOST_PATIENCE: Final = 64
 #: Members in sync that may be there are waited for, so that the one that has most is chosen.
 GATHER_SECONDS: Final = 1.0
+#: Of such an election nobody can say that its winner has all that readers have seen.
+WAS_OLDER: Final = "the register was older than what its replicas know"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +169,16 @@ def later_epoch(
 
     Nobody is master in an epoch that has begun before, and who is sealed to a later one answers no election. Where one
     has begun, or two were to, the register is older than that, such as an etcd that was restored from a backup: nobody
-    knows who is in sync, and only the longest log of all replicas surely has what was acknowledged. To the next one
-    alone anybody may seal a replica.
+    knows who is in sync, and only the longest log of all replicas surely has what was acknowledged, once nobody
+    acknowledges anything any more: what is heard was not sealed. To the next one alone anybody may seal a replica.
 
     Args:
         unclean: the operator takes the loss of what nobody who was reached has.
     """
-    told: dict[int, ReplicaStatus | SealedState] = {**heard, **sealed}
+    answers: dict[int, ReplicaStatus | SealedState] = {**heard, **sealed}
     known = {
         number: (each.epoch, each.end, each.sealed)
-        for number, each in told.items()
+        for number, each in answers.items()
         if number in state.replicas and each.identity == state.replicas[number].identity
     }
     epoch = max((max(begun + 1, sealed_to) for begun, _, sealed_to in known.values()), default=0)
@@ -188,6 +190,10 @@ def later_epoch(
     missing = sorted(state.replicas.keys() - known.keys())
     if missing and not unclean:
         return Rest(f"the register is older than what replicas {sorted(known)} know; missing: {missing}")
-    longest = max(known, key=lambda number: known[number][:2])
-    after = replace(after, in_sync=frozenset({longest}), set_epoch=state.set_epoch + 1)
-    return Change(after, f"elects in epoch {epoch}: the register is older than what its replicas know, {longest} most")
+    serving = sorted(number for number, each in heard.items() if number in known and each.serves)
+    if serving:
+        return Rest(f"the register is older than what replicas {sorted(known)} know, and {serving} has a lease yet")
+    most = max(told[:2] for told in known.values())
+    longest = frozenset(number for number, told in known.items() if told[:2] == most)
+    after = replace(after, in_sync=longest, set_epoch=state.set_epoch + 1, loss_epoch=epoch)
+    return Change(after, f"elects in epoch {epoch}: {WAS_OLDER}, {sorted(longest)} know most")

@@ -266,7 +266,7 @@ def test_with_a_register_that_is_older_than_its_replicas_the_longest_log_of_all_
 ) -> None:
     """Of an etcd that was restored: whom it has in sync may lack what was acknowledged since."""
     state = dataclasses.replace(STATE, master=None, epoch=7, in_sync=frozenset({1}))
-    knows = {2: status(2, **{"epoch": 6, "end": (200, 0), **more})}
+    knows = {2: status(2, **{"serves": False, "epoch": 6, "end": (200, 0), **more})}  # type: ignore[arg-type]
     waits = watch.elect(state, {1: sealed(1, state)}, knows)
     assert isinstance(waits, Rest)
     assert "missing: [3]" in waits.trouble
@@ -278,3 +278,33 @@ def test_with_a_register_that_is_older_than_its_replicas_the_longest_log_of_all_
     assert step.after.epoch == max(8, more.get("epoch", 0) + 1, more.get("sealed", 0))
     step.after.validate()
     assert later_epoch(step.after, {}, knows) is None
+
+
+def test_with_an_older_register_all_who_have_the_longest_log_may_be_elected(watch: GroupWatch) -> None:
+    """The one that was taken may be refused, as it was started since: the group waited for it for good."""
+    state = dataclasses.replace(STATE, master=None, epoch=7, in_sync=frozenset({3}))
+    heard = {number: status(number, serves=False, end=(200, 5)) for number in (1, 2)}
+    heard |= {1: dataclasses.replace(heard[1], role="refused", nonce="later"), 3: status(3, serves=False, epoch=7)}
+    heard |= {number: dataclasses.replace(heard[number], epoch=7) for number in (1, 2)}
+    step = watch.elect(state, {}, heard)
+    assert isinstance(step, Change)
+    assert (step.after.epoch, step.after.in_sync, step.after.loss_epoch) == (8, {1, 2}, 8)
+    answers = {number: sealed(number, step.after, 200, epoch=7) for number in (2, 3)}
+    watch.elect(step.after, answers)
+    watch._electing_since -= GATHER_SECONDS
+    found = watch.elect(step.after, answers)
+    assert isinstance(found, Change)
+    assert (found.after.master, found.after.in_sync) == (2, {2})
+
+
+def test_with_an_older_register_nobody_is_elected_while_another_one_may_acknowledge(watch: GroupWatch) -> None:
+    """Nobody is sealed yet: by the time of the election its log would not be the longest one any more."""
+    state = dataclasses.replace(STATE, master=None, epoch=7, in_sync=frozenset({1}))
+    heard = {1: status(1, epoch=8, end=(100, 0)), 2: status(2, serves=False, epoch=8, end=(100, 0))}
+    waits = watch.elect(state, {3: sealed(3, state)}, heard)
+    assert isinstance(waits, Rest)
+    assert "[1] has a lease yet" in waits.trouble
+    heard[1] = dataclasses.replace(heard[1], serves=False, end=(200, 0))
+    step = watch.elect(state, {3: sealed(3, state)}, heard)
+    assert isinstance(step, Change)
+    assert step.after.in_sync == {1}
