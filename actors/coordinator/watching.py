@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner, choose
-from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
+from raymq.actors.keeper.group_state import GroupState, ReplicaRecord, ReplicationPolicy
 from raymq.actors.wire.commands.replication import ReplicaStatus
 
 #: A master that has not said for so long that it serves is taken for gone.
@@ -22,6 +22,8 @@ BECOMING_SECONDS: Final = 30.0
 MOST_PATIENCE: Final = 64
 #: Members in sync that may be there are waited for, so that the one that has most is chosen.
 GATHER_SECONDS: Final = 1.0
+#: How often all replicas are asked, while one is not in sync: one that is not there takes a part of a turn.
+OTHERS_SECONDS: Final = 3.0
 #: Of such an election nobody can say that its winner has all that readers have seen.
 WAS_OLDER: Final = "the register was older than what its replicas know"
 
@@ -46,6 +48,13 @@ class Seal:
     """Have all replicas refuse every master before the state's epoch, and hear what they have."""
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Have the master of the state leave its office, by sealing it to the next epoch; `why` is for the log."""
+
+    why: str
+
+
 class GroupWatch:
     """What one coordinator knows of one group: nothing that another one could not find out."""
 
@@ -68,8 +77,19 @@ class GroupWatch:
         #: The epoch of the election that is under way, and since when it is watched.
         self._electing: int | None = None
         self._electing_since = 0.0
+        #: When those that are not in sync are asked again.
+        self._others_at = clock() + OTHERS_SECONDS
 
-    def next(self, state: GroupState | None, heard: Mapping[int, ReplicaStatus]) -> Rest | Change | Seal:
+    def asked(self, state: GroupState | None) -> dict[int, ReplicaRecord]:
+        """Who is to be asked for `next` how it does."""
+        if state is None or state.master is None:
+            return {}
+        if self._clock() < self._others_at or state.in_sync == state.replicas.keys():
+            return {state.master: state.replicas[state.master]}
+        self._others_at = self._clock() + OTHERS_SECONDS
+        return dict(state.replicas)
+
+    def next(self, state: GroupState | None, heard: Mapping[int, ReplicaStatus]) -> Rest | Change | Seal | HandOver:
         """What is to be done.
 
         Args:
@@ -90,6 +110,8 @@ class GroupWatch:
             return Seal()
         self._electing = None
         gone = self._why_gone(state, state.master, heard.get(state.master))
+        if gone is None and (sealed := self._sealed(state, heard)):
+            return HandOver(f"replicas {sealed} are sealed to a later epoch than {state.epoch}, and follow nobody")
         if gone is None:
             return Rest("" if self._served_at is not None else f"replica {state.master} is about to become master")
         self._gone = state.master
@@ -127,6 +149,19 @@ class GroupWatch:
         """As `election.choose`."""
         return choose(state, sealed)
 
+    def _sealed(self, state: GroupState, heard: Mapping[int, ReplicaStatus]) -> list[int]:
+        """Who follows no master of this epoch, while there is one: of an election that never was.
+
+        Of a later one than the next all replicas will be asked (`later_epoch`): nobody where one is missing.
+        """
+        records = state.replicas
+        known = {n: each for n, each in heard.items() if n in records and each.identity == records[n].identity}
+        is_next = all(each.sealed <= state.epoch + 1 and each.epoch <= state.epoch for each in known.values())
+        if self._served_at is None or (not is_next and known.keys() != records.keys()):
+            return []
+        waiting = known.keys() - state.in_sync
+        return sorted(n for n in waiting if known[n].nonce == records[n].nonce and known[n].sealed > state.epoch)
+
     def _why_gone(self, state: GroupState, master: int, status: ReplicaStatus | None) -> str | None:
         """Why the master is taken for gone; None: it is not."""
         now = self._clock()
@@ -155,6 +190,8 @@ class GroupWatch:
 
 def _is_about_to_serve(status: ReplicaStatus, epoch: int) -> bool:
     """Whether it has not begun its epoch yet, or opens its store."""
+    if status.sealed > epoch:
+        return False  # and never will be
     return status.epoch < epoch or (status.epoch == epoch and status.role == "opening")
 
 

@@ -449,6 +449,8 @@ class ReplicaService(ReplicaProcess):
         if self._loop.time() < self._follow_from:
             return
         stream = self.stream
+        if state.epoch < self.memory.now.sealed:
+            self.trouble = f"it is sealed to epoch {self.memory.now.sealed}, and follows no master of {state.epoch}"
         if state.epoch < self.memory.now.sealed or stream is None:
             return
         record = state.replicas[state.master]

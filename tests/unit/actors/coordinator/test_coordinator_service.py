@@ -137,6 +137,19 @@ async def test_what_is_in_the_way_of_a_master_is_said(tmp_path: Path) -> None:
         assert coordinator.status()["groups"] == [GROUP]
 
 
+async def test_a_replica_that_is_sealed_to_an_election_that_never_was_follows_again(tmp_path: Path) -> None:
+    """As by an operator's election that ended in the middle: nobody elected, nor would another one have done so."""
+    async with grouped(tmp_path) as group:
+        await group.coordinate()
+        for replica in group.replicas.values():
+            await replica.start()
+        await group.until(lambda: group.master is group.replicas[1])
+        await group.replicas[1].take_in(2)
+        group.replicas[3].sealed = 2
+        await group.until(lambda: group.master is not None and group.master.epoch == 2)
+        assert (await group.state()).replicas.keys() == {1, 2, 3}
+
+
 async def test_groups_that_come_are_looked_after_and_those_that_go_are_not(tmp_path: Path) -> None:
     async with grouped(tmp_path, 1) as group:
         coordinator = await group.coordinate()

@@ -12,9 +12,11 @@ from raymq.actors.coordinator.watching import (
     BECOMING_SECONDS,
     GATHER_SECONDS,
     NEW_SILENT_SECONDS,
+    OTHERS_SECONDS,
     SILENT_SECONDS,
     Change,
     GroupWatch,
+    HandOver,
     Rest,
     Seal,
     later_epoch,
@@ -145,6 +147,7 @@ def test_one_that_dies_while_it_opens_its_store_is_taken_for_gone(watch: GroupWa
         {},
         {1: status(serves=False, role="refused", epoch=5)},
         {1: status(serves=False, epoch=5, reaches_keepers=False)},
+        {1: status(serves=False, epoch=5, sealed=7)},
         {1: status(serves=False, epoch=6)},
         {1: status(serves=False, role="opening", reaches_keepers=False)},
         {1: status(serves=False, role="opening", nonce="another process")},
@@ -153,6 +156,7 @@ def test_one_that_dies_while_it_opens_its_store_is_taken_for_gone(watch: GroupWa
         "nothing",
         "it is refused",
         "it reaches no keeper",
+        "it is sealed to a later epoch",
         "it has begun its epoch and left",
         "it opens its store without a lease",
         "another process opens it",
@@ -308,3 +312,30 @@ def test_with_an_older_register_nobody_is_elected_while_another_one_may_acknowle
     step = watch.elect(state, {3: sealed(3, state)}, heard)
     assert isinstance(step, Change)
     assert step.after.in_sync == {1}
+
+
+def test_a_master_hands_over_where_a_replica_is_sealed_to_a_later_epoch(watch: GroupWatch, clock: FakeClock) -> None:
+    """Of an election that never was: it followed nobody, until the master died, and an operator could do nothing."""
+    alone = dataclasses.replace(STATE, in_sync=frozenset({1, 2}))
+    assert watch.asked(alone).keys() == {1}
+    clock.advance(OTHERS_SECONDS)
+    assert watch.asked(STATE).keys() == {1}, "all are in sync"
+    assert watch.asked(alone).keys() == {1, 2, 3}
+    assert watch.asked(alone).keys() == {1}, "one that is not there would hold up each turn"
+    assert watch.asked(alone.electing()) == {}
+    at_rest = [
+        {1: status(), 3: status(3, sealed=6)},
+        {1: status(), 3: status(3, sealed=7, nonce="another")},
+        {1: status(), 3: status(3, sealed=7, identity="another")},
+        {1: status(), 2: status(2, sealed=7)},
+        {1: status(), 3: status(3, sealed=8)},
+    ]
+    for heard in at_rest:
+        assert watch.next(alone, heard) == Rest()
+    assert isinstance(watch.next(alone, {1: status(), 3: status(3, sealed=7)}), HandOver)
+    all_there = {1: status(), 2: status(2), 3: status(3, sealed=8)}
+    assert isinstance(watch.next(alone, all_there), HandOver), "nobody is missing in that election"
+    new = GroupWatch("g", clock)
+    assert new.next(alone, all_there | {1: status(serves=False, role="opening")}) == Rest(
+        "replica 1 is about to become master"
+    )
