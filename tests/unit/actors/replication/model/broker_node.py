@@ -36,6 +36,8 @@ class BrokerNode(MasterPart, ReplicaPart):
             "reaches keepers": self.process.clock() - self.read_at < 1.0,
             "epoch": self.extent.epoch,
             "end": self.end,
+            "identity": self.disk.identity,
+            "sealed": self.disk.sealed,
             "asked": nonce,
         }
 
@@ -124,6 +126,11 @@ class BrokerNode(MasterPart, ReplicaPart):
         if state.master == self.number:
             if state.epoch >= self.disk.sealed and (self.office is None or self.office.epoch < state.epoch):
                 self.take_office(registered)
+            elif self.office is not None and not self.office.is_changing and registered != self.office.registered:
+                if registered.version > self.office.registered.version:
+                    self.take_registered(self.office, registered)
+                else:
+                    self.process.spawn(self.learn(self.office))
         else:
             if self.office is not None and self.office.epoch <= state.epoch:
                 self.leave_office()

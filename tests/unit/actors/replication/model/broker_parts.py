@@ -160,3 +160,4 @@ class BrokerParts:
             disk.synced_frames = min(disk.synced_frames, len(disk.frames))
         disk.epochs.cut(epoch)
         self.end = StreamPosition(len(disk.log), self.states.last)
+        disk.epochs.clamp(self.end)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner
-from raymq.actors.coordinator.watching import GroupWatch, Rest, Seal
+from raymq.actors.coordinator.watching import GroupWatch, HandOver, Rest, Seal
 from raymq.actors.keeper.acceptor import Acceptor
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
@@ -146,7 +146,15 @@ class CoordinatorNode:
                 sealed = {
                     number: each for number, each in (await self._ask(state, "seal", state.epoch)).items() if each
                 }
-                step = self._watch.elect(state, sealed)
+                told = await self._ask(state, "status", "")
+                step = self._watch.elect(
+                    state, sealed, {number: _status(number, each) for number, each in told.items()}
+                )
+            if isinstance(step, HandOver):
+                assert state.master is not None
+                asked = dataclasses.replace(state, replicas={state.master: state.replicas[state.master]})
+                await self._ask(asked, "seal", state.epoch + 1)
+                return
             if isinstance(step, Rest):
                 return
             now = await self._register.change(GROUP, now, step.after)
@@ -168,18 +176,18 @@ def _status(number: int, told: Mapping[str, Any]) -> ReplicaStatus:
     return ReplicaStatus(
         replica=number,
         role="master" if told["serves"] else "replica",
-        identity="",
+        identity=told["identity"],
         nonce=told["nonce"],
         pid=0,
         serves=told["serves"],
-        sealed=0,
+        sealed=told["sealed"],
         epoch=told["epoch"],
         master=None,
         master_epoch=0,
         address="",
         replication_address="",
         begin=begin,
-        end=begin,
+        end=told["end"],
         confirmed=begin,
         in_sync=(),
         set_epoch=0,

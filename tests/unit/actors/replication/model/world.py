@@ -15,6 +15,7 @@ The invariants of replication, where they are looked at:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 
 from raymq.actors.broker.replication.positions import StreamPosition
@@ -78,6 +79,8 @@ class World:
         self._last_epoch = 0
         #: What was confirmed anywhere: the log that everybody agrees to.
         self.history = b""
+        #: What the register has said, for `restore_register`.
+        self.registered: list[GroupState] = []
         self._tails: dict[int, tuple[int, bytes]] = {}
         self._starts = 0
         members = {number: KeeperMember(f"k{number}", f"made-{number}") for number in KEEPERS}
@@ -165,6 +168,25 @@ class World:
         kind = acceptor_with(self.bugs)
         acceptor = kind(file.load(), file, process.clock, just_founded=self.scheduler.now == 0)
         self.keepers[number] = self.network.services[process.name] = KeeperNode(self, acceptor)
+
+    def restore_register(self, older: GroupState) -> None:
+        """All keepers say again who was master, and in sync, by then: as an etcd that is restored from a backup."""
+        self.clocks_are_wrong = True  # the lease of who is master by now goes on for a while
+        records = []
+        for number in KEEPERS:
+            self.kill_keeper(number)
+            record = self.keeper_files[number].load()
+            assert record is not None
+            records.append(record)
+        slots = [each.slots[GROUP] for each in records]
+        ballot = Ballot(1 + max(max(each.promised, each.accepted).round for each in slots), 1)
+        now = max(slots, key=lambda each: each.accepted).entry.value
+        assert isinstance(now, GroupState)
+        entry = Registered(1, f"restored-{self.scheduler.now}", dataclasses.replace(older, replicas=now.replicas))
+        for number, record in zip(KEEPERS, records, strict=True):
+            slot = Slot(ballot, moves=False, accepted=ballot, entry=entry)
+            self.keeper_files[number].save(record.with_slot(GROUP, slot))
+            self.start_keeper(number)
 
     def kill_keeper(self, number: int) -> None:
         self.network.processes[f"k{number}"].kill()
@@ -293,6 +315,9 @@ class World:
                 self.check_seen(node, bytes(self.disks[node.number].log[: confirmed.offset]))
                 if node.office is not None:
                     node.office.in_sync.validate()
+                    state = node.office.registered.value
+                    if isinstance(state, GroupState) and state not in self.registered:
+                        self.registered.append(state)
         self.scheduler.after(0.25, self._look)
 
     def recover_silently(self) -> None:
