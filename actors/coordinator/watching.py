@@ -152,12 +152,15 @@ class GroupWatch:
     def _sealed(self, state: GroupState, heard: Mapping[int, ReplicaStatus]) -> list[int]:
         """Who follows no master of this epoch, while there is one: of an election that never was.
 
-        Of a later one than the next all replicas will be asked (`later_epoch`): nobody where one is missing.
+        Of a later one than the next all replicas will be asked (`later_epoch`): nobody where one is missing. Nor where
+        another epoch has begun since: that log would be elected, without what this master has acknowledged.
         """
         records = state.replicas
         known = {n: each for n, each in heard.items() if n in records and each.identity == records[n].identity}
-        is_next = all(each.sealed <= state.epoch + 1 and each.epoch <= state.epoch for each in known.values())
+        is_next = all(each.sealed <= state.epoch + 1 for each in known.values())
         if self._served_at is None or (not is_next and known.keys() != records.keys()):
+            return []
+        if any(each.epoch > state.epoch for each in known.values()):
             return []
         waiting = known.keys() - state.in_sync
         return sorted(n for n in waiting if known[n].nonce == records[n].nonce and known[n].sealed > state.epoch)

@@ -203,6 +203,24 @@ def test_who_was_sealed_to_the_next_epoch_is_elected_in_it(group: ReplicaGroup, 
         coordinator.stop()
 
 
+def test_who_was_sealed_to_the_next_epoch_while_its_master_serves_follows_again(
+    group: ReplicaGroup, clients: Clients
+) -> None:
+    """One frame, of anybody, and it followed nobody until the master had died."""
+    clients.send(*numbered(0, 10))
+    group.await_in_sync(1, 2)
+    epoch = group.state.epoch
+    coordinator = CoordinatorProcess(group.keepers.keepers, [GROUP], replication="sync")
+    try:
+        group.run(group.pool.request(group.addresses[2], seal_command(epoch + 1), 5.0))
+        poll_until(lambda: group.state.epoch > epoch, 20)
+        group.await_in_sync(1, 2)
+        clients.send(*numbered(10, 20))
+        assert set(clients.bodies()) == set(numbered(0, 20))
+    finally:
+        coordinator.stop()
+
+
 def test_with_a_register_that_is_older_than_the_group_nothing_acknowledged_is_lost(
     group: ReplicaGroup, clients: Clients
 ) -> None:

@@ -335,6 +335,8 @@ def test_a_master_hands_over_where_a_replica_is_sealed_to_a_later_epoch(watch: G
     assert isinstance(watch.next(alone, {1: status(), 3: status(3, sealed=7)}), HandOver)
     all_there = {1: status(), 2: status(2), 3: status(3, sealed=8)}
     assert isinstance(watch.next(alone, all_there), HandOver), "nobody is missing in that election"
+    begun = all_there | {3: status(3, sealed=8, epoch=8)}
+    assert watch.next(alone, begun) == Rest(), "what this master has acknowledged would be cut"
     new = GroupWatch("g", clock)
     assert new.next(alone, all_there | {1: status(serves=False, role="opening")}) == Rest(
         "replica 1 is about to become master"
