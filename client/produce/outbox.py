@@ -22,7 +22,7 @@ from raymq.actors.errors import (
 )
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
 from raymq.actors.supervision import Supervisor
-from raymq.client.produce.outbox_file import KeptBatch, OutboxFile
+from raymq.client.produce.outbox_file import KeptBatch, OutboxFile, ToKeep
 from raymq.storage.clock import boottime
 from raymq.storage.records.record import split
 
@@ -99,23 +99,16 @@ class OutboxSends:
                 self._idle.set()
 
     async def keep(self, topic: str, parts: Sequence[tuple[bytearray, Terms]], error: RayMQError) -> None:
-        """Put what was not sent into the file, each batch with its terms, and say so in the error of the send."""
+        """Put what was not sent into the file, each batch with its terms, all of it or nothing, and say so in the error
+        of the send.
+        """
+        batches = [
+            # An idempotent sender may have written its number into the records: their sizes are taken anew.
+            ToKeep(records, split(memoryview(records)), terms.queue, terms.sharding_key, terms.delayed)
+            for records, terms in parts
+        ]
         try:
-            for records, terms in parts:
-                # An idempotent sender may have written its number into the records: their sizes are taken anew.
-                await self._patiently(
-                    partial(
-                        self._file.keep,
-                        topic,
-                        records,
-                        split(memoryview(records)),
-                        queue=terms.queue,
-                        sharding_key=terms.sharding_key,
-                        delayed=terms.delayed,
-                        error=_first_line(error),
-                    ),
-                    _KEEP_SECONDS,
-                )
+            await self._patiently(partial(self._file.keep, topic, batches, _first_line(error)), _KEEP_SECONDS)
         except sqlite3.Error as failure:
             error.remedy = f"send it again: the outbox could not be written ({failure})"
             raise error from failure

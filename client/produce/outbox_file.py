@@ -13,10 +13,10 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,16 @@ class KeptBatch:
             return [decode(self.records, start) for start in starts.tolist()]
         except (ValueError, IndexError, struct.error) as error:
             raise StoreCorrupt("outbox", 0, f"batch {self.id} is damaged: {error}") from error
+
+
+class ToKeep(NamedTuple):
+    """A batch that is to be kept: its records, the size of each, and where it goes."""
+
+    records: bytearray
+    sizes: npt.NDArray[np.int32]
+    queue: MessageQueue | None = None
+    sharding_key: str | None = None
+    delayed: bool = False
 
 
 class OutboxFile:
@@ -177,28 +187,29 @@ class OutboxFile:
         if not is_new and (application not in (0, _APPLICATION) or not columns >= _COLUMNS):
             raise InvalidInput("outbox", "an outbox of RayMQ, or a file that is not there yet", str(path))
 
-    def keep(
-        self,
-        topic: str,
-        records: bytearray,
-        sizes: npt.NDArray[np.int32],
-        *,
-        queue: MessageQueue | None,
-        sharding_key: str | None,
-        delayed: bool,
-        error: str,
-    ) -> int:
-        """Add a batch behind all others; its number."""
-        broker, queue_id = (None, None) if queue is None else (queue.broker, queue.queue_id)
-        values = (time.time(), topic, broker, queue_id, sharding_key, delayed, bytes(records), _pack(sizes), error)
+    def keep(self, topic: str, batches: Sequence[ToKeep], error: str) -> list[int]:
+        """Add batches behind all others, all of them or none; their numbers."""
+        numbers: list[int] = []
         with self._using():
-            cursor = self._db.execute(
-                "INSERT INTO batches (kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, error)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                values,
-            )
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for each in batches:
+                    broker, queue_id = (None, None) if each.queue is None else (each.queue.broker, each.queue.queue_id)
+                    where = topic, broker, queue_id, each.sharding_key, each.delayed
+                    cursor = self._db.execute(
+                        "INSERT INTO batches"
+                        " (kept_at, topic, broker, queue_id, sharding_key, delayed, records, sizes, error)"
+                        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (time.time(), *where, bytes(each.records), _pack(each.sizes), error),
+                    )
+                    assert cursor.lastrowid is not None
+                    numbers.append(cursor.lastrowid)
+                self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # where the disk is full it is done already
+                    self._db.execute("ROLLBACK")
+                raise
+        return numbers
 
     def batches(self) -> list[KeptBatch]:
         """All of them, oldest first."""
