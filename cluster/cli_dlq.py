@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -56,7 +58,7 @@ def redrive_dead_letters(
     """Send dead letters of GROUP to it once more."""
     with finder.connect() as mq, Admin(mq) as admin:
         result = admin.dlq_redrive(group, list(ids) or None, rate, dry_run, force=force)
-    told = {"redriven": result.redriven, "already": result.already, "unknown": result.unknown}
+    told: dict[str, Sequence[object]] = {field.name: getattr(result, field.name) for field in fields(result)}
     if as_json:
         print_json(told)
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from raymq.actors import routing
 from raymq.actors.names.service import NameServerService
@@ -28,6 +30,7 @@ from raymq.client import (
 )
 from raymq.client.bulk.range_reader import RangeReader
 from raymq.client.errors import BrokerUnavailable, NotStored, SendError, TopicNotFound
+from raymq.cluster.cli import main_group
 from tests.integration.conftest import Services
 from tests.integration.foreign import Foreign
 from tests.polling import poll_until
@@ -207,6 +210,10 @@ def test_a_search_says_which_brokers_it_has_not_asked(
         assert caplog.text.count("brokers that are away were not asked: broker-b") == 4
         redriven = admin.dlq_redrive("g", list(dead.values()), dry_run=True)
         assert redriven == RedriveResult([dead[b"1"]], [], [dead[b"2"]], ["broker-b"])
+        told = CliRunner().invoke(
+            main_group, ["--name-servers", services.name_server.address, "dlq", "redrive", "g", "--dry-run", "--json"]
+        )
+        assert json.loads(told.stdout)["not_asked"] == ["broker-b"]
         for search in (
             lambda: admin.query_by_key("t", "of-b"),
             lambda: admin.query_by_unique_key("t", second.unique_key),

@@ -210,7 +210,7 @@ def test_the_command_line(
     assert call("export", "g", str(path)) == {"group": "g", "file": str(path), "messages": 10}
     exported = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(exported, key=lambda row: row["message_id"]) == sorted(rows, key=lambda row: row["message_id"])
-    nothing = {"redriven": [], "already": [], "unknown": []}
+    nothing = {"redriven": [], "already": [], "unknown": [], "not_asked": [], "unreadable": []}
     one = ids(dead)[0]
     assert call("redrive", "g", "--id", one, "--dry-run") == nothing | {"redriven": [one]}
     assert call("redrive", "g", "--id", one) == nothing | {"redriven": [one]}
