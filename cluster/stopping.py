@@ -67,15 +67,22 @@ def stop_actors(namespace: str, timeout: float) -> None:
         [name for name in there if is_name_server_name(name)],
     )
     unclean: dict[str, str] = {}
+    left: list[str] = []
     for kind, share in zip(kinds, (0.2, 0.75, 0.7, 0.6, 1.0), strict=True):
         until = min(deadline, time.monotonic() + (deadline - time.monotonic()) * share)
-        unclean |= stop_together(namespace, kind, until)
-    for name in (SCHEDULER_NAME, COORDINATOR_NAME):
+        killed, there_still = _stop(namespace, kind, until)
+        unclean |= killed
+        left += there_still
+    for name in (SCHEDULER_NAME, COORDINATOR_NAME, *left):
         unclean.pop(name, None)
+    troubles = [f"{', '.join(left)} did not end in time"] if left else []
     if unclean:
+        reasons = "; ".join(f"{name}: {why}" for name, why in unclean.items())
+        troubles.append(f"not stopped cleanly, and killed: {reasons}")
+    if troubles:
         raise BrokerUnavailable(
-            ", ".join(unclean),
-            "not stopped cleanly, and killed: " + "; ".join(f"{name}: {why}" for name, why in unclean.items()),
+            ", ".join([*left, *unclean]),
+            "; ".join(troubles),
             remedy="the data stay; what a broker had not flushed is recovered at its next start",
         )
 
@@ -100,7 +107,19 @@ def _masters(namespace: str, brokers: Sequence[str]) -> list[str]:
 
 
 def stop_together(namespace: str, names: Sequence[str], deadline: float) -> dict[str, str]:
-    """Ask all of them to stop, then end them; of those that did not end cleanly why, by name."""
+    """Ask all of them to stop, then end them; of those that did not end cleanly why, by name.
+
+    Raises:
+        BrokerUnavailable: some are there still.
+    """
+    unclean, left = _stop(namespace, names, deadline)
+    if left:
+        raise BrokerUnavailable(", ".join(left), "it did not end in time")
+    return unclean
+
+
+def _stop(namespace: str, names: Sequence[str], deadline: float) -> tuple[dict[str, str], list[str]]:
+    """As `stop_together`; returns those that are there still, too."""
     endings, asked = [], time.monotonic()
     for name in names:
         try:
@@ -119,8 +138,8 @@ def stop_together(namespace: str, names: Sequence[str], deadline: float) -> dict
     for each in waiting:
         each.trouble = f"no answer within {time.monotonic() - asked:.1f} s"
     launching.kill(namespace, [each.name for each in endings])
-    _await_end(namespace, endings, deadline)
-    return {each.name: each.trouble for each in endings if each.trouble is not None}
+    left = _await_end(namespace, endings, deadline)
+    return {each.name: each.trouble for each in endings if each.trouble is not None}, left
 
 
 def _is_here(handle: Any) -> bool:
@@ -154,17 +173,13 @@ def _has_stopped(ending: _Ending, until: float) -> bool:
     return True
 
 
-def _await_end(namespace: str, endings: Sequence[_Ending], deadline: float) -> None:
-    """Wait until the names are free and the processes on this machine are gone."""
-    names = {each.name for each in endings}
-    pids = [each.pid for each in endings if each.pid is not None]
+def _await_end(namespace: str, endings: Sequence[_Ending], deadline: float) -> list[str]:
+    """Wait until the names are free and the processes on this machine are gone; the names of those that are not."""
     while True:
-        left = sorted(names & set(launching.names(namespace)))
-        alive = [pid for pid in pids if _is_ours(pid)]
-        if not left and not alive:
-            return
-        if time.monotonic() > deadline:
-            raise BrokerUnavailable(", ".join(left) or f"process {alive}", "it did not end in time")
+        taken = set(launching.names(namespace))
+        left = [each.name for each in endings if each.name in taken or (each.pid is not None and _is_ours(each.pid))]
+        if not left or time.monotonic() > deadline:
+            return left
         time.sleep(_POLL_SECONDS)
 
 

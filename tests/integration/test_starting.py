@@ -241,6 +241,24 @@ def test_what_keeps_an_actor_from_a_clean_end_is_told_and_not_the_time_that_it_h
     assert launching.names("unclean") == []
 
 
+def test_an_actor_that_does_not_end_keeps_none_behind_it_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replicas, keepers and name servers behind it stayed up."""
+    for name in ("broker-a", "name-server-0"):
+        actor = FailsToStop.options(name=name, namespace="stays", lifetime="detached").remote()  # type: ignore[attr-defined]
+        ray.get(actor.pid.remote())
+    kill = launching.kill
+    monkeypatch.setattr(
+        launching, "kill", lambda namespace, names: kill(namespace, [each for each in names if each != "broker-a"])
+    )
+    with pytest.raises(
+        BrokerUnavailable, match="broker-a did not end in time; not stopped cleanly, and killed: name-"
+    ) as caught:
+        stop_actors("stays", 4)
+    assert caught.value.broker == "broker-a, name-server-0"
+    assert launching.names("stays") == ["broker-a"]
+    kill("stays", ["broker-a"])
+
+
 def test_a_broker_that_hangs_keeps_no_other_from_a_clean_end(tmp_path: Path) -> None:
     mq = cluster.start(brokers=2, root=tmp_path / "data", namespace="hangs")
     pids = {broker.name: broker.pid for broker in Admin(mq).cluster_info().brokers}
