@@ -13,12 +13,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from raymq.actors.errors import InvalidInput
+from raymq.actors.errors import InvalidInput, RayMQError
 from raymq.actors.protocol import Placed
 from raymq.actors.request_limits import MAX_MESSAGES, PART_BYTES
 from raymq.actors.sending.sender import Sends, Sent, Sizes, Terms
@@ -135,6 +136,9 @@ async def _wanted(entries: list[_Entry], send: Coroutine[Any, Any, Sent]) -> Sen
 
 
 def _fail(entries: list[_Entry], error: Exception) -> None:
+    """Each gets his own of ours: an outbox says in it whether it has that one's messages."""
     for entry in entries:
         if not entry.done.done():
-            entry.done.set_exception(error)
+            each = copy(error) if isinstance(error, RayMQError) else error
+            each.__cause__ = error.__cause__
+            entry.done.set_exception(each.with_traceback(error.__traceback__))

@@ -71,6 +71,19 @@ def test_what_nobody_expected_of_one_append_holds_up_no_other() -> None:
     asyncio.run(send())
 
 
+def test_each_caller_has_an_error_of_his_own() -> None:
+    """An outbox writes into it that it has that one's messages: those of the others counted as kept, too."""
+
+    async def send() -> None:
+        outcomes = await gather(Recorder(), b"1", b"lost 2", b"lost 3", terms=FIXED)
+        lost = [each for each in outcomes if isinstance(each, NotStored)]
+        assert [str(each) for each in lost] == ["no broker"] * 2
+        lost[0].kept = True
+        assert not lost[1].kept
+
+    asyncio.run(send())
+
+
 def test_what_its_caller_has_given_up_before_it_was_sent_is_not_sent() -> None:
     """An outbox that is closed keeps it, and sends it later."""
 
