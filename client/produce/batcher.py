@@ -101,6 +101,9 @@ class Batcher:
         self._lines = QueueLines(self._store, BATCH_BYTES)
         #: By topic: keys get their queues one batch after the other, though it may take one longer than the next.
         self._choosing: KeyedTurns[str] = KeyedTurns()
+        #: Those whose keys have no queues yet.
+        self._choosers: set[MessageBatch] = set()
+        self._ends = False
 
     def add(self, message: Message, terms: Terms | None = None, sharding_key: str | None = None) -> PendingResult:
         """Put a message into its batch.
@@ -207,6 +210,17 @@ class Batcher:
         self._mq.loop.call_soon_threadsafe(self._start, batch)
 
     # -- on the event loop ---------------------------------------------------------------------------------------
+
+    async def end(self) -> None:
+        """Once it is closed, and `sends` sends nothing more and keeps what it is given: see that it is given all."""
+        self._ends = True
+        while self._sending:
+            waited_for = [task for batch, task in self._sending.items() if batch not in self._choosers]
+            if not waited_for:  # what was before them is kept before them, and each before the next one
+                waited_for = [next(iter(self._sending.values()))]
+                waited_for[0].cancel()
+            await asyncio.wait(waited_for)
+            await asyncio.sleep(0)  # `_ended`, too
 
     def _close_later(self, key: _Key, batch: MessageBatch) -> None:
         self._mq.loop.call_later(self._linger, self._close, key, batch)
@@ -336,6 +350,7 @@ class Batcher:
         deadline = time.monotonic() + terms.timeout
         async with self._kept_if_refused(batch), self._chooses(batch.topic, terms):
             queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
+            self._choosers.discard(batch)
             members: dict[MessageQueue, list[int]] = {}
             for index, sharding_key in enumerate(batch.sharding_keys):
                 members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
@@ -359,19 +374,34 @@ class Batcher:
     @asynccontextmanager
     async def _kept_if_refused(self, batch: MessageBatch) -> AsyncIterator[None]:
         """Where no queues can be found for a batch's keys, and so nothing is sent, the outbox has it with the keys."""
+        self._choosers.add(batch)
         try:
             yield
         except (NotStored, TopicNotFound, PermissionDenied) as error:
-            if self._keep is not None:
-                by_key: dict[str, list[Message]] = {}
-                for message, sharding_key in zip(batch.messages, batch.sharding_keys, strict=True):
-                    by_key.setdefault(sharding_key, []).append(message)
-                parts = [
-                    (self._encode(messages)[1], replace(batch.terms, sharding_key=sharding_key))
-                    for sharding_key, messages in by_key.items()
-                ]
-                await self._keep(batch.topic, parts, error)
+            self._choosers.discard(batch)
+            await self._keep_by_key(batch, error)
             raise
+        except asyncio.CancelledError:
+            if not self._ends or batch not in self._choosers:
+                raise
+            self._choosers.discard(batch)
+            ended = NotStored("closed before it was its turn")
+            await self._keep_by_key(batch, ended)
+            raise ended from None
+        finally:
+            self._choosers.discard(batch)
+
+    async def _keep_by_key(self, batch: MessageBatch, error: RayMQError) -> None:
+        if self._keep is None:
+            return
+        by_key: dict[str, list[Message]] = {}
+        for message, sharding_key in zip(batch.messages, batch.sharding_keys, strict=True):
+            by_key.setdefault(sharding_key, []).append(message)
+        parts = [
+            (self._encode(messages)[1], replace(batch.terms, sharding_key=sharding_key))
+            for sharding_key, messages in by_key.items()
+        ]
+        await self._keep(batch.topic, parts, error)
 
     @asynccontextmanager
     async def _chooses(self, topic: str, terms: Terms) -> AsyncIterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,6 +15,7 @@ from raymq.actors.errors import (
     BrokerUnavailable,
     ClientClosed,
     InvalidInput,
+    NotStored,
     OutcomeUnknown,
     RayMQError,
     SendError,
@@ -62,7 +63,8 @@ class OutboxSends:
         self._kept = asyncio.Event()
         #: Whether a kept batch is on its way, or what became of it is not written down yet.
         self._emptying = False
-        self._closed = False
+        #: Whether nothing is sent any more, and what still comes is kept; whether the file is closed, too.
+        self._closing_down = self._closed = False
         #: Sends under way; a send is busy until it has an outcome, and that is in the file where it has to be.
         self._sending: set[asyncio.Future[Sent]] = set()
         self._busy = 0
@@ -76,12 +78,12 @@ class OutboxSends:
         """As `Sender.send`; what it raises says whether the batch is kept. ClientClosed after `close`."""
         if self._closed:
             raise ClientClosed("the outbox is closed")
-        sending = asyncio.ensure_future(self._sends.send(topic, records, sizes, terms))
-        self._sending.add(sending)
         self._busy += 1
         self._idle.clear()
         try:
-            return await sending
+            if self._closing_down:
+                raise NotStored("closed before it was its turn")
+            return await self._send(topic, records, sizes, terms)
         except RayMQError as error:
             if not is_for_good(error) and not isinstance(error, ClientClosed):
                 await self.keep(topic, [(records, terms)], error)
@@ -93,10 +95,17 @@ class OutboxSends:
             await self.keep(topic, [(records, terms)], ended)
             raise ended from None
         finally:
-            self._sending.discard(sending)
             self._busy -= 1
             if not self._busy:
                 self._idle.set()
+
+    async def _send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
+        sending = asyncio.ensure_future(self._sends.send(topic, records, sizes, terms))
+        self._sending.add(sending)
+        try:
+            return await sending
+        finally:
+            self._sending.discard(sending)
 
     async def keep(self, topic: str, parts: Sequence[tuple[bytearray, Terms]], error: RayMQError) -> None:
         """Put what was not sent into the file, each batch with its terms, all of it or nothing, and say so in the error
@@ -116,13 +125,16 @@ class OutboxSends:
         error.kept = True
         error.remedy = "it is in the outbox and will be sent from there"
 
-    async def close(self) -> None:
+    async def close(self, gathered: Callable[[], Awaitable[None]] | None = None) -> None:
         """End the sends that are under way, which are kept, and send no more from the file; what is in it stays.
 
         A kept batch that is on its way has a few seconds to be answered. Whoever else has begun it is waited for.
+
+        Args:
+            gathered: ends what waits to be sent by this, by which it is kept.
         """
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = asyncio.get_running_loop().create_task(self._close(gathered))
         await asyncio.shield(self._closing)
 
     async def close_if_idle(self) -> None:
@@ -130,22 +142,26 @@ class OutboxSends:
         if not self._busy:
             await self.close()
 
-    async def _close(self) -> None:
-        self._closed = True
+    async def _close(self, gathered: Callable[[], Awaitable[None]] | None) -> None:
+        self._closing_down = True
         for sending in self._sending:
             sending.cancel()
+        if gathered is not None:
+            await gathered()
         if self._emptying:
             await asyncio.wait((self._task,), timeout=_LAST_SECONDS)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._idle.wait()
+        while self._busy:
+            await self._idle.wait()
+        self._closed = True
         await self._aside(self._file.close)
         self._thread.shutdown(wait=False)
 
     async def _empty(self) -> None:
         """Send the oldest batch of each topic until it is stored or refused, then the next one, until it is closed."""
         trouble = Backoff()
-        while not self._closed:
+        while not self._closing_down:
             self._kept.clear()
             try:
                 batch = await self._aside(self._next, self._resting.topics())
@@ -156,7 +172,7 @@ class OutboxSends:
             trouble.reset()
             if batch is None:
                 await self._look_again()
-            elif not self._closed:
+            elif not self._closing_down:
                 self._emptying = True
                 try:
                     await self._send_kept(batch)

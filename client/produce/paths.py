@@ -124,7 +124,8 @@ class SendPaths:
         """What has no answer goes into the outbox, where there is one, within `timeout` seconds and a few more."""
         if isinstance(self.sends, OutboxSends):
             with contextlib.suppress(TimeoutError):  # its file is locked by another process
-                mq.run(self.sends.close(), timeout + OUTBOX_SECONDS)
+                gathered = None if self.batcher is None else self.batcher.end
+                mq.run(self.sends.close(gathered), timeout + OUTBOX_SECONDS)
 
 
 async def _with_outbox(sends: Sends, file: OutboxFile, defaults: SendDefaults, owner: object) -> OutboxSends:

@@ -1,0 +1,61 @@
+"""What was gathered and waits when its producer is closed is in the outbox, wherever it waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raymq.client import Admin, Connection, Message, MessageQueue, Producer
+from raymq.client.errors import SendError
+from raymq.client.produce.outbox_file import OutboxFile
+from tests.integration.conftest import Services
+from tests.integration.test_outbox import stop_all
+from tests.polling import poll_until
+
+
+def kept_bodies(file: Path) -> list[tuple[str | None, bytes]]:
+    outbox = OutboxFile(file, read_only=True)
+    found = [(batch.sharding_key, message.body) for batch in outbox.batches() for message in batch.messages()]
+    outbox.close()
+    return found
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_what_waits_for_those_before_it_in_its_queue(
+    services: Services, mq: Connection, admin: Admin, tmp_path: Path, idempotent: bool
+) -> None:
+    """It ended as ClientClosed, and was nowhere."""
+    del admin
+    file, queue = tmp_path / "outbox.db", MessageQueue("t", "broker-a", 0)
+    producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=0.01, outbox=file, idempotent=idempotent)
+    producer.send(Message("t", b"before"))
+    stop_all(services)
+    batcher = producer._paths.batcher
+    assert batcher is not None
+    futures = []
+    for number in range(4):
+        futures.append(producer.send_async(Message("t", b"%d" % number), queue=queue))
+        poll_until(lambda: not batcher._gathered, what="it is on its way")
+    producer.close(0.1)
+    errors = [future.exception(10) for future in futures]
+    assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * 4
+    assert kept_bodies(file) == [(None, b"%d" % number) for number in range(4)]
+
+
+def test_keys_whose_queues_nobody_knows_yet(tmp_path: Path) -> None:
+    """It failed with "cannot schedule new futures after shutdown" when its time was over, and was nowhere."""
+    file = tmp_path / "outbox.db"
+    mq = Connection(["127.0.0.1:1"])
+    producer = Producer(mq, "p", timeout=60.0, retries=1_000, linger=0.01, outbox=file)
+    batcher = producer._paths.batcher
+    assert batcher is not None
+    futures = []
+    for number in range(3):
+        futures.append(producer.send_async(Message("t", b"%d" % number), sharding_key="k"))
+        poll_until(lambda: not batcher._gathered, what="it is on its way")
+    producer.close(0.1)
+    errors = [future.exception(10) for future in futures]
+    assert [isinstance(error, SendError) and error.kept for error in errors] == [True] * 3
+    assert kept_bodies(file) == [("k", b"%d" % number) for number in range(3)]
+    mq.close()
