@@ -129,7 +129,12 @@ class DirectSender:
         self, began: float, tried: Tried | None, topic: str, records: bytearray, sizes: Sizes, terms: Terms
     ) -> Sent:
         """What is left to try, on the loop."""
-        plan = SendPlan(time.monotonic, began + terms.timeout - time.monotonic(), terms.retries)
+        plan = SendPlan(
+            time.monotonic,
+            began + terms.timeout - time.monotonic(),
+            terms.retries,
+            queue_is_given=terms.queue is not None,
+        )
         return self._run(self._sender.go_on(plan, tried, topic, records, sizes, terms))
 
 

@@ -66,7 +66,12 @@ class DirectIdempotentSender:
         else:  # there was no channel
             lane.unused()
             return self.send(topic, record, size_of(record), terms)
-        plan = SendPlan(time.monotonic, began + terms.timeout - time.monotonic(), terms.retries)
+        plan = SendPlan(
+            time.monotonic,
+            began + terms.timeout - time.monotonic(),
+            terms.retries,
+            queue_is_given=terms.queue is not None,
+        )
         return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms, lane))
 
     def _free(self, topic: str, terms: Terms) -> tuple[HeldLane, str] | None:

@@ -33,7 +33,7 @@ class IdempotentSender:
     async def send(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Sent:
         """As `Sender.send`; the first record gets the batch's number. Waiting for the turn counts for the budget."""
         terms.check_time()
-        plan = SendPlan(time.monotonic, terms.timeout, terms.retries)
+        plan = SendPlan(time.monotonic, terms.timeout, terms.retries, queue_is_given=terms.queue is not None)
         return await self._send(plan, _Hold(self, plan, records, sizes, terms), None, topic, records, terms)
 
     async def go_on(

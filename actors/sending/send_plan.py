@@ -17,6 +17,7 @@ from raymq.actors.errors import (
     NotStored,
     OutcomeUnknown,
     PermissionDenied,
+    QueueNotFound,
     RayMQError,
     SendError,
     SequenceGap,
@@ -63,7 +64,10 @@ def is_refusal_by_broker(error: RayMQError) -> bool:
 
 @dataclass(slots=True)
 class SendPlan:
-    """One send's budget and history. `clock` in seconds; `timeout` is the one budget of all `1 + retries` tries."""
+    """One send's budget and history. `clock` in seconds; `timeout` is the one budget of all `1 + retries` tries.
+
+    `queue_is_given`: the caller has chosen the queue, so that there is no other one to go to.
+    """
 
     clock: Callable[[], float]
     timeout: float
@@ -72,6 +76,9 @@ class SendPlan:
     attempts: list[Attempt] = field(default_factory=list)
     #: Brokers that may hold the message by a try of before.
     doubtful: set[str] = field(default_factory=set)
+    queue_is_given: bool = False
+    #: Whether a queue was chosen by a route that is old: its broker does not have it.
+    route_is_old: bool = False
     #: Queues whose broker does not know the producer's count any more, as it has said once.
     _forgotten: set[MessageQueue | None] = field(default_factory=set)
     _deadline: float = 0.0
@@ -99,7 +106,8 @@ class SendPlan:
 
         A name server that has just started and says "come again", or that all brokers of the topic are away, costs time
         of the budget, but no try; so does a broker that is not its group's master any more, and one that has forgotten
-        what the producer had counted in a queue, which it then counts anew, if it shall try again at all.
+        what the producer had counted in a queue, which it then counts anew, if it shall try again at all; so
+        does, once, a queue that was chosen by an old route and is none any more.
 
         Returns:
             seconds to wait before the next try, None if there is none: then raise `outcome()`.
@@ -110,6 +118,9 @@ class SendPlan:
         forgot = self.retries and isinstance(error, SequenceGap) and queue not in (None, *self._forgotten)
         if forgot and not self._unknown:
             self._forgotten.add(queue)
+            return 0.0
+        if isinstance(error, QueueNotFound) and not (self.queue_is_given or self.route_is_old or self._unknown):
+            self.route_is_old = True
             return 0.0
         self._unknown = self._unknown or is_unknown(error)
         if queue is not None and is_unknown(error):

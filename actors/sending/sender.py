@@ -166,7 +166,12 @@ class Sender:
         """
         terms.check_time()
         return await self.go_on(
-            SendPlan(time.monotonic, terms.timeout, terms.retries), None, topic, records, sizes, terms
+            SendPlan(time.monotonic, terms.timeout, terms.retries, queue_is_given=terms.queue is not None),
+            None,
+            topic,
+            records,
+            sizes,
+            terms,
         )
 
     async def go_on(
@@ -366,7 +371,8 @@ class Sender:
     async def _route(self, plan: SendPlan, topic: str, terms: Terms) -> TopicRoute:
         """The topic's route, a fresh one after a failure, and before it is said that there is no such queue."""
         try:
-            route = await self._routes.get(topic, fresh=bool(plan.attempts), timeout=plan.try_timeout())
+            fresh = bool(plan.attempts) or plan.route_is_old
+            route = await self._routes.get(topic, fresh=fresh, timeout=plan.try_timeout())
         except TopicNotFound:
             route = await self._topics.made(topic, plan.try_timeout())
         queues = self._queues(route)

@@ -8,10 +8,11 @@ taken and not answered yet.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from raymq.actors.errors import (
     NotStored,
     OutcomeUnknown,
     PermissionDenied,
+    QueueNotFound,
     RayMQError,
     ServerBusy,
     TopicNotFound,
@@ -316,7 +318,7 @@ class Batcher:
 
         return outcomes
 
-    async def _queues(self, topic: str, tries: int, deadline: float) -> list[MessageQueue]:
+    async def _queues(self, topic: str, tries: int, deadline: float, *, fresh: bool = False) -> list[MessageQueue]:
         """What its sharding keys choose from; NotStored, TopicNotFound, PermissionDenied.
 
         A name server that hangs has its share of the time, as in any send: a route that is known serves all the same.
@@ -330,7 +332,7 @@ class Batcher:
         while True:
             try:
                 try:
-                    route = await routes.get(topic, timeout=share())
+                    route = await routes.get(topic, fresh=fresh, timeout=share())
                 except TopicNotFound:
                     route = await make_topic(self._mq.pool, routes, topic, share())
                 queues = routes.keyed(route) or routes.keyed(await routes.get(topic, fresh=True, timeout=share()))
@@ -351,25 +353,42 @@ class Batcher:
         async with self._kept_if_refused(batch), self._chooses(batch.topic, terms):
             queues = await self._queues(batch.topic, 1 + terms.retries, deadline)
             self._choosers.discard(batch)
-            members: dict[MessageQueue, list[int]] = {}
-            for index, sharding_key in enumerate(batch.sharding_keys):
-                members.setdefault(queue_of_sharding_key(queues, sharding_key), []).append(index)
-            parts = (
-                self._send_together([batch.messages[index] for index in indices], replace(terms, queue=queue), deadline)
-                for queue, indices in members.items()
-            )
-            sends = asyncio.gather(*parts, return_exceptions=True)
-            try:
-                await asyncio.sleep(0)  # each part has gone its first step, to its place behind the others of its queue
-            except asyncio.CancelledError:
-                sends.cancel()
-                raise
-        outcomes: list[Outcome] = [ClientClosed("not sent")] * len(batch.sharding_keys)
-        for indices, made in zip(members.values(), await sends, strict=True):
-            results = [made] * len(indices) if isinstance(made, BaseException) else made()
-            for index, result in zip(indices, results, strict=True):
-                outcomes[index] = result
-        batch.finish(lambda: outcomes)
+            sends = await self._begin_parts(batch, range(len(batch.sharding_keys)), queues, deadline)
+        outcomes = await sends
+        if refused := [index for index, outcome in outcomes.items() if isinstance(outcome, QueueNotFound)]:
+            with contextlib.suppress(RayMQError):  # the route was old: the topic has other queues now
+                async with self._chooses(batch.topic, replace(terms, timeout=max(0.0, deadline - time.monotonic()))):
+                    queues = await self._queues(batch.topic, 1, deadline, fresh=True)
+                    sends = await self._begin_parts(batch, refused, queues, deadline)
+                outcomes |= await sends
+        batch.finish(lambda: [outcomes[index] for index in range(len(batch.sharding_keys))])
+
+    async def _begin_parts(
+        self, batch: MessageBatch, indices: Iterable[int], queues: list[MessageQueue], deadline: float
+    ) -> Awaitable[dict[int, Outcome]]:
+        """Begin to send some of a batch by their keys; what comes to the outcomes."""
+        members: dict[MessageQueue, list[int]] = {}
+        for index in indices:
+            members.setdefault(queue_of_sharding_key(queues, batch.sharding_keys[index]), []).append(index)
+        parts = (
+            self._send_together([batch.messages[index] for index in mine], replace(batch.terms, queue=queue), deadline)
+            for queue, mine in members.items()
+        )
+        sends = asyncio.gather(*parts, return_exceptions=True)
+        try:
+            await asyncio.sleep(0)  # each part has gone its first step, to its place behind the others of its queue
+        except asyncio.CancelledError:
+            sends.cancel()
+            raise
+
+        async def outcomes() -> dict[int, Outcome]:
+            found: dict[int, Outcome] = {}
+            for mine, made in zip(members.values(), await sends, strict=True):
+                results = [made] * len(mine) if isinstance(made, BaseException) else made()
+                found |= zip(mine, results, strict=True)
+            return found
+
+        return outcomes()
 
     @asynccontextmanager
     async def _kept_if_refused(self, batch: MessageBatch) -> AsyncIterator[None]:
