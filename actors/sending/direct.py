@@ -20,7 +20,7 @@ from raymq.actors.protocol import MessageQueue
 from raymq.actors.routing import Routes
 from raymq.actors.sending.longest_body import READ_BY_ALL_BYTES, limit_of, longest_body
 from raymq.actors.sending.send_plan import SendPlan, try_seconds
-from raymq.actors.sending.sender import Sender, Sent, Sizes, Terms, Tried, address_one
+from raymq.actors.sending.sender import Sender, Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, Channel, ChannelPool
 from raymq.actors.wire.codes import RequestCode
 
@@ -63,10 +63,10 @@ class DirectSender:
         """As `Sender.send`; blocks, and must not be called on the loop."""
         return self.finish(self.begin(topic, records, sizes, terms))
 
-    def send_one(self, topic: str, record: bytearray, terms: Terms) -> Sent:
+    def send_one(self, topic: str, record: bytearray, terms: Terms) -> SentOne:
         """`send` of one record that is not delayed."""
         if len(record) > SMALL_BYTES:
-            return self.send(topic, record, size_of(record), terms)
+            return self.send(topic, record, size_of(record), terms).one()
         began = time.monotonic()
         tried: Tried | None = None
         chosen = self.chosen(topic, terms)
@@ -79,7 +79,7 @@ class DirectSender:
                     return self._sender.answered_one(queue, address, answer, time.monotonic() - began)
             except RayMQError as error:
                 tried = Tried(queue, error, time.monotonic() - began)
-        return self._go_on(began, tried, topic, record, size_of(record), terms)
+        return self._go_on(began, tried, topic, record, size_of(record), terms).one()
 
     def begin(self, topic: str, records: bytearray, sizes: Sizes, terms: Terms) -> Begun:
         """Write the first try; raises nothing that a send may raise. `finish` must follow, and waits for the outcome.

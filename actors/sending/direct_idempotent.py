@@ -14,7 +14,7 @@ from raymq.actors.errors import RayMQError
 from raymq.actors.sending.direct import DirectSender, first_share, size_of
 from raymq.actors.sending.idempotent import HeldLane, IdempotentSender
 from raymq.actors.sending.send_plan import SendPlan
-from raymq.actors.sending.sender import Sent, Sizes, Terms, Tried, address_one
+from raymq.actors.sending.sender import Sent, SentOne, Sizes, Terms, Tried, address_one
 from raymq.actors.wire.channel import SMALL_BYTES, ChannelPool
 from raymq.actors.wire.codes import RequestCode
 from raymq.storage.records.producer_sequence import stamp_first
@@ -42,12 +42,12 @@ class DirectIdempotentSender:
         """As `IdempotentSender.send`; blocks, and must not be called on the loop."""
         return self._run(self._sender.send(topic, records, sizes, terms))
 
-    def send_one(self, topic: str, record: bytearray, terms: Terms) -> Sent:
+    def send_one(self, topic: str, record: bytearray, terms: Terms) -> SentOne:
         """`send` of one record that is not delayed."""
         began = time.monotonic()
         free = self._free(topic, terms) if len(record) <= SMALL_BYTES else None
         if free is None:
-            return self.send(topic, record, size_of(record), terms)
+            return self.send(topic, record, size_of(record), terms).one()
         lane, address = free
         queue = lane.count.queue
         try:
@@ -65,14 +65,14 @@ class DirectIdempotentSender:
             raise
         else:  # there was no channel
             lane.unused()
-            return self.send(topic, record, size_of(record), terms)
+            return self.send(topic, record, size_of(record), terms).one()
         plan = SendPlan(
             time.monotonic,
             began + terms.timeout - time.monotonic(),
             terms.retries,
             queue_is_given=terms.queue is not None,
         )
-        return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms, lane))
+        return self._run(self._sender.go_on(plan, tried, topic, record, size_of(record), terms, lane)).one()
 
     def _free(self, topic: str, terms: Terms) -> tuple[HeldLane, str] | None:
         """The lane of a queue whose turn is taken, and its broker's address; None: the send has to wait, or is the

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -383,7 +384,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._fail(Command(code, opaque=opaque, serialization=Serialization.MSGPACK), error)
             return True
         if isinstance(served, PromptFuture):
-            self._answer_then(served, _REQUEST_BYTES + count, lambda body: self._answer_bare(code, opaque, body))
+            self._answer_then(served, _REQUEST_BYTES + count, partial(self._answer_bare, code, opaque))
             return True
         return bool(served)
 

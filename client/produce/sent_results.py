@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 
 from raymq.actors.protocol import MessageQueue
-from raymq.actors.sending.sender import Sent
+from raymq.actors.sending.sender import Sent, SentOne
 from raymq.client import unique_key
 from raymq.client.produce.encoding import FEW, key_texts, strings
 from raymq.client.results import SendResult
@@ -23,7 +23,7 @@ def results_of(sent: Sent, key_numbers: Sequence[str | int]) -> list[SendResult]
     """The result of each message of `sent`, whose unique keys are `key_numbers`."""
     placed = sent.placed
     if len(key_numbers) == 1:
-        return [result_of_one(sent, key_numbers[0])]
+        return [result_of_one(sent.one(), key_numbers[0])]
     ids = np.asarray(placed.queue_ids).tolist()
     queues = {queue_id: MessageQueue(placed.topic, sent.queue.broker, queue_id) for queue_id in set(ids)}
     columns = zip(
@@ -50,17 +50,11 @@ def runs_of(sent: Sent) -> list[tuple[MessageQueue, int, int]]:
     return [(sent.queue, offset, length) for offset, length in runs]
 
 
-def result_of_one(sent: Sent, key_number: str | int) -> SendResult:
+def result_of_one(sent: SentOne, key_number: str | int) -> SendResult:
     """The result of a message that was sent alone."""
-    status, queue, address, placed, _ = sent
-    (queue_id,), (queue_offset,), (physical_offset,) = placed.queue_ids, placed.queue_offsets, placed.physical_offsets
-    return SendResult(
-        status,
-        f"{_id_prefix(address)}{int(physical_offset):016X}",
-        key_number if isinstance(key_number, str) else unique_key.text(key_number),
-        queue if placed.topic == queue.topic else MessageQueue(placed.topic, queue.broker, int(queue_id)),
-        int(queue_offset),
-    )
+    status, queue, address, queue_offset, physical_offset = sent
+    key = key_number if isinstance(key_number, str) else unique_key.text(key_number)
+    return SendResult(status, f"{_id_prefix(address)}{physical_offset:016X}", key, queue, queue_offset)
 
 
 @lru_cache(maxsize=256)
