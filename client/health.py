@@ -76,6 +76,10 @@ class FailingFetches:
         _, since, count, _ = self._failing.get(fetch, (broker, begun_at, 0, ""))
         self._failing[fetch] = broker, since, count + 1, str(error)
 
+    def fails(self, fetch: Hashable) -> bool:
+        """Whether it failed when it ended last."""
+        return fetch in self._failing
+
     def over(self, fetch: Hashable) -> None:
         """It succeeded, or there is nothing to fetch."""
         self._failing.pop(fetch, None)

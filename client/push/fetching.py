@@ -30,6 +30,8 @@ from raymq.client.requests.fetch_shares import FetchShares, Share
 from raymq.client.requests.fetching import EarlyAnswers, fetch
 
 _PARK_SECONDS = 15.0
+#: The same behind one that failed: only its end, which comes soon then, tells that the broker answers again.
+_PROBE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -224,7 +226,8 @@ class Fetching:
         wanted = [self.wanted(process) for process in processes]
         on_early = EarlyAnswers(arrived, one_arrived, len(processes))
         # Together no more than the fullest of them has room for, so that none gets more.
-        limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, _PARK_SECONDS)
+        park_seconds = _PROBE_SECONDS if self._failing.fails(share) else _PARK_SECONDS
+        limits = (max(1, min(process.room for process in processes)), MAX_ANSWER_BYTES, park_seconds)
         who = self._who
         session = f"{who.session}:{share}"
         last = fetch(

@@ -118,3 +118,19 @@ def test_a_consumer_that_waits_for_longer_than_a_dead_connection_would_last_keep
 
 async def _at_once(action: Any) -> None:
     action()
+
+
+def test_a_consumer_is_well_soon_behind_an_outage_although_nothing_comes(
+    services: Services, mq: Connection, admin: Admin
+) -> None:
+    """A fetch that waits for messages told for 15 s of nothing that the one before had failed for good."""
+    del admin
+    taker = Taker()
+    with PushConsumer(mq, "g", {"t": "*"}, taker) as consumer, Producer(mq, "p") as producer:
+        producer.send(Message("t", b"it consumes"), queue=QUEUE)
+        poll_until(lambda: taker.bodies, 20)
+        services.crash_broker("broker-a")
+        poll_until(lambda: consumer.health.fetches, 10)
+        services.start_broker("broker-a")
+        poll_until(lambda: not consumer.health.fetches, 10)
+        assert consumer.health.ok
