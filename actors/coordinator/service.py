@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from raymq.actors.coordinator.asking import ReplicaQuestions
-from raymq.actors.coordinator.watching import Change, GroupWatch, HandOver, Rest, Seal
+from raymq.actors.coordinator.watching import Change, GroupWatch, LeaveOffice, Rest, Seal
 from raymq.actors.keeper.errors import RegisterConflict, RegisterError, RegisterHeld, RegisterUnknown
 from raymq.actors.keeper.group_state import GroupState, ReplicationPolicy
 from raymq.actors.keeper.keeper_set import KeeperSet
@@ -120,11 +120,11 @@ class CoordinatorService:
             assert not isinstance(state, KeeperSet)
             master = None if state is None else state.master
             heard = await self._questions.status(watch.asked(state))
-            step: Rest | Change | Seal | HandOver = watch.next(state, heard)
+            step: Rest | Change | Seal | LeaveOffice = watch.next(state, heard)
             if isinstance(step, Seal):
                 assert isinstance(state, GroupState)
                 step = watch.elect(state, *await self._questions.seal_and_status(state.replicas, state.epoch))
-            if isinstance(step, HandOver):
+            if isinstance(step, LeaveOffice):
                 assert isinstance(state, GroupState)
                 assert master is not None
                 _log.warning("%s: replica %d hands over: %s", group, master, step.why)

@@ -49,7 +49,7 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class LeaveOffice:
     """Have the master of the state leave its office, by sealing it to the next epoch; `why` is for the log."""
 
     why: str
@@ -89,7 +89,7 @@ class GroupWatch:
         self._others_at = self._clock() + OTHERS_SECONDS
         return dict(state.replicas)
 
-    def next(self, state: GroupState | None, heard: Mapping[int, ReplicaStatus]) -> Rest | Change | Seal | HandOver:
+    def next(self, state: GroupState | None, heard: Mapping[int, ReplicaStatus]) -> Rest | Change | Seal | LeaveOffice:
         """What is to be done.
 
         Args:
@@ -111,7 +111,7 @@ class GroupWatch:
         self._electing = None
         gone = self._why_gone(state, state.master, heard.get(state.master))
         if gone is None and (sealed := self._sealed(state, heard)):
-            return HandOver(f"replicas {sealed} are sealed to a later epoch than {state.epoch}, and follow nobody")
+            return LeaveOffice(f"replicas {sealed} are sealed to a later epoch than {state.epoch}, and follow nobody")
         if gone is None:
             return Rest("" if self._served_at is not None else f"replica {state.master} is about to become master")
         self._gone = state.master

@@ -16,7 +16,7 @@ from raymq.actors.coordinator.watching import (
     SILENT_SECONDS,
     Change,
     GroupWatch,
-    HandOver,
+    LeaveOffice,
     Rest,
     Seal,
     later_epoch,
@@ -332,9 +332,9 @@ def test_a_master_hands_over_where_a_replica_is_sealed_to_a_later_epoch(watch: G
     ]
     for heard in at_rest:
         assert watch.next(alone, heard) == Rest()
-    assert isinstance(watch.next(alone, {1: status(), 3: status(3, sealed=7)}), HandOver)
+    assert isinstance(watch.next(alone, {1: status(), 3: status(3, sealed=7)}), LeaveOffice)
     all_there = {1: status(), 2: status(2), 3: status(3, sealed=8)}
-    assert isinstance(watch.next(alone, all_there), HandOver), "nobody is missing in that election"
+    assert isinstance(watch.next(alone, all_there), LeaveOffice), "nobody is missing in that election"
     begun = all_there | {3: status(3, sealed=8, epoch=8)}
     assert watch.next(alone, begun) == Rest(), "what this master has acknowledged would be cut"
     new = GroupWatch("g", clock)

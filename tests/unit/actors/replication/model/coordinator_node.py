@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raymq.actors.broker.replication.election import NoWinner, SealedState, Winner
-from raymq.actors.coordinator.watching import GroupWatch, HandOver, Rest, Seal
+from raymq.actors.coordinator.watching import GroupWatch, LeaveOffice, Rest, Seal
 from raymq.actors.keeper.acceptor import Acceptor
 from raymq.actors.keeper.errors import RegisterError
 from raymq.actors.keeper.group_state import GroupState
@@ -150,7 +150,7 @@ class CoordinatorNode:
                 step = self._watch.elect(
                     state, sealed, {number: _status(number, each) for number, each in told.items()}
                 )
-            if isinstance(step, HandOver):
+            if isinstance(step, LeaveOffice):
                 assert state.master is not None
                 asked = dataclasses.replace(state, replicas={state.master: state.replicas[state.master]})
                 await self._ask(asked, "seal", state.epoch + 1)
