@@ -1,0 +1,37 @@
+"""A disk that is full, or fails, for a while: which of its calls do is a matter of chance."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+
+from tests.faulty_calls import FaultyCalls, UnsyncedCalls
+
+
+class FailingDisk(FaultyCalls):
+    """Real calls, of which those of some kinds find no room by chance; nobody waits for the disk.
+
+    Attributes:
+        chance: that such a call fails; 0.0: none does.
+        staged_chance: that bringing a staged file to disk fails, all of which is there nevertheless.
+    """
+
+    def __init__(self, seed: int, *kinds: str) -> None:
+        super().__init__(real=UnsyncedCalls())
+        self._random = random.Random(seed)  # its own: threads of the store make calls, too
+        self._kinds = kinds
+        self.chance = self.staged_chance = 0.0
+
+    def heal(self) -> None:
+        """Nothing fails any more."""
+        self.chance = self.staged_chance = 0.0
+
+    def _count(self, kind: str, subject: object) -> bool:
+        if kind in self._kinds and self.chance and self._random.random() < self.chance:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(subject))
+        is_staged = kind == "fsync" and "staged" in str(Path(f"/proc/self/fd/{subject}").readlink())
+        if is_staged and self._random.random() < self.staged_chance:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(subject))
+        return False
